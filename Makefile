@@ -1,0 +1,41 @@
+# The words of the project. Each does everything it needs on a machine with only python3, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup run test check fix bench lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -e .
+	@touch $@
+
+run: setup            ## see the log at work
+	@$(BIN)/sulina demo
+
+test: setup           ## every test
+	@$(BIN)/pytest -n 2
+
+check: setup          ## format, lint, types, layers, tidiness
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest tests/test_layers.py tests/test_tidy.py
+
+fix: setup            ## format, and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: setup          ## every benchmark, and docs/benchmarks.md
+	@$(BIN)/python benchmarks/run.py
+
+lock:                 ## resolve the dependencies anew
+	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \
+	  --generate-hashes --no-annotate --no-emit-index-url --no-header --quiet -o requirements.lock
+
+clean:
+	@rm -rf .venv

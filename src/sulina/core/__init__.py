@@ -1,0 +1,1 @@
+"""Rules without IO: what a log is, decided on bytes and numbers alone."""

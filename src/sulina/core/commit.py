@@ -1,0 +1,197 @@
+"""Commit and checkpoint files: what they say, and their bytes.
+
+A commit is one line of JSON with the fields of the seed, and a few more. Its last field is the CRC32C of all bytes
+before it, so that a damaged file is known as such before any of it is believed. Unknown fields are ignored, so that
+a newer writer does not stop an older reader. Offset ranges are half-open.
+"""
+
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+from crc32c import crc32c
+
+from sulina.errors import CorruptCommit
+from sulina.types import Epoch, Offset, Version
+
+NO_ORIGIN = -1  # a batch without a producer id, as in the record batch format
+CHECKPOINT_EVERY = 10  # versions
+LAST_CHECKPOINT = "_last_checkpoint"
+
+_NAME_DIGITS = 20
+_CRC_FIELD = b',"crc":'
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """A step of a commit."""
+
+
+class Add(Operation, frozen=True, kw_only=True, tag="add"):
+    """Whole batches of one origin, end to end in one segment."""
+
+    origin_id: int
+    origin_seq: int  # of the first record
+    offset_start: Offset
+    offset_end: Offset
+    segment: str
+    position: int
+    size: int
+    timestamp_max: int  # milliseconds, over all records
+    origin_epoch: int = NO_ORIGIN
+    txn_id: str | None = None
+
+
+class Remove(Operation, frozen=True, kw_only=True, tag="remove"):
+    """The oldest segment is no longer part of the log."""
+
+    segment: str
+    offset_start: Offset
+    offset_end: Offset
+    size: int
+
+
+class Claim(Operation, frozen=True, kw_only=True, tag="claim"):
+    """A new owner: whoever has a lower epoch may write no more."""
+
+    epoch: Epoch
+    broker_id: str
+
+
+class Seal(Operation, frozen=True, kw_only=True, tag="seal"):
+    """The newest segment is final: what follows goes into another one."""
+
+    segment: str
+    offset_end: Offset
+    size: int
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One atomic log entry."""
+
+    version: Version
+    timestamp: str
+    txn_id: str
+    operations: tuple[Add | Remove | Claim | Seal, ...]
+    checkpoint_hint: bool
+    epoch: Epoch
+    start_offset: Offset  # of the log after this commit
+    next_offset: Offset
+
+
+class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A segment as the commit log knows it; bytes past `size` are not part of the log."""
+
+    name: str
+    base: Offset  # inclusive
+    next_offset: Offset  # exclusive
+    size: int
+    epoch: Epoch  # of every batch in it
+    created_ms: int
+    timestamp_max: int
+    sealed: bool = False
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive sequences of an origin, and where they went."""
+
+    sequence: int
+    offset_start: Offset
+    offset_end: Offset
+    version: Version
+
+
+class OriginRef(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an origin has come, with its newest runs so that a repeat gets its first answer."""
+
+    origin_id: int
+    epoch: int
+    last_seq: int
+    runs: tuple[Run, ...]
+
+
+class TxnRef(msgspec.Struct, frozen=True, array_like=True):
+    """What a txn_id wrote."""
+
+    txn_id: str
+    offset_start: Offset
+    offset_end: Offset
+    version: Version
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state of a log at a version: recovery needs no commit up to it."""
+
+    version: Version
+    timestamp: str
+    last_offset: int  # -1 when the log never had a record
+    start_offset: Offset
+    next_offset: Offset
+    epoch: Epoch
+    segments: tuple[SegmentRef, ...]
+    origins: tuple[OriginRef, ...]
+    txns: tuple[TxnRef, ...]
+
+
+class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A hint where to start looking. It may be missing, stale or torn."""
+
+    version: Version
+
+
+Stored = TypeVar("Stored", Commit, Checkpoint, LastCheckpoint)
+
+
+def commit_name(version: int) -> str:
+    """The file of a commit. Names sort as versions do."""
+    return f"{version:020d}.json"
+
+
+def checkpoint_name(version: int) -> str:
+    """The file of a checkpoint; it sorts before the commit of its version."""
+    return f"{version:020d}.checkpoint.json"
+
+
+def commit_version(name: str) -> Version | None:
+    """The version of a commit file; None for any other file."""
+    return _version(name, ".json")
+
+
+def checkpoint_version(name: str) -> Version | None:
+    """The version of a checkpoint file; None for any other file."""
+    return _version(name, ".checkpoint.json")
+
+
+def _version(name: str, ending: str) -> Version | None:
+    digits = name[:_NAME_DIGITS]
+    # isascii first: isdigit alone accepts digits of other scripts.
+    if name[_NAME_DIGITS:] == ending and digits.isascii() and digits.isdigit():
+        return Version(int(digits))
+    return None
+
+
+def encode(entry: Commit | Checkpoint | LastCheckpoint) -> bytes:
+    """The bytes of the file: one line of JSON that ends in its own checksum."""
+    body = msgspec.json.encode(entry)[:-1]
+    return b"%b%b%d}\n" % (body, _CRC_FIELD, crc32c(body))
+
+
+def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
+    """Read what `encode` wrote; CorruptCommit for anything else."""
+    body, found, crc = data.rpartition(_CRC_FIELD)
+    if not found or crc != b"%d}\n" % crc32c(body):
+        raise CorruptCommit(name=name, reason=f"its checksum does not hold over {len(data)} bytes")
+    try:
+        return msgspec.json.decode(body + b"}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptCommit(name=name, reason=f"its checksum holds, its fields do not: {error}") from error
+
+
+def timestamp_text(now: float) -> str:
+    """Seconds since 1970 as the commit's `timestamp`, in milliseconds."""
+    text = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def timestamp_ms(text: str) -> int:
+    """The inverse of `timestamp_text`, in milliseconds."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)

@@ -1,0 +1,242 @@
+"""The commit log of one partition, on any `CommitStore`.
+
+Version N is written once, and only after N-1. A reader that sees N sees all of it. What a log holds is what its
+commits say: `CommitLog` replays them from the newest valid checkpoint, and adds to them. It writes no records.
+
+One thread commits; another may write checkpoints and clean up at the same time.
+"""
+
+import itertools
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sulina.core.commit import (
+    CHECKPOINT_EVERY,
+    LAST_CHECKPOINT,
+    Add,
+    Checkpoint,
+    Claim,
+    Commit,
+    LastCheckpoint,
+    Remove,
+    Seal,
+    checkpoint_name,
+    checkpoint_version,
+    commit_name,
+    commit_version,
+    decode,
+    encode,
+    timestamp_text,
+)
+from sulina.core.log_state import LogState, MemoryLimits
+from sulina.core.plan import next_commit
+from sulina.core.retention import CHECKPOINTS_KEPT, disposable_before
+from sulina.errors import CorruptCommit, CorruptLog, VersionConflict, VersionNotRetained
+from sulina.ports import Clock, CommitStore
+from sulina.storage.steps import Step, Steps, no_steps
+from sulina.types import Epoch, Version
+
+HINT_EVERY = 10 * CHECKPOINT_EVERY  # versions; a stale hint costs a longer listing, no more
+LOAD_ATTEMPTS_MAX = 3
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What a store's listing says."""
+
+    commits: list[Version]
+    checkpoints: list[Version]
+
+    @classmethod
+    def of(cls, names: list[str]) -> "_Listing":
+        commits = [version for name in names if (version := commit_version(name)) is not None]
+        checkpoints = [version for name in names if (version := checkpoint_version(name)) is not None]
+        return cls(commits, checkpoints)
+
+
+class CommitLog:
+    """State and writer of one commit log. Open with `load`, then `commit`."""
+
+    def __init__(
+        self,
+        store: CommitStore,
+        *,
+        clock: Clock,
+        writer: str = "writer",
+        limits: MemoryLimits | None = None,
+        steps: Steps = no_steps,
+    ) -> None:
+        self.store = store
+        self.state = LogState(limits=limits or MemoryLimits())
+        self._limits = self.state.limits
+        self._clock = clock
+        self._steps = steps
+        # Unlike any other writer's, so that a commit found under our version tells whose it is.
+        self._writer = f"{writer}:{secrets.token_hex(4)}"
+        self._numbers = itertools.count()
+        self._oldest: Version | None = None  # commit in the store; None until somebody asks
+        self._checkpoints: list[Version] = []  # known to be valid; oldest first
+        self._needless: list[Version] = []  # checkpoints that are torn, or older than those we keep
+
+    def load(self) -> LogState:
+        """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog."""
+        for attempt in range(1, LOAD_ATTEMPTS_MAX + 1):
+            try:
+                self.state = self._load()
+                return self.state
+            except FileNotFoundError as gone:
+                # Somebody cleaned up between our listing and our reading: the next listing has a newer checkpoint.
+                if attempt == LOAD_ATTEMPTS_MAX:
+                    raise CorruptLog(path=self.store.location, reason=f"{gone} vanished while it was read") from gone
+        raise AssertionError
+
+    def _load(self) -> LogState:
+        hint = self._hint()
+        names = self.store.list(after=f"{hint:020d}" if hint is not None else "")
+        listing = _Listing.of(names)
+        state = self._newest_checkpoint(listing)
+        if state is None and hint is not None:
+            listing = _Listing.of(self.store.list())
+            state = self._newest_checkpoint(listing)
+        self._oldest = None
+        if state is None:
+            state = LogState(limits=self._limits)
+        for version in listing.commits:
+            if version <= state.version:
+                continue
+            if version != state.version + 1:
+                reason = f"commit {state.version + 1} is missing, {version} exists, and no checkpoint covers it"
+                raise CorruptLog(path=self.store.location, reason=reason)
+            commit = self._read(version)
+            if commit is None:
+                raise FileNotFoundError(commit_name(version))
+            state.apply(commit)
+        return state
+
+    def _hint(self) -> Version | None:
+        data = self.store.get(LAST_CHECKPOINT)
+        if data is None:
+            return None
+        try:
+            return decode(LAST_CHECKPOINT, data, LastCheckpoint).version
+        except CorruptCommit:
+            return None
+
+    def _newest_checkpoint(self, listing: _Listing) -> LogState | None:
+        self._checkpoints = []
+        newest: LogState | None = None
+        for version in reversed(listing.checkpoints):
+            checkpoint = self._read_checkpoint(version)
+            if checkpoint is None:
+                continue
+            self._checkpoints.insert(0, version)
+            if newest is None:
+                newest = LogState.from_checkpoint(checkpoint, self._limits)
+            if len(self._checkpoints) == CHECKPOINTS_KEPT:
+                break
+        return newest
+
+    def _read_checkpoint(self, version: Version) -> Checkpoint | None:
+        """None when it is torn, damaged or missing: an older one, or the commits, serve as well."""
+        name = checkpoint_name(version)
+        data = self.store.get(name)
+        if data is None:
+            return None
+        try:
+            checkpoint = decode(name, data, Checkpoint)
+        except CorruptCommit:
+            return None
+        return checkpoint if checkpoint.version == version else None
+
+    def _read(self, version: Version) -> Commit | None:
+        name = commit_name(version)
+        data = self.store.get(name)
+        if data is None:
+            return None
+        commit = decode(name, data, Commit)
+        if commit.version != version:
+            raise CorruptCommit(name=name, reason=f"it says version {commit.version}")
+        return commit
+
+    def commit(
+        self,
+        operations: Sequence[Add | Remove | Claim | Seal],
+        *,
+        epoch: Epoch,
+        expected_version: Version | None = None,
+    ) -> Commit:
+        """Write the next version, durable on return. VersionConflict when somebody else did; then the state has it."""
+        if expected_version is not None and expected_version != self.state.version:
+            raise VersionConflict(expected=expected_version, current=self.state.version)
+        now = self._clock.now()
+        txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
+        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch)
+        before = self.state.version
+        if not self.store.put_if_absent(commit_name(commit.version), encode(commit)):
+            self.refresh()
+            raise VersionConflict(expected=before, current=self.state.version)
+        self.state.apply(commit)
+        return commit
+
+    def refresh(self) -> None:
+        """Apply what others have committed."""
+        while (commit := self._read(Version(self.state.version + 1))) is not None:
+            self.state.apply(commit)
+
+    def entry(self, version: Version) -> Commit:
+        """The commit of a version. VersionNotRetained when it was cleaned up or never was."""
+        commit = self._read(version) if version >= 0 else None
+        if commit is None:
+            oldest, current = self.oldest_version(), self.state.version
+            raise VersionNotRetained(version=version, oldest=oldest, current=current)
+        return commit
+
+    def entries(self, start: Version, end: Version) -> Iterator[Commit]:
+        """The commits of versions [start, end)."""
+        for version in range(start, end):
+            yield self.entry(Version(version))
+
+    def oldest_version(self) -> Version:
+        """The oldest commit that is retained."""
+        if self._oldest is None:
+            listing = _Listing.of(self.store.list())
+            self._oldest = listing.commits[0] if listing.commits else Version(max(self.state.version, 0))
+            self._needless = [version for version in listing.checkpoints if version not in self._checkpoints]
+        return self._oldest
+
+    def take_checkpoint(self) -> Checkpoint:
+        """The state as it is now, to be stored by `write_checkpoint`, in another thread if need be."""
+        return self.state.checkpoint(timestamp_text(self._clock.now()))
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Store a checkpoint, and read it back: clean-up trusts only what can be read."""
+        version = checkpoint.version
+        self.store.put_if_absent(checkpoint_name(version), encode(checkpoint))
+        if self._read_checkpoint(version) is None:
+            raise CorruptCommit(name=checkpoint_name(version), reason="it cannot be read back")
+        self._steps(Step.CHECKPOINT_VERIFIED)
+        self._checkpoints.append(version)
+        if version % HINT_EVERY == 0:
+            self.store.delete(LAST_CHECKPOINT)
+            self._steps(Step.CHECKPOINT_HINT_REMOVED)
+            self.store.put_if_absent(LAST_CHECKPOINT, encode(LastCheckpoint(version=version)))
+            self._steps(Step.CHECKPOINT_HINT_WRITTEN)
+
+    def clean_up(self, keep_from: Version) -> int:
+        """Delete the commits below `keep_from` that no recovery needs, and needless checkpoints; say how many files."""
+        start = self.oldest_version()
+        kept = self._checkpoints[-CHECKPOINTS_KEPT:]
+        end = disposable_before(kept, keep_from)
+        self._steps(Step.CLEANUP_PLANNED)
+        for version in range(start, end):  # oldest first, so that what is left has no gap
+            self.store.delete(commit_name(version))
+            self._oldest = Version(version + 1)
+            self._steps(Step.CLEANUP_COMMIT_REMOVED)
+        needless = [version for version in self._needless + self._checkpoints if kept and version < kept[0]]
+        for version in needless:
+            self.store.delete(checkpoint_name(version))
+            self._steps(Step.CLEANUP_CHECKPOINT_REMOVED)
+        self._checkpoints = kept
+        self._needless = [version for version in self._needless if version not in needless]
+        return max(0, end - start) + len(needless)

@@ -1,0 +1,127 @@
+"""Where the files of a commit log live: a local directory, or a prefix in an object store.
+
+A name is put once, whole and durable, or not at all: whoever comes second is told. In a directory that is a file
+written aside, synced, and linked to its name, which never overwrites; in an object store a conditional put.
+"""
+
+import contextlib
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from sulina.core.commit import LAST_CHECKPOINT, checkpoint_version
+from sulina.ports import Files
+from sulina.storage.steps import Step, Steps, no_steps
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_ASIDE = ".aside"
+_numbers = itertools.count()
+
+
+class DirectoryCommits:
+    """Commits as files of a local directory."""
+
+    def __init__(self, files: Files, directory: str, steps: Steps = no_steps) -> None:
+        self.location = directory
+        self._files = files
+        self._steps = steps
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        kind = _kind(name)
+        target = f"{self.location}/{name}"
+        aside = f"{self.location}/{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
+        file = self._files.create(aside)
+        try:
+            try:
+                self._steps(Step(f"{kind}.aside_created"))
+                file.write(0, [data])
+                self._steps(Step(f"{kind}.aside_written"))
+                # Before the name exists: a commit must never be seen torn.
+                file.sync()
+            finally:
+                file.close()
+            self._steps(Step(f"{kind}.aside_synced"))
+            try:
+                self._files.link(aside, target)
+            except FileExistsError:
+                return False
+            self._steps(Step(f"{kind}.linked"))
+            # The link is not durable without it.
+            self._files.sync_directory(self.location)
+            self._steps(Step(f"{kind}.directory_synced"))
+            return True
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(aside)
+            self._steps(Step(f"{kind}.aside_removed"))
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            file = self._files.open(f"{self.location}/{name}")
+        except FileNotFoundError:
+            return None
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def list(self, after: str = "") -> list[str]:
+        return sorted(name for name in self._files.list(self.location) if name > after and not name.endswith(_ASIDE))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.remove(f"{self.location}/{name}")
+
+    def remove_asides(self) -> None:
+        """Delete what a writer that died left behind. Only for the directory's one writer."""
+        for name in self._files.list(self.location):
+            if name.endswith(_ASIDE):
+                self._files.remove(f"{self.location}/{name}")
+                self._steps(Step.OPEN_ASIDE_REMOVED)
+
+
+def _kind(name: str) -> str:
+    return "checkpoint" if name == LAST_CHECKPOINT or checkpoint_version(name) is not None else "commit"
+
+
+class ObjectCommits:
+    """Commits as objects under a prefix: S3, GCS, Azure, memory or a folder, through obstore."""
+
+    def __init__(self, store: "ObjectStore", prefix: str) -> None:
+        self.location = prefix.rstrip("/")
+        self._store = store
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            obstore.put(self._store, f"{self.location}/{name}", data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            # A put whose reply was lost is retried below us, and then finds itself.
+            return self.get(name) == data
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        import obstore
+
+        try:
+            return bytes(obstore.get(self._store, f"{self.location}/{name}").bytes())
+        except FileNotFoundError:
+            return None
+
+    def list(self, after: str = "") -> list[str]:
+        import obstore
+
+        prefix = f"{self.location}/"
+        offset = prefix + after if after else None
+        pages = obstore.list(self._store, prefix, offset=offset)
+        return sorted(entry["path"].removeprefix(prefix) for page in pages for entry in page)
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, f"{self.location}/{name}")

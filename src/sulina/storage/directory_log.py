@@ -1,0 +1,403 @@
+"""The log in a partition's directory: it joins segments and commits, and blocks while it works.
+
+A group of appends is: plan, write, sync, commit, index. Only the commit makes anything visible, and it comes after
+the sync of all it refers to. When a write or a sync fails, what is on disk is unknown: the writer stops for good,
+and the next `open` finds out by checksum.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from sulina.core.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
+from sulina.core.commit import Add, Checkpoint, Claim, Remove, Seal, SegmentRef
+from sulina.core.log_state import NO_EPOCH, Appended, MemoryLimits, View
+from sulina.core.plan import Plan, Request, checkpoint_due
+from sulina.core.records import decode
+from sulina.core.retention import Retention, expired
+from sulina.core.segment import SegmentLimits
+from sulina.core.stored import STAMP_BYTES, stamp
+from sulina.errors import (
+    Corrupt,
+    CorruptLog,
+    CorruptSegment,
+    LogLocked,
+    LogStopped,
+    OffsetOutOfRange,
+    StaleEpoch,
+    SulinaError,
+    VersionConflict,
+)
+from sulina.ports import Clock, Files
+from sulina.storage.commit_log import CommitLog
+from sulina.storage.commit_store import DirectoryCommits
+from sulina.storage.segments import PlacedBatch, Segments
+from sulina.storage.steps import Step, Steps, no_steps
+from sulina.types import Epoch, Offset, Version
+
+COMMITS_DIRECTORY = "_delta_log"
+LOCK_FILE = ".lock"
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How one partition's log behaves. The defaults suit a topic of ordinary size."""
+
+    broker_id: str = "local"
+    epoch: Epoch | None = None  # to write with; None goes on with the epoch that the log has
+    batches: BatchLimits = DEFAULT_LIMITS
+    segments: SegmentLimits = field(default_factory=SegmentLimits)
+    memory: MemoryLimits = field(default_factory=MemoryLimits)
+    spare_segments_max: int = 1  # removed files that are kept to be written anew
+    group_bytes_max: int = 16 << 20  # in one commit
+    waiting_bytes_max: int = 64 << 20  # to be committed
+    versions_kept: int = 10_000  # commits for time travel
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Whole batches as they are stored. The first may begin before the offset that was asked for."""
+
+    data: memoryview
+    start_offset: Offset
+    next_offset: Offset  # where to read on
+    version: Version  # that was read
+    end_offset: Offset  # of the log at that version
+
+
+class LogMetrics(Protocol):
+    """Told of what the log does; from the writer's thread, so it must be quick."""
+
+    def committed(self, *, appends: int, size_bytes: int, sync_seconds: float, commit_seconds: float) -> None:
+        """A group of appends has become visible."""
+        ...
+
+    def conflicted(self) -> None:
+        """An append was refused because somebody else was first."""
+        ...
+
+    def checkpointed(self, *, seconds: float, files_removed: int) -> None:
+        """A checkpoint was written, and needless files were cleaned up."""
+        ...
+
+
+class NoMetrics:
+    """Nobody counts."""
+
+    def committed(self, *, appends: int, size_bytes: int, sync_seconds: float, commit_seconds: float) -> None:
+        pass
+
+    def conflicted(self) -> None:
+        pass
+
+    def checkpointed(self, *, seconds: float, files_removed: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Batches to append together, with their bytes."""
+
+    request: Request
+    data: memoryview
+
+
+class DirectoryLog:
+    """One thread writes; `checkpoint` may run beside it in another, and any number may read."""
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        files: Files,
+        clock: Clock,
+        options: LogOptions | None = None,
+        metrics: LogMetrics | None = None,
+        steps: Steps = no_steps,
+    ) -> None:
+        self.directory = directory
+        self.options = options or LogOptions()
+        self.damage: CorruptSegment | None = None  # found at the end of the log when it was opened
+        self.stopped: LogStopped | None = None
+        self._due: deque[Checkpoint] = deque(maxlen=1)  # the newest that has not been written
+        self.pins: dict[str, Version] = {}  # who needs the commits from which version on
+        self._files = files
+        self._clock = clock
+        self._metrics = metrics or NoMetrics()
+        self._steps = steps
+        self._store = DirectoryCommits(files, f"{directory}/{COMMITS_DIRECTORY}", steps)
+        self.commits = CommitLog(
+            self._store, clock=clock, writer=self.options.broker_id, limits=self.options.memory, steps=steps
+        )
+        self.segments = Segments(
+            files,
+            directory,
+            limits=self.options.segments,
+            spares_max=self.options.spare_segments_max,
+            steps=steps,
+        )
+        self.epoch = NO_EPOCH
+        self.view = self.commits.state.view()
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Take the directory, and recover to its last commit. LogLocked, StaleEpoch, Corrupt."""
+        self._files.make_directory(self._store.location)
+        self._lock = self._files.lock(f"{self.directory}/{LOCK_FILE}")
+        if self._lock is None:
+            raise LogLocked(path=self.directory)
+        try:
+            self._steps(Step.OPEN_LOCKED)
+            self._recover()
+        except BaseException:
+            self.segments.close()
+            self._lock.close()
+            raise
+
+    def _recover(self) -> None:
+        self._store.remove_asides()
+        state = self.commits.load()
+        # A commit whose writer died before this sync could vanish again, with all that builds on it.
+        self._files.sync_directory(self._store.location)
+        self._steps(Step.OPEN_LOADED)
+        wanted = self.options.epoch if self.options.epoch is not None else max(state.epoch, Epoch(0))
+        if wanted < state.epoch:
+            raise StaleEpoch(ours=wanted, current=state.epoch)
+        if state.version < 0:
+            self._refuse_lost_commits()
+        self.damage = self.segments.recover(state.segments, state.start_offset, state.next_offset)
+        self._files.sync_directory(self.directory)
+        self._steps(Step.OPEN_SYNCED)
+        self.epoch = wanted
+        if wanted > state.epoch:
+            self.segments.seal()
+            self._commit([Claim(epoch=wanted, broker_id=self.options.broker_id)])
+            self._steps(Step.OPEN_CREATED)
+        elif self.damage is not None:
+            # Nothing is appended behind damage: the next batch starts a segment of its own.
+            newest = state.segments[-1]
+            self._commit([Seal(segment=newest.name, offset_end=newest.next_offset, size=newest.size)])
+        self.view = state.view()
+
+    def _refuse_lost_commits(self) -> None:
+        """A log without commits is new only where there are no records: it never starts at 0 again."""
+        for name in self._files.list(self.directory):
+            if name.endswith(".log") and not name.startswith("spare-"):
+                reason = f"there are no commits, but {name} exists"
+                raise CorruptLog(path=self._store.location, reason=reason)
+
+    def close(self) -> None:
+        """Let go of the directory. What was committed is durable already."""
+        self.segments.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    # Appending
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | SulinaError]:
+        """Append in one commit; an answer for each. After an error of the disk, LogStopped for all, for ever."""
+        if self.stopped is not None:
+            return [self.stopped] * len(appends)
+        try:
+            plan = Plan(self.commits.state, self.options.segments, self._clock.now())
+            for append in appends:
+                plan.admit(append.request)
+            self._steps(Step.APPEND_PLANNED)
+            if plan.placements:
+                self._write(plan, appends)
+        except VersionConflict as lost:
+            return self._aborted(lost, len(appends))
+        except Exception as failure:  # noqa: BLE001
+            # Of the disk or our own bug: what is on disk is unknown, so nothing more may build on it.
+            return [self._stop(failure)] * len(appends)
+        for answer in plan.answers:
+            if isinstance(answer, SulinaError):
+                self._metrics.conflicted()
+        return list(plan.answers)
+
+    def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
+        batches = _placed(plan, appends, self.epoch)
+        started = self._clock.monotonic()
+        self.segments.write(batches)
+        synced = self._clock.monotonic()
+        self._commit(plan.operations)
+        committed = self._clock.monotonic()
+        self._steps(Step.APPEND_COMMITTED)
+        self.segments.confirm()
+        self.view = self.commits.state.view()
+        self._metrics.committed(
+            appends=len({placement.request for placement in plan.placements}),
+            size_bytes=sum(len(part) for batch in batches for part in batch.parts),
+            sync_seconds=synced - started,
+            commit_seconds=committed - synced,
+        )
+
+    def _commit(self, operations: Sequence[Add | Remove | Claim | Seal]) -> None:
+        commit = self.commits.commit(operations, epoch=self.epoch)
+        if checkpoint_due(commit.version):
+            self._due.append(self.commits.take_checkpoint())
+
+    def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:
+        """Somebody else has committed in our directory: take back what we wrote."""
+        self._metrics.conflicted()
+        try:
+            self.segments.rewind(self.commits.state.segments)
+        except OSError as failure:
+            return [self._stop(failure)] * count
+        self.view = self.commits.state.view()
+        if self.commits.state.epoch > self.epoch:
+            fenced = StaleEpoch(ours=self.epoch, current=self.commits.state.epoch)
+            return [self._stop(fenced)] * count
+        return [lost] * count
+
+    def _stop(self, failure: Exception) -> LogStopped:
+        self.stopped = LogStopped(path=self.directory, cause=failure)
+        self.stopped.__cause__ = failure
+        return self.stopped
+
+    # Other commits
+
+    def rotate(self) -> View:
+        """Seal the newest segment, so that all of the log is in files that never change again."""
+        newest = self.view.segments[-1] if self.view.segments else None
+        if newest is not None and not newest.sealed:
+            self._steps(Step.ROTATE_PLANNED)
+            seal = Seal(segment=newest.name, offset_end=newest.next_offset, size=newest.size)
+            self._or_stop(lambda: self._commit([seal]))
+            self._steps(Step.ROTATE_COMMITTED)
+            self._or_stop(self.segments.seal)
+            self.view = self.commits.state.view()
+        return self.view
+
+    def retain(self, retention: Retention) -> list[Remove]:
+        """Remove the segments that `retention` no longer keeps."""
+        now = self._clock.now()
+        newest = self.view.segments[-1] if self.view.segments else None
+        removals = expired(self.view.segments, retention, now)
+        if newest is not None and not newest.sealed and len(removals) == len(self.view.segments) - 1:
+            # All the others go: would this one go too, if nothing more came into it?
+            sealed = [*self.view.segments[:-1], replace(newest, sealed=True)]
+            if len(expired(sealed, retention, now)) == len(sealed):
+                self.rotate()
+                removals = expired(self.view.segments, retention, now)
+        if removals:
+            self._steps(Step.REMOVE_PLANNED)
+            self._or_stop(lambda: self._commit(removals))
+            self._steps(Step.REMOVE_COMMITTED)
+            # Readers must not be sent to what is about to go.
+            self.view = self.commits.state.view()
+            self._or_stop(lambda: self.segments.remove(removals))
+        return removals
+
+    def claim(self, epoch: Epoch) -> View:
+        """Write with a higher epoch from now on; whoever has a lower one is fenced."""
+        self._or_stop(lambda: self._claim(epoch))
+        return self.view
+
+    def _claim(self, epoch: Epoch) -> None:
+        commit = self.commits.commit([Claim(epoch=epoch, broker_id=self.options.broker_id)], epoch=epoch)
+        self.epoch = commit.epoch
+        self.segments.seal()
+        if checkpoint_due(commit.version):
+            self._due.append(self.commits.take_checkpoint())
+        self.view = self.commits.state.view()
+
+    def _or_stop(self, work: Callable[[], None]) -> None:
+        if self.stopped is not None:
+            raise self.stopped
+        try:
+            work()
+        except (OSError, Corrupt) as failure:
+            raise self._stop(failure) from failure
+
+    # Reading, from any thread
+
+    def read(self, offset: Offset, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
+        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log.
+
+        At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
+        OffsetOutOfRange, VersionNotRetained, CorruptSegment.
+        """
+        view = self.view
+        end = view.next_offset
+        if version is not None and version != view.version:
+            end = self.commits.entry(version).next_offset
+        if not view.start_offset <= offset <= end:
+            raise OffsetOutOfRange(offset=offset, start=view.start_offset, end=end)
+        at = view.version if version is None else version
+        if offset == end:
+            return Slice(memoryview(b""), offset, offset, at, end)
+        try:
+            found = self.segments.read(_holding(view, offset), offset, end=end, max_bytes=max_bytes)
+        except CorruptSegment:
+            # Retention may have taken the file from under us.
+            if offset < self.view.start_offset:
+                raise OffsetOutOfRange(offset=offset, start=self.view.start_offset, end=end) from None
+            raise
+        return Slice(found.data, found.start_offset, found.next_offset, at, end)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
+        """The first offset whose record has this timestamp or a later one; None when there is none."""
+        for segment in self.view.segments:
+            if segment.timestamp_max < timestamp_ms:
+                continue
+            batch = self.segments.first_since(segment, timestamp_ms)
+            if batch is None:
+                continue
+            for record in decode(batch, limits=self.options.batches):
+                if record.timestamp_ms >= timestamp_ms:
+                    return Offset(record.offset)
+        return None
+
+    # Checkpoints
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether `checkpoint` has something to write."""
+        return bool(self._due)
+
+    def checkpoint(self) -> None:
+        """Write the newest checkpoint that is due, and clean up behind it. Runs beside the writer."""
+        if not self._due or self.stopped is not None:
+            return
+        due = self._due.pop()
+        started = self._clock.monotonic()
+        keep_from = min([Version(due.version - self.options.versions_kept), *self.pins.values()])
+        try:
+            self.commits.write_checkpoint(due)
+            removed = self.commits.clean_up(keep_from)
+        except Exception as failure:  # noqa: BLE001 as above
+            self._stop(failure)
+            return
+        self._metrics.checkpointed(seconds=self._clock.monotonic() - started, files_removed=removed)
+
+
+def _holding(view: View, offset: Offset) -> SegmentRef:
+    low, high = 0, len(view.segments)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if view.segments[middle].base <= offset:
+            low = middle
+        else:
+            high = middle
+    return view.segments[low]
+
+
+def _placed(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
+    """The batches of a plan with their bytes: stamped with offset and epoch, for the rest as they came."""
+    placed: list[PlacedBatch] = []
+    start = 0
+    for placement in plan.placements:
+        append = appends[placement.request]
+        header: BatchHeader = append.request.batches[placement.batch]
+        start = 0 if placement.batch == 0 else start
+        end = start + header.size_bytes
+        parts = (stamp(placement.offset, header.size_bytes, epoch), append.data[start + STAMP_BYTES : end])
+        placed.append(PlacedBatch(placement.segment, placement.position, placement.offset, header.max_timestamp, parts))
+        start = end
+    return placed

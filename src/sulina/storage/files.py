@@ -1,0 +1,148 @@
+"""The real file system and clock, behind `ports.Files` and `ports.Clock`.
+
+Thin: each method is the system call it is named after, repeated until all of it is done. What must be synced,
+and when, is decided by whoever calls. Descriptors are closed on exec, so no child process holds a lock.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from sulina.ports import Bytes
+
+IOV_MAX = 1024  # buffers that one pwritev takes, on Linux and macOS
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    __slots__ = ()
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class OsFile:
+    """An open descriptor. Calls after `close` raise OSError (EBADF)."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, position: int, size_bytes: int) -> bytes:
+        data = os.pread(self._descriptor, size_bytes, position)
+        while len(data) < size_bytes:
+            more = os.pread(self._descriptor, size_bytes - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write(self, position: int, buffers: Sequence[Bytes]) -> None:
+        assert position >= 0
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        first = 0
+        while first < len(views):
+            written = os.pwritev(self.fileno(), views[first : first + IOV_MAX], position)
+            position += written
+            while first < len(views) and written >= len(views[first]):
+                written -= len(views[first])
+                first += 1
+            if written:
+                views[first] = views[first][written:]
+
+    def sync(self) -> None:
+        _sync_contents(self.fileno())
+
+    def truncate(self, size_bytes: int) -> None:
+        assert size_bytes >= 0
+        os.ftruncate(self.fileno(), size_bytes)
+
+    def size(self) -> int:
+        return os.fstat(self.fileno()).st_size
+
+    def fileno(self) -> int:
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # fdatasync would raise ValueError
+        return self._descriptor
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class OsFiles:
+    """The file system of this machine."""
+
+    __slots__ = ()
+
+    def open(self, path: str) -> OsFile:
+        return OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def create(self, path: str) -> OsFile:
+        return OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644))
+
+    def lock(self, path: str) -> OsFile | None:
+        file = OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644))
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        missing: list[str] = []
+        existing = os.path.abspath(path)
+        while not os.path.isdir(existing):
+            missing.append(existing)
+            existing = os.path.dirname(existing)
+        # A process that died between its mkdir and its sync left a directory that exists but is not durable.
+        # Where the parent may not be read, nobody could have synced it, and it is older than us.
+        with contextlib.suppress(PermissionError):
+            self.sync_directory(os.path.dirname(existing))
+        for directory in reversed(missing):
+            try:
+                os.mkdir(directory)
+            except FileExistsError:
+                if not os.path.isdir(directory):  # it is a file, not another process that was faster
+                    raise
+            self.sync_directory(os.path.dirname(directory))
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def list(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+
+def _sync_contents(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache
+    else:
+        os.fdatasync(descriptor)  # flushes a changed size too, but not the times

@@ -1,0 +1,363 @@
+"""The log of one partition, for an event loop.
+
+- `append` returns when the batches are durable and visible. Appends that come while one is being committed wait, and
+  then share one commit and one sync (group commit).
+- Everything that touches the disk runs in threads of the executor, one writing at a time; the loop never waits for it.
+- Readers see a version whole or not at all; versions never go back.
+"""
+
+import asyncio
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from sulina.core.batch import BatchLimits, validate
+from sulina.core.commit import Commit, Remove
+from sulina.core.log_state import Appended, View
+from sulina.core.plan import Request
+from sulina.core.retention import Retention
+from sulina.errors import (
+    CorruptSegment,
+    InvalidInput,
+    LogClosed,
+    LogStopped,
+    NotYet,
+    QueueFull,
+    SulinaError,
+)
+from sulina.ports import Bytes, Clock, Files
+from sulina.storage.directory_log import READ_BYTES, Append, DirectoryLog, LogMetrics, LogOptions, Slice
+from sulina.storage.files import OsFiles, SystemClock
+from sulina.storage.steps import Steps, no_steps
+from sulina.types import Epoch, Offset, Version
+
+Result = TypeVar("Result")
+
+TXN_ID_LENGTH_MAX = 200
+ROUNDS_MAX = 16  # groups that one log commits before the thread serves another
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Work for the writer's thread: appends, or a call."""
+
+    future: asyncio.Future[Any]
+    append: Append | None = None
+    call: Callable[[], Any] | None = None
+
+
+class PartitionLog:
+    """Open with `PartitionLog.open`; use on the loop that opened it; then `close`."""
+
+    def __init__(self, log: DirectoryLog, clock: Clock, executor: Executor, owns_executor: bool) -> None:
+        self._log = log
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._executor = executor
+        self._owns_executor = owns_executor
+        self._closed = False
+        self._lock = threading.Lock()  # for the four below
+        self._queue: deque[_Waiting] = deque()
+        self._is_writing = False
+        self._is_checkpointing = False
+        self._idle: list[asyncio.Future[None]] = []
+        self._waiting_bytes = 0
+        self._offset_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._version_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_numbers = itertools.count()
+
+    @classmethod
+    async def open(
+        cls,
+        directory: str,
+        *,
+        options: LogOptions | None = None,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        executor: Executor | None = None,
+        metrics: LogMetrics | None = None,
+        steps: Steps = no_steps,
+    ) -> Self:
+        """Recover the log in `directory`, or start one. LogLocked, StaleEpoch, CorruptCommit, CorruptLog."""
+        clock = clock or SystemClock()
+        log = DirectoryLog(
+            directory, files=files or OsFiles(), clock=clock, options=options, metrics=metrics, steps=steps
+        )
+        owned = executor is None
+        executor = executor or ThreadPoolExecutor(max_workers=3, thread_name_prefix="sulina-log")
+        await asyncio.get_running_loop().run_in_executor(executor, log.open)
+        return cls(log, clock, executor, owned)
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go of the directory."""
+        self._closed = True
+        while True:
+            with self._lock:
+                if not self._is_writing and not self._is_checkpointing:
+                    break
+                idle = self._loop.create_future()
+                self._idle.append(idle)
+            await idle
+        await self._loop.run_in_executor(self._executor, self._log.close)
+        for _, _, waiter in self._offset_waiters + self._version_waiters:
+            if not waiter.done():
+                waiter.set_exception(LogClosed(path=self._log.directory))
+        if self._owns_executor:
+            self._executor.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What it holds
+
+    @property
+    def view(self) -> View:
+        """The newest version that readers may see."""
+        return self._log.view
+
+    @property
+    def stopped(self) -> LogStopped | None:
+        """Why nothing more can be appended."""
+        return self._log.stopped
+
+    @property
+    def damage(self) -> CorruptSegment | None:
+        """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
+        return self._log.damage
+
+    # Appending
+
+    async def append(
+        self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
+    ) -> Appended:
+        """Append one or more batches that lie end to end, all or none.
+
+        A known `txn_id`, or batches that their producer has sent before, get the answer of the first time.
+        InvalidInput, Conflict, QueueFull, LogStopped, LogClosed.
+        """
+        if self._closed:
+            raise LogClosed(path=self._log.directory)
+        if txn_id is not None and not 0 < len(txn_id) <= TXN_ID_LENGTH_MAX:
+            raise InvalidInput(f"txn_id must have 1 to {TXN_ID_LENGTH_MAX} characters, not {len(txn_id)}")
+        batches = validate(data, self._log.options.batches)
+        size, limit = len(data), self._log.options.waiting_bytes_max
+        # One append is always taken, however large: else it could never be.
+        if self._waiting_bytes and self._waiting_bytes + size > limit:
+            raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
+        append = Append(Request(batches, txn_id, expected_version), memoryview(data))
+        self._waiting_bytes += size
+        answer: Appended = await self._enqueue(_Waiting(self._loop.create_future(), append=append))
+        return answer
+
+    def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> "Transaction":
+        """Start a transaction at the version that readers see now. Nothing is written before its commit."""
+        transaction = Transaction(self, self._log.options.batches, self.view.version, txn_id)
+        for part in data:
+            transaction.add(part)
+        return transaction
+
+    async def fsync_and_rotate(self) -> View:
+        """Seal the newest segment behind everything appended so far."""
+        return await self._call(self._log.rotate)
+
+    async def retain(self, retention: Retention) -> list[Remove]:
+        """Remove what `retention` no longer keeps, in one commit."""
+        return await self._call(lambda: self._log.retain(retention))
+
+    async def claim(self, epoch: Epoch) -> View:
+        """Write with a higher epoch from now on. StaleEpoch."""
+        return await self._call(lambda: self._log.claim(epoch))
+
+    def pin(self, holder: str, version: Version) -> None:
+        """Keep the commits from `version` on until the holder pins another one, or lets go."""
+        self._log.pins[holder] = version
+
+    def unpin(self, holder: str) -> None:
+        """Let go of what `holder` has pinned."""
+        self._log.pins.pop(holder, None)
+
+    async def _call(self, call: Callable[[], Result]) -> Result:
+        if self._closed:
+            raise LogClosed(path=self._log.directory)
+        answer: Result = await self._enqueue(_Waiting(self._loop.create_future(), call=call))
+        return answer
+
+    def _enqueue(self, waiting: _Waiting) -> asyncio.Future[Any]:
+        with self._lock:
+            self._queue.append(waiting)
+            is_writing, self._is_writing = self._is_writing, True
+        if not is_writing:
+            self._executor.submit(self._write_rounds)
+        return waiting.future
+
+    # The writer's thread
+
+    def _write_rounds(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            with self._lock:
+                group = self._next_group()
+                if not group:
+                    self._is_writing = False
+                    break
+            answers = self._write(group)
+            self._loop.call_soon_threadsafe(self._settle, group, answers)
+            self._start_checkpoint()
+        else:
+            # Let other logs have the thread.
+            self._executor.submit(self._write_rounds)
+            return
+        self._loop.call_soon_threadsafe(self._tell_idle)
+
+    def _next_group(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        size = 0
+        while self._queue:
+            following = self._queue[0]
+            if following.append is None:
+                return group or [self._queue.popleft()]
+            size += len(following.append.data)
+            if group and size > self._log.options.group_bytes_max:
+                break
+            group.append(self._queue.popleft())
+        return group
+
+    def _write(self, group: list[_Waiting]) -> list[Any]:
+        """The answer to each, or its error."""
+        try:
+            if group[0].call is not None:
+                return [group[0].call()]
+            appends = [waiting.append for waiting in group if waiting.append is not None]
+            return list(self._log.append(appends))
+        except SulinaError as error:
+            return [error]
+
+    def _start_checkpoint(self) -> None:
+        with self._lock:
+            if self._is_checkpointing or not self._log.is_checkpoint_due:
+                return
+            self._is_checkpointing = True
+        self._executor.submit(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        try:
+            self._log.checkpoint()
+        finally:
+            with self._lock:
+                self._is_checkpointing = False
+            self._loop.call_soon_threadsafe(self._tell_idle)
+        self._start_checkpoint()
+
+    # Back on the loop
+
+    def _settle(self, group: list[_Waiting], answers: list[Any]) -> None:
+        for waiting, answer in zip(group, answers, strict=True):
+            if waiting.append is not None:
+                self._waiting_bytes -= len(waiting.append.data)
+            if waiting.future.done():
+                continue  # whoever asked has gone
+            if isinstance(answer, Exception):
+                waiting.future.set_exception(answer)
+            else:
+                waiting.future.set_result(answer)
+        self._wake(self._offset_waiters, self.view.next_offset - 1)
+        self._wake(self._version_waiters, self.view.version)
+
+    def _tell_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for waiter in idle:
+            waiter.set_result(None)
+
+    def _wake(self, waiters: list[tuple[int, int, asyncio.Future[None]]], reached: int) -> None:
+        while waiters and waiters[0][0] <= reached:
+            _, _, waiter = heapq.heappop(waiters)
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for(
+        self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
+    ) -> View:
+        """Return when a record with `offset`, or `version`, can be read. NotYet after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                if offset is not None and offset >= self.view.next_offset:
+                    await self._waiter(self._offset_waiters, offset)
+                if version is not None and version > self.view.version:
+                    await self._waiter(self._version_waiters, version)
+        except TimeoutError:
+            wanted = f"offset {offset}" if offset is not None else f"version {version}"
+            at = f"the log ends at offset {self.view.next_offset}, version {self.view.version}"
+            raise NotYet(f"{wanted} is not there after {timeout_seconds} s: {at}") from None
+        return self.view
+
+    def _waiter(self, waiters: list[tuple[int, int, asyncio.Future[None]]], target: int) -> asyncio.Future[None]:
+        if self._closed:
+            raise LogClosed(path=self._log.directory)
+        # Those who gave up are still here: forget them when they are the many.
+        if len(waiters) > 64 and sum(waiter.done() for _, _, waiter in waiters) > len(waiters) // 2:
+            waiters[:] = [entry for entry in waiters if not entry[2].done()]
+            heapq.heapify(waiters)
+        future: asyncio.Future[None] = self._loop.create_future()
+        heapq.heappush(waiters, (target, next(self._waiter_numbers), future))
+        return future
+
+    # Reading
+
+    async def read(self, offset: Offset, *, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
+        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log.
+
+        At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
+        OffsetOutOfRange, VersionNotRetained, CorruptSegment.
+        """
+        return await self._loop.run_in_executor(self._executor, self._log.read, offset, max_bytes, version)
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
+        """The first offset whose record has this timestamp or a later one; None when there is none."""
+        return await self._loop.run_in_executor(self._executor, self._log.offset_for_timestamp, timestamp_ms)
+
+    async def commits(self, start: Version, end: Version) -> list[Commit]:
+        """The commits of versions [start, end). VersionNotRetained."""
+
+        end = min(end, Version(self.view.version + 1))
+        return await self._loop.run_in_executor(self._executor, lambda: list(self._log.commits.entries(start, end)))
+
+
+class Transaction:
+    """Batches that become visible together, if nobody else commits first."""
+
+    def __init__(self, log: PartitionLog, limits: BatchLimits, version: Version, txn_id: str | None) -> None:
+        self._log = log
+        self._limits = limits
+        self._parts: list[bytes] = []
+        self._is_open = True
+        self.version = version  # at which it began
+        self.txn_id = txn_id
+
+    def add(self, data: Bytes) -> None:
+        """Buffer one or more batches. InvalidInput."""
+        self._check_open()
+        validate(data, self._limits)
+        self._parts.append(bytes(data))
+
+    async def commit(self, expected_version: Version | None = None) -> Appended:
+        """Append all of it. VersionConflict when the log has moved on since the transaction began."""
+        self._check_open()
+        self._is_open = False
+        expected = self.version if expected_version is None else expected_version
+        return await self._log.append(b"".join(self._parts), txn_id=self.txn_id, expected_version=expected)
+
+    def abort(self) -> None:
+        """Forget it. Nothing was written."""
+        self._is_open = False
+        self._parts.clear()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidInput("the transaction has been committed or aborted")

@@ -1,0 +1,443 @@
+"""The segment files of one partition: one writer appends, any number of threads read.
+
+- The commit log says which bytes belong to the log; a file may be longer, never trusted to be right, and is checked
+  on every read.
+- A write is `write`, then either `confirm` after its commit, or `rewind`: then none of it was ever there.
+- An index is written after the commit that it speaks of, so it never speaks of what is not in the log.
+- Readers open the file for themselves, so that the writer may close, remove or recycle it at any time: what they
+  read then fails its check, and the log tells them that it is gone.
+"""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sulina.core.batch import HEADER_BYTES
+from sulina.core.commit import Remove, SegmentRef
+from sulina.core.segment import (
+    INDEX_ENTRY_BYTES,
+    SegmentLimits,
+    SparseIndex,
+    decode_index,
+    encode_entry,
+    index_name,
+    segment_name,
+)
+from sulina.core.stored import StoredBatch, max_timestamp_at, size_at, stored_batches
+from sulina.errors import CorruptSegment
+from sulina.ports import Bytes, File, Files
+from sulina.storage.steps import Step, Steps, no_steps
+from sulina.types import Offset
+
+INDEXES_CACHED_MAX = 8
+SCAN_BYTES = 1 << 20
+POSITIONS_KEPT_MAX = 1024
+_SPARE = "spare-"
+_ASIDE = ".aside"
+
+
+@dataclass(slots=True)
+class _Active:
+    """The segment that is being written."""
+
+    base: Offset
+    file: File
+    index: SparseIndex
+    index_file: File | None = None
+    timestamp_max: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBatch:
+    """A batch, and where it goes."""
+
+    segment: Offset
+    position: int
+    offset: Offset
+    timestamp_max: int
+    parts: tuple[Bytes, Bytes]  # its first bytes as the log stamps them, the rest as it came
+
+
+@dataclass(slots=True)
+class _Written:
+    """Batches that wait for their commit."""
+
+    segment: _Active
+    is_new: bool
+    batches: list[PlacedBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Whole batches as they are stored, and the offsets they cover."""
+
+    data: memoryview
+    start_offset: Offset
+    next_offset: Offset
+
+
+class Segments:
+    """All segment files of a directory."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        *,
+        limits: SegmentLimits,
+        spares_max: int = 0,
+        steps: Steps = no_steps,
+    ) -> None:
+        self.directory = directory
+        self._files = files
+        self._limits = limits
+        self._spares_max = spares_max
+        self._spares: list[str] = []
+        self._steps = steps
+        self._active: _Active | None = None
+        self._written: list[_Written] = []
+        self._lock = threading.Lock()  # for the two below
+        self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
+        self._positions: OrderedDict[tuple[Offset, Offset], int] = OrderedDict()  # by segment and offset
+
+    def path(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+    # Opening
+
+    def recover(self, segments: Sequence[SegmentRef], start: Offset, end: Offset) -> CorruptSegment | None:
+        """Make the files agree with the commit log: cut what was never committed, delete what no longer counts.
+
+        The answer is damage at the end of the log: then nothing can be appended to the newest segment.
+        """
+        known = {segment.base for segment in segments}
+        for name in self._files.list(self.directory):
+            base = _base(name)
+            if name.startswith(_SPARE):
+                self._spares.append(name)
+            # In between the log knows every file; one that it does not know is not ours to delete.
+            elif name.endswith(_ASIDE) or (base is not None and base not in known and not start <= base < end):
+                self._files.remove(self.path(name))
+                self._steps(Step.OPEN_ORPHAN_REMOVED)
+        while len(self._spares) > self._spares_max:
+            self._files.remove(self.path(self._spares.pop()))
+        if not segments or segments[-1].sealed:
+            return None
+        return self._recover_active(segments[-1])
+
+    def _recover_active(self, newest: SegmentRef) -> CorruptSegment | None:
+        path = self.path(newest.name)
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            return CorruptSegment(path=path, position=0, offset=newest.base, reason="the file is missing")
+        if file.size() > newest.size:
+            file.truncate(newest.size)
+            # What is cut must not come back behind what is written next.
+            file.sync()
+            self._steps(Step.OPEN_TRUNCATED)
+        index, damage = self._load_index(newest)
+        if damage is not None:
+            file.close()
+            return damage
+        self._write_index(newest.base, index)
+        index_file = self._files.open(self.path(index_name(newest.base)))
+        self._active = _Active(newest.base, file, index, index_file, newest.timestamp_max)
+        return None
+
+    # Writing
+
+    def write(self, batches: Sequence[PlacedBatch]) -> None:
+        """Write batches where the plan places them, durable on return."""
+        for base, run in groupby(batches, key=lambda batch: batch.segment):
+            active = self._active
+            is_new = active is None or active.base != base
+            segment = self._create(base) if active is None or is_new else active
+            placed = list(run)
+            self._written.append(_Written(segment, is_new, placed))
+            segment.file.write(placed[0].position, [part for batch in placed for part in batch.parts])
+        self._steps(Step.APPEND_WRITTEN)
+        for written in self._written:
+            written.segment.file.sync()
+        self._steps(Step.APPEND_SYNCED)
+        if any(written.is_new for written in self._written):
+            self._files.sync_directory(self.directory)
+            self._steps(Step.APPEND_DIRECTORY_SYNCED)
+
+    def _create(self, base: Offset) -> _Active:
+        path = self.path(segment_name(base))
+        index = SparseIndex(self._limits.index_interval_bytes)
+        if not self._spares:
+            file = self._files.create(path)
+            self._steps(Step.ROLL_CREATED)
+            return _Active(base, file, index)
+        # Its blocks are allocated: syncing it is several times faster than syncing a file that grows.
+        self._files.rename(self.path(self._spares.pop()), path)
+        self._steps(Step.ROLL_RECYCLED)
+        return _Active(base, self._files.open(path), index)
+
+    def confirm(self) -> None:
+        """What was written has been committed: index it, and let go of segments that are full."""
+        for written in self._written:
+            if self._active is not None and written.segment is not self._active:
+                self.seal()
+            self._active = written.segment
+            self._index(written)
+        self._written.clear()
+        self._steps(Step.APPEND_INDEXED)
+
+    def _index(self, written: _Written) -> None:
+        segment = written.segment
+        if segment.index_file is None:
+            path = self.path(index_name(segment.base))
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(path)
+            segment.index_file = self._files.create(path)
+        entries: list[bytes] = []
+        position = len(segment.index) * INDEX_ENTRY_BYTES
+        for batch in written.batches:
+            entries.append(segment.index.note(batch.offset, batch.position, segment.timestamp_max))
+            segment.timestamp_max = max(segment.timestamp_max, batch.timestamp_max)
+        if any(entries):
+            segment.index_file.write(position, entries)
+
+    def rewind(self, segments: Sequence[SegmentRef]) -> None:
+        """What was written lost its commit: take it back, and touch nothing that the log refers to."""
+        self._steps(Step.ABORT_STARTED)
+        committed = {segment.base: segment.size for segment in segments}
+        for written in self._written:
+            size = committed.get(written.segment.base)
+            if size is not None:
+                written.segment.file.truncate(size)
+                self._steps(Step.ABORT_TRUNCATED)
+            else:
+                written.segment.file.close()
+                self._files.remove(self.path(segment_name(written.segment.base)))
+                self._steps(Step.ABORT_REMOVED)
+        self._written.clear()
+        newest = segments[-1] if segments else None
+        if self._active is not None and (newest is None or newest.sealed or newest.base != self._active.base):
+            self.seal()
+
+    def seal(self) -> None:
+        """Nothing more goes into the active segment."""
+        if self._active is not None:
+            active, self._active = self._active, None
+            active.file.close()
+            if active.index_file is not None:
+                active.index_file.sync()
+                active.index_file.close()
+            with self._lock:
+                self._remember(segment_name(active.base), active.index)
+            self._steps(Step.ROLL_SEALED)
+
+    def remove(self, removals: Sequence[Remove]) -> None:
+        """The log no longer refers to these segments: recycle or delete their files."""
+        for removal in removals:
+            path = self.path(removal.segment)
+            is_worth_keeping = 2 * removal.size >= self._limits.segment_bytes_max
+            with contextlib.suppress(FileNotFoundError):
+                if len(self._spares) < self._spares_max and is_worth_keeping:
+                    spare = _SPARE + removal.segment
+                    self._files.rename(path, self.path(spare))
+                    self._spares.append(spare)
+                    self._steps(Step.REMOVE_SPARED)
+                else:
+                    self._files.remove(path)
+                    self._steps(Step.REMOVE_DELETED)
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(self.path(index_name(removal.offset_start)))
+            with self._lock:
+                self._indexes.pop(removal.segment, None)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._active is not None:
+            self._active.file.close()
+            if self._active.index_file is not None:
+                self._active.index_file.close()
+            self._active = None
+
+    # Reading
+
+    def read(self, segment: SegmentRef, offset: Offset, *, end: Offset, max_bytes: int) -> Found:
+        """Batches from the one that holds `offset` on: as many as fit, at least one, none from `end` on."""
+        try:
+            return self._read(segment, self._position_of(segment, offset), offset, end, max_bytes)
+        except CorruptSegment:
+            # The index may have sent us to the wrong place. Without it, damage is damage.
+            index, _ = self._rebuild_index(segment)
+            return self._read(segment, index.floor(offset), offset, end, max_bytes)
+
+    def _position_of(self, segment: SegmentRef, offset: Offset) -> tuple[int, Offset]:
+        if offset == segment.base:
+            return 0, offset
+        with self._lock:
+            position = self._positions.get((segment.base, offset))
+        # Who reads on reads from where the last read ended.
+        return (position, offset) if position is not None else self._index_of(segment).floor(offset)
+
+    def _read(
+        self, segment: SegmentRef, floor: tuple[int, Offset], offset: Offset, end: Offset, max_bytes: int
+    ) -> Found:
+        position, first = floor if floor[1] >= 0 else (0, segment.base)
+        path = self.path(segment.name)
+        passing = self._limits.index_interval_bytes if first < offset else 0
+        size = max(max_bytes + passing, HEADER_BYTES)
+        while True:
+            left = segment.size - position
+            data = self._read_bytes(segment, position, min(size, left))
+            batches = stored_batches(
+                data, path=path, position=position, offset=first, epoch=segment.epoch, wanted=offset
+            )
+            passed, first, found = _served(data, batches, first, offset, end, max_bytes)
+            if found is not None:
+                with self._lock:
+                    self._positions[segment.base, found.next_offset] = position + passed
+                    while len(self._positions) > POSITIONS_KEPT_MAX:
+                        self._positions.popitem(last=False)
+                return found
+            # The batch that is wanted is not whole: read it alone, as far as it says it reaches.
+            position, left, rest = position + passed, left - passed, len(data) - passed
+            size = size_at(data, passed) if rest >= HEADER_BYTES else HEADER_BYTES
+            if size > left:
+                reason = f"a batch of {size} bytes cannot end within the segment"
+                raise CorruptSegment(path=path, position=position, offset=first, reason=reason)
+
+    def _read_bytes(self, segment: SegmentRef, position: int, size: int) -> memoryview:
+        path = self.path(segment.name)
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            raise CorruptSegment(path=path, position=0, offset=segment.base, reason="the file is missing") from None
+        try:
+            data = file.read(position, size)
+        finally:
+            file.close()
+        if len(data) < size:
+            reason = f"the file ends here, the log at {segment.size}"
+            raise CorruptSegment(path=path, position=position + len(data), offset=segment.base, reason=reason)
+        return memoryview(data)
+
+    def scan(
+        self, segment: SegmentRef, position: int = 0, offset: Offset | None = None
+    ) -> Iterator[tuple[memoryview, StoredBatch, int]]:
+        """Every batch of a segment from `position` on, checked, with the position of its buffer. CorruptSegment."""
+        first = segment.base if offset is None else offset
+        path = self.path(segment.name)
+        size = SCAN_BYTES
+        while position < segment.size:
+            left = segment.size - position
+            data = self._read_bytes(segment, position, min(size, left))
+            end = 0
+            for batch in stored_batches(data, path=path, position=position, offset=first, epoch=segment.epoch):
+                yield data, batch, position
+                end, first = batch.end, batch.end_offset
+            position, left = position + end, left - end
+            needed = size_at(data, end) if len(data) - end >= HEADER_BYTES else HEADER_BYTES
+            if left and needed > left:
+                reason = f"a batch of {needed} bytes cannot end within the segment"
+                raise CorruptSegment(path=path, position=position, offset=first, reason=reason)
+            size = max(needed, SCAN_BYTES)
+
+    def first_since(self, segment: SegmentRef, timestamp_ms: int) -> memoryview | None:
+        """The first batch of a segment with a record at or after a time."""
+        position, offset = self._index_of(segment).before_timestamp(timestamp_ms)
+        start = None if offset < 0 else offset
+        for data, batch, _ in self.scan(segment, position, start):
+            if max_timestamp_at(data, batch.start) >= timestamp_ms:
+                return data[batch.start : batch.end]
+        return None
+
+    # Indexes
+
+    def _index_of(self, segment: SegmentRef) -> SparseIndex:
+        active = self._active
+        if active is not None and active.base == segment.base:
+            return active.index
+        with self._lock:
+            index = self._indexes.get(segment.name)
+            if index is not None:
+                self._indexes.move_to_end(segment.name)
+                return index
+        index, _ = self._load_index(segment)
+        if segment.sealed:
+            with self._lock:
+                self._remember(segment.name, index)
+        return index
+
+    def _remember(self, name: str, index: SparseIndex) -> None:
+        self._indexes[name] = index
+        while len(self._indexes) > INDEXES_CACHED_MAX:
+            self._indexes.popitem(last=False)
+
+    def _load_index(self, segment: SegmentRef) -> tuple[SparseIndex, CorruptSegment | None]:
+        """The index from its file, with what is missing found again; and the damage that ended the search."""
+        try:
+            file = self._files.open(self.path(index_name(segment.base)))
+        except FileNotFoundError:
+            return self._rebuild_index(segment)
+        try:
+            data = file.read(0, file.size())
+        finally:
+            file.close()
+        return self._extend_index(segment, decode_index(data, segment, self._limits.index_interval_bytes))
+
+    def _rebuild_index(self, segment: SegmentRef) -> tuple[SparseIndex, CorruptSegment | None]:
+        return self._extend_index(segment, SparseIndex(self._limits.index_interval_bytes))
+
+    def _extend_index(self, segment: SegmentRef, index: SparseIndex) -> tuple[SparseIndex, CorruptSegment | None]:
+        position, offset, newest = 0, segment.base, -1
+        if index.offsets:
+            position, offset, newest = index.positions[-1], Offset(index.offsets[-1]), index.timestamps[-1]
+        try:
+            for data, batch, at in self.scan(segment, position, offset):
+                index.note(batch.base_offset, at + batch.start, newest)
+                newest = max(newest, max_timestamp_at(data, batch.start))
+        except CorruptSegment as damage:
+            return index, damage
+        return index, None
+
+    def _write_index(self, base: Offset, index: SparseIndex) -> None:
+        """Replace the file of an index by one that says the same as `index`."""
+        path = self.path(index_name(base))
+        aside = path + _ASIDE
+        file = self._files.create(aside)
+        try:
+            entries = zip(index.offsets, index.positions, index.timestamps, strict=True)
+            file.write(0, [encode_entry(*entry) for entry in entries])
+        finally:
+            file.close()
+        self._files.rename(aside, path)
+
+
+def _base(name: str) -> Offset | None:
+    stem, _, ending = name.partition(".")
+    if ending in ("log", "index") and len(stem) == 20 and stem.isascii() and stem.isdigit():
+        return Offset(int(stem))
+    return None
+
+
+def _served(
+    data: memoryview,
+    batches: Iterator[StoredBatch],
+    first: Offset,
+    offset: Offset,
+    end: Offset,
+    max_bytes: int,
+) -> tuple[int, Offset, Found | None]:
+    """How far the walk came, in bytes and offsets, and the batches to serve if it came to `offset`."""
+    start, stop = -1, 0
+    start_offset = following = first
+    for batch in batches:
+        if batch.end_offset > offset:
+            if start >= 0 and (batch.base_offset >= end or batch.end - start > max_bytes):
+                break
+            if start < 0:
+                start, start_offset = batch.start, batch.base_offset
+        stop, following = batch.end, batch.end_offset
+    found = Found(data[start:stop], start_offset, following) if start >= 0 else None
+    return stop, following, found

@@ -1,0 +1,71 @@
+"""Every step of the log that changes the disk, by name.
+
+A test can be told of each, and end the process there for good: what the next open finds is what a crash at that
+point leaves. The steps of one call are listed in the order in which they happen.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Step(StrEnum):
+    """What has just been done."""
+
+    OPEN_LOCKED = "open.locked"
+    OPEN_CREATED = "open.created"  # version 0 exists
+    OPEN_ASIDE_REMOVED = "open.aside_removed"
+    OPEN_LOADED = "open.loaded"
+    OPEN_ORPHAN_REMOVED = "open.orphan_removed"
+    OPEN_TRUNCATED = "open.truncated"
+    OPEN_SYNCED = "open.synced"
+
+    ROLL_SEALED = "roll.sealed"  # the index of the full segment is complete
+    ROLL_CREATED = "roll.created"
+    ROLL_RECYCLED = "roll.recycled"  # instead of created: a spare file got the segment's name
+
+    APPEND_PLANNED = "append.planned"
+    APPEND_WRITTEN = "append.written"
+    APPEND_SYNCED = "append.synced"
+    APPEND_DIRECTORY_SYNCED = "append.directory_synced"  # only with a new segment
+    APPEND_COMMITTED = "append.committed"
+    APPEND_INDEXED = "append.indexed"
+
+    COMMIT_ASIDE_CREATED = "commit.aside_created"
+    COMMIT_ASIDE_WRITTEN = "commit.aside_written"
+    COMMIT_ASIDE_SYNCED = "commit.aside_synced"
+    COMMIT_LINKED = "commit.linked"
+    COMMIT_DIRECTORY_SYNCED = "commit.directory_synced"
+    COMMIT_ASIDE_REMOVED = "commit.aside_removed"
+
+    ABORT_STARTED = "abort.started"
+    ABORT_TRUNCATED = "abort.truncated"
+    ABORT_REMOVED = "abort.removed"
+
+    ROTATE_PLANNED = "rotate.planned"
+    ROTATE_COMMITTED = "rotate.committed"
+
+    REMOVE_PLANNED = "remove.planned"
+    REMOVE_COMMITTED = "remove.committed"
+    REMOVE_SPARED = "remove.spared"  # the file was kept for a new segment
+    REMOVE_DELETED = "remove.deleted"  # or deleted
+
+    CHECKPOINT_ASIDE_CREATED = "checkpoint.aside_created"
+    CHECKPOINT_ASIDE_WRITTEN = "checkpoint.aside_written"
+    CHECKPOINT_ASIDE_SYNCED = "checkpoint.aside_synced"
+    CHECKPOINT_LINKED = "checkpoint.linked"
+    CHECKPOINT_DIRECTORY_SYNCED = "checkpoint.directory_synced"
+    CHECKPOINT_ASIDE_REMOVED = "checkpoint.aside_removed"
+    CHECKPOINT_VERIFIED = "checkpoint.verified"
+    CHECKPOINT_HINT_REMOVED = "checkpoint.hint_removed"
+    CHECKPOINT_HINT_WRITTEN = "checkpoint.hint_written"
+
+    CLEANUP_PLANNED = "cleanup.planned"
+    CLEANUP_COMMIT_REMOVED = "cleanup.commit_removed"
+    CLEANUP_CHECKPOINT_REMOVED = "cleanup.checkpoint_removed"
+
+
+Steps = Callable[[Step], None]
+
+
+def no_steps(_: Step) -> None:
+    """Nobody is watching."""

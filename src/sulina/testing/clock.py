@@ -1,0 +1,22 @@
+"""Time that moves only when a test says so."""
+
+
+class VirtualClock:
+    """A `ports.Clock`. The two clocks move together, from any wall time and from monotonic 0."""
+
+    __slots__ = ("_elapsed", "_start")
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._start = now
+        self._elapsed = 0.0
+
+    def now(self) -> float:
+        return self._start + self._elapsed
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"time does not go back: advance({seconds})")
+        self._elapsed += seconds

@@ -1,0 +1,77 @@
+"""Words of the domain as types: distinct integers are distinct types, names are valid by construction."""
+
+import re
+from dataclasses import dataclass
+from typing import NewType, Self
+
+from sulina.errors import InvalidName
+
+Offset = NewType("Offset", int)  # a record's position in its partition
+Version = NewType("Version", int)  # the number of a commit
+Epoch = NewType("Epoch", int)  # the fence of an owner
+
+NAME_LENGTH_MAX = 200
+PARTITIONS_MAX = 100_000
+
+# A namespace has no dot, so that `{ns}.{topic}` names one directory for one topic only (ADR 0001).
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,200}", re.ASCII)
+_TOPIC = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", re.ASCII)
+_DIRECTORY = re.compile(r"topic=([^.]+)\.(.+)-part=(0|[1-9]\d{0,5})", re.ASCII)
+
+
+def _checked(kind: str, name: str, pattern: re.Pattern[str]) -> None:
+    if not pattern.fullmatch(name):
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        raise InvalidName(kind=kind, name=shown, pattern=pattern.pattern)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """`/namespace/topic`, checked once, here; safe in a path, a key or a URL ever after."""
+
+    namespace: str
+    topic: str
+
+    def __post_init__(self) -> None:
+        _checked("namespace", self.namespace, _NAMESPACE)
+        _checked("topic", self.topic, _TOPIC)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `/namespace/topic`."""
+        parts = text.split("/")
+        if len(parts) != 3 or parts[0]:
+            shown = text if len(text) <= 60 else text[:57] + "..."
+            raise InvalidName(kind="topic", name=shown, pattern="/namespace/topic")
+        return cls(parts[1], parts[2])
+
+    def __str__(self) -> str:
+        return f"/{self.namespace}/{self.topic}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionName:
+    """One partition of a topic: the ordered unit, and the unit of ownership."""
+
+    topic: TopicName
+    partition: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.partition < PARTITIONS_MAX:
+            raise InvalidName(kind="partition", name=str(self.partition), pattern=f"0..{PARTITIONS_MAX - 1}")
+
+    @property
+    def directory(self) -> str:
+        """The name of this partition's directory, local or in the archive."""
+        return f"topic={self.topic.namespace}.{self.topic.topic}-part={self.partition}"
+
+    @classmethod
+    def from_directory(cls, name: str) -> Self:
+        """The inverse of `directory`."""
+        found = _DIRECTORY.fullmatch(name)
+        if found is None:
+            raise InvalidName(kind="partition directory", name=name[:60], pattern=_DIRECTORY.pattern)
+        return cls(TopicName(found[1], found[2]), int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"

@@ -1,0 +1,180 @@
+"""What commits add up to, and what they may not be."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from sulina.core.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal
+from sulina.core.log_state import SEQUENCES, Appended, LogState, MemoryLimits, repeat_of
+from sulina.core.plan import next_commit
+from sulina.core.segment import segment_name
+from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, StaleOrigin
+from sulina.types import Epoch, Offset, Version
+
+Operations = Sequence[Add | Remove | Claim | Seal]
+
+
+def claimed(limits: MemoryLimits | None = None) -> LogState:
+    """A log at version 0."""
+    state = LogState(limits=limits or MemoryLimits())
+    state.apply(commit_of(state, [Claim(epoch=Epoch(0), broker_id="a")]))
+    return state
+
+
+def commit_of(state: LogState, operations: Operations) -> Commit:
+    epoch = max([state.epoch, *(o.epoch for o in operations if isinstance(o, Claim))])
+    return next_commit(state, operations, txn_id="t", now=1.0, epoch=Epoch(epoch))
+
+
+def add_of(state: LogState, count: int = 1, *, size: int = 100, **fields: object) -> Add:
+    newest = state.segments[-1] if state.segments and not state.segments[-1].sealed else None
+    given: dict[str, object] = {
+        "origin_id": -1,
+        "origin_seq": -1,
+        "offset_start": state.next_offset,
+        "offset_end": state.next_offset + count,
+        "segment": newest.name if newest else segment_name(state.next_offset),
+        "position": newest.size if newest else 0,
+        "size": size,
+        "timestamp_max": 5,
+    }
+    return Add(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def test_adds_follow_one_another_without_gap_l2() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    state.apply(commit_of(state, [add_of(state, 2)]))
+    assert (state.version, state.start_offset, state.next_offset) == (2, 0, 5)
+    assert [(s.name, s.size, s.sealed) for s in state.segments] == [(segment_name(0), 200, False)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset_start": Offset(1)},
+        {"offset_end": Offset(0)},
+        {"position": 7},
+        {"segment": segment_name(9)},
+        {"size": 0},
+    ],
+)
+def test_an_add_that_does_not_continue_the_log_is_damage_l2(change: dict[str, int]) -> None:
+    state = claimed()
+    operation = replace(add_of(state), **change)
+    with pytest.raises(CorruptCommit):
+        state.apply(commit_of(state, [operation]))
+
+
+def test_a_commit_must_be_the_next_version_l3() -> None:
+    state = claimed()
+    with pytest.raises(CorruptCommit, match="version 5"):
+        state.apply(replace(commit_of(state, []), version=Version(5)))
+
+
+def test_a_commit_that_lies_about_its_offsets_is_damage() -> None:
+    state = claimed()
+    with pytest.raises(CorruptCommit, match="operations lead to"):
+        state.apply(replace(commit_of(state, [add_of(state)]), next_offset=Offset(7)))
+
+
+def test_a_commit_with_an_epoch_that_nobody_claimed_is_damage() -> None:
+    state = claimed()
+    with pytest.raises(CorruptCommit, match="never claimed"):
+        state.apply(replace(commit_of(state, []), epoch=Epoch(4)))
+
+
+def test_a_claim_ends_the_segment_so_that_a_segment_has_one_epoch() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    state.apply(commit_of(state, [Claim(epoch=Epoch(2), broker_id="b")]))
+    assert state.segments[-1].sealed
+    state.apply(commit_of(state, [add_of(state, 1)]))
+    assert [(s.base, s.epoch) for s in state.segments] == [(0, 0), (3, 2)]
+
+
+def test_nothing_goes_into_a_sealed_segment() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    late = replace(add_of(state), offset_start=Offset(3), offset_end=Offset(4))
+    state.apply(commit_of(state, [Seal(segment=segment_name(0), offset_end=Offset(3), size=100)]))
+    with pytest.raises(CorruptCommit):
+        state.apply(commit_of(state, [late]))
+
+
+def test_remove_takes_the_oldest_segment_and_only_when_sealed_l15() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    remove = Remove(segment=segment_name(0), offset_start=Offset(0), offset_end=Offset(3), size=100)
+    with pytest.raises(CorruptCommit):
+        LogState.from_checkpoint(state.checkpoint(""), state.limits).apply(commit_of(state, [remove]))
+    state.apply(commit_of(state, [Seal(segment=segment_name(0), offset_end=Offset(3), size=100)]))
+    state.apply(commit_of(state, [remove]))
+    assert (state.start_offset, state.next_offset, state.segments) == (3, 3, [])
+
+
+def test_a_checkpoint_holds_all_of_the_state_l11() -> None:
+    state = claimed()
+    for number in range(12):
+        operation = add_of(
+            state, 2, origin_id=number % 3, origin_seq=number // 3 * 2, origin_epoch=0, txn_id=f"t{number}"
+        )
+        state.apply(commit_of(state, [operation]))
+    again = LogState.from_checkpoint(state.checkpoint("now"), state.limits)
+    assert again == state
+
+
+def test_the_longest_silent_writers_are_forgotten_first_l13() -> None:
+    state = claimed(MemoryLimits(origins_max=2, txns_max=2))
+    for origin, txn in [(1, "a"), (2, "b"), (1, "c"), (3, "d")]:
+        known = state.origins.get(origin)
+        sequence = known.last_seq + 1 if known else 0
+        operation = add_of(state, 1, origin_id=origin, origin_seq=sequence, origin_epoch=0, txn_id=txn)
+        state.apply(commit_of(state, [operation]))
+    assert list(state.origins) == [1, 3]
+    assert list(state.txns) == ["c", "d"]
+
+
+def origin(last_seq: int, *runs: Run, epoch: int = 0) -> OriginRef:
+    return OriginRef(origin_id=9, epoch=epoch, last_seq=last_seq, runs=runs)
+
+
+def asked(known: OriginRef | None, sequence: int, *, count: int = 1, epoch: int = 0) -> Appended | None:
+    return repeat_of(known, origin_id=9, epoch=epoch, sequence=sequence, count=count)
+
+
+def test_a_batch_that_is_next_in_turn_is_new_l13() -> None:
+    assert asked(None, 0) is None
+    assert asked(None, 77) is None  # its history was forgotten, or is elsewhere
+    assert asked(origin(4), 5) is None
+    assert asked(origin(SEQUENCES - 1), 0) is None
+
+
+def test_a_repeated_batch_gets_its_first_offsets_l13() -> None:
+    known = origin(9, Run(0, Offset(100), Offset(105), Version(3)), Run(5, Offset(110), Offset(115), Version(4)))
+    assert asked(known, 0, count=5) == Appended(Offset(100), Offset(105), Version(3))
+    assert asked(known, 7, count=2) == Appended(Offset(112), Offset(114), Version(4))
+
+
+def test_a_repeat_is_found_where_sequences_start_again() -> None:
+    known = origin(1, Run(SEQUENCES - 2, Offset(10), Offset(14), Version(3)))
+    assert asked(known, 0, count=2) == Appended(Offset(12), Offset(14), Version(3))
+
+
+def test_a_repeat_from_long_ago_is_known_as_one() -> None:
+    with pytest.raises(DuplicateSequence):
+        asked(origin(99, Run(90, Offset(0), Offset(10), Version(1))), 3)
+
+
+def test_a_gap_is_refused() -> None:
+    with pytest.raises(SequenceGap):
+        asked(origin(4), 6)
+    with pytest.raises(SequenceGap):
+        asked(origin(4), 3, epoch=1)
+
+
+def test_a_new_instance_of_a_producer_starts_at_0_and_fences_the_old_one() -> None:
+    assert asked(origin(4), 0, epoch=1) is None
+    with pytest.raises(StaleOrigin):
+        asked(origin(4, epoch=2), 5, epoch=1)

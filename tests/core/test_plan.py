@@ -1,0 +1,149 @@
+"""Who gets into a commit, and where."""
+
+import pytest
+
+from sulina.core.batch import BatchHeader, split
+from sulina.core.commit import Add, Claim
+from sulina.core.log_state import Appended, LogState
+from sulina.core.plan import Plan, Request, checkpoint_due, next_commit
+from sulina.core.records import Record, encode
+from sulina.core.segment import SegmentLimits, segment_name
+from sulina.errors import DuplicateSequence, SequenceGap, StaleEpoch, VersionConflict
+from sulina.types import Epoch, Offset, Version
+
+LIMITS = SegmentLimits(segment_bytes_max=1000, segment_age_seconds_max=60)
+
+
+def log() -> LogState:
+    state = LogState()
+    state.apply(next_commit(state, [Claim(epoch=Epoch(0), broker_id="a")], txn_id="t", now=0.0, epoch=Epoch(0)))
+    return state
+
+
+def header(count: int = 1, *, value: bytes = b"v", **fields: int) -> BatchHeader:
+    return split(encode([Record(value=value, timestamp_ms=7)] * count, **fields))[0]
+
+
+def produced(sequence: int, count: int = 1, *, producer: int = 5, epoch: int = 0) -> BatchHeader:
+    return header(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+
+
+def plan_of(state: LogState, *requests: Request, now: float = 1.0) -> Plan:
+    plan = Plan(state, LIMITS, now)
+    for request in requests:
+        plan.admit(request)
+    return plan
+
+
+def commit(state: LogState, plan: Plan) -> None:
+    state.apply(next_commit(state, plan.operations, txn_id="t", now=plan.now, epoch=state.epoch))
+
+
+def test_requests_are_placed_in_the_order_of_their_arrival_l2() -> None:
+    plan = plan_of(log(), Request([header(3)]), Request([header(2), header(1)]))
+    assert plan.answers == [Appended(Offset(0), Offset(3), Version(1)), Appended(Offset(3), Offset(6), Version(1))]
+    assert [placement.offset for placement in plan.placements] == [0, 3, 5]
+
+
+def test_many_small_batches_are_one_add_l17() -> None:
+    plan = plan_of(log(), *[Request([header(2)]) for _ in range(10)])
+    assert [(o.offset_start, o.offset_end) for o in plan.operations if isinstance(o, Add)] == [(0, 20)]
+
+
+def test_batches_of_one_producer_are_one_add_while_its_sequences_follow() -> None:
+    requests = [Request([produced(0, 2)]), Request([produced(2)]), Request([produced(0, producer=6)])]
+    state = log()
+    plan = plan_of(state, *requests)
+    assert len(plan.operations) == 2
+    commit(state, plan)
+    again = plan_of(state, *requests)
+    assert again.answers == plan.answers
+    assert not again.placements
+
+
+def test_a_full_segment_is_rolled_between_batches() -> None:
+    state = log()
+    plan = plan_of(state, *[Request([header(value=b"v" * 400)]) for _ in range(4)])
+    assert [placement.segment for placement in plan.placements] == [0, 0, 2, 2]
+    commit(state, plan)
+    assert [segment.sealed for segment in state.segments] == [True, False]
+
+
+def test_a_batch_larger_than_a_segment_has_one_for_itself() -> None:
+    plan = plan_of(log(), Request([header(value=b"v" * 5000)]), Request([header()]))
+    assert [(placement.segment, placement.position) for placement in plan.placements] == [(0, 0), (1, 0)]
+
+
+def test_an_old_segment_is_rolled() -> None:
+    state = log()
+    commit(state, plan_of(state, Request([header()])))
+    assert plan_of(state, Request([header()]), now=62.0).placements[0].segment == 1
+    assert plan_of(state, Request([header()]), now=60.0).placements[0].segment == 0
+
+
+def test_a_txn_id_gets_its_first_answer_within_a_commit_and_after_l13() -> None:
+    state = log()
+    twice = [Request([header(2), header(1)], "a"), Request([header()]), Request([header(2)], "a")]
+    plan = plan_of(state, *twice)
+    assert plan.answers[0] == plan.answers[2] == Appended(Offset(0), Offset(3), Version(1))
+    commit(state, plan)
+    assert plan_of(state, Request([header()], "a")).answers == [plan.answers[0]]
+
+
+def test_of_two_that_expect_one_version_the_first_wins_l3() -> None:
+    state = log()
+    first, second = Request([header()], expected_version=Version(0)), Request([header()], expected_version=Version(0))
+    plan = plan_of(state, first, second)
+    assert isinstance(plan.answers[0], Appended)
+    assert isinstance(plan.answers[1], VersionConflict)
+    commit(state, plan)
+    retry = plan_of(state, Request([header()], expected_version=state.version))
+    assert retry.answers == [Appended(Offset(1), Offset(2), Version(2))]
+
+
+def test_whoever_came_before_is_a_conflict_too_l3() -> None:
+    plan = plan_of(log(), Request([header()]), Request([header()], expected_version=Version(0)))
+    assert isinstance(plan.answers[1], VersionConflict)
+
+
+def test_a_refused_request_leaves_no_trace_l6() -> None:
+    state = log()
+    plan = plan_of(state, Request([produced(3), produced(9)]), Request([produced(0)]))
+    assert isinstance(plan.answers[0], SequenceGap)
+    assert plan.answers[1] == Appended(Offset(0), Offset(1), Version(1))
+
+
+def test_sequences_are_checked_against_the_commit_in_the_making_l13() -> None:
+    plan = plan_of(
+        log(), Request([produced(0, 2)]), Request([produced(0, 2)]), Request([produced(2)]), Request([produced(7)])
+    )
+    assert plan.answers[1] == plan.answers[0]
+    assert plan.answers[2] == Appended(Offset(2), Offset(3), Version(1))
+    assert isinstance(plan.answers[3], SequenceGap)
+
+
+def test_half_a_repeat_is_refused_l16() -> None:
+    state = log()
+    commit(state, plan_of(state, Request([produced(0)])))
+    plan = plan_of(state, Request([produced(0), produced(1)]))
+    assert isinstance(plan.answers[0], DuplicateSequence)
+    assert not plan.placements
+
+
+def test_a_fenced_owner_commits_nothing() -> None:
+    state = log()
+    with pytest.raises(StaleEpoch):
+        next_commit(state, [], txn_id="t", now=0.0, epoch=Epoch(-1))
+    with pytest.raises(StaleEpoch):
+        next_commit(state, [Claim(epoch=Epoch(0), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(0))
+
+
+def test_every_tenth_version_has_a_checkpoint_l11() -> None:
+    assert [version for version in range(31) if checkpoint_due(Version(version))] == [10, 20, 30]
+
+
+def test_the_first_segment_is_named_after_the_next_offset() -> None:
+    state = log()
+    plan = plan_of(state, Request([header()]))
+    assert isinstance(plan.operations[0], Add)
+    assert plan.operations[0].segment == segment_name(0)

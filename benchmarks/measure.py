@@ -65,7 +65,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def interleaved(rounds: int, *works: Callable[[], float]) -> list[list[float]]:
-    """What each of `works` measures, round by round. Each second round goes backwards, so that nobody is always first."""
+    """What each of `works` measures, round by round. Every other round goes backwards: nobody is always first."""
     measured: list[list[float]] = [[] for _ in works]
     for number in range(rounds):
         turns = list(zip(measured, works, strict=True))

@@ -23,16 +23,13 @@ def records_of(number: int) -> int:
 def batch(number: int, *, padding_bytes: int = 0, **fields: int) -> bytes:
     """Batch `number`."""
     count = records_of(number)
-    padding = bytes(number % 256 for _ in range(padding_bytes))
-    return bytes(
-        encode(
-            [
-                Record(value=b"%d/%d/%d/" % (number, place, count) + padding, timestamp_ms=1_000 + number)
-                for place in range(count)
-            ],
-            **fields,
-        )
-    )
+    values = [value_of(number, place, padding_bytes) for place in range(count)]
+    return bytes(encode([Record(value=value, timestamp_ms=1_000 + number) for value in values], **fields))
+
+
+def value_of(number: int, place: int, padding_bytes: int) -> bytes:
+    """The value of a record."""
+    return b"%d/%d/%d/" % (number, place, records_of(number)) + bytes([number % 256]) * padding_bytes
 
 
 def append_of(
@@ -71,6 +68,7 @@ class Ledger:
 
     sent: set[int] = field(default_factory=set)
     acked: dict[int, Appended] = field(default_factory=dict)
+    padding_bytes: int = 0  # of every batch
 
     def violations(self, records: Iterable[Record], start: Offset = Offset(0)) -> list[str]:
         """What is wrong with the records of a log that starts at `start`; nothing, if all is well."""
@@ -81,6 +79,8 @@ class Ledger:
         for record in records:
             assert record.value is not None
             number, place, count = (int(part) for part in record.value.split(b"/")[:3])
+            if record.value != value_of(number, place, self.padding_bytes):
+                wrong.append(f"offset {record.offset} holds {record.value!r}")
             if record.offset != expected:
                 wrong.append(f"offset {record.offset} where {expected} is due")
             expected = record.offset + 1

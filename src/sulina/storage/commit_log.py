@@ -7,7 +7,6 @@ One thread commits; another may write checkpoints and clean up at the same time.
 """
 
 import itertools
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -63,7 +62,7 @@ class CommitLog:
         store: CommitStore,
         *,
         clock: Clock,
-        writer: str = "writer",
+        writer: str,
         limits: MemoryLimits | None = None,
         steps: Steps = no_steps,
     ) -> None:
@@ -72,8 +71,7 @@ class CommitLog:
         self._limits = self.state.limits
         self._clock = clock
         self._steps = steps
-        # Unlike any other writer's, so that a commit found under our version tells whose it is.
-        self._writer = f"{writer}:{secrets.token_hex(4)}"
+        self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
         self._numbers = itertools.count()
         self._oldest: Version | None = None  # commit in the store; None until somebody asks
         self._checkpoints: list[Version] = []  # known to be valid; oldest first

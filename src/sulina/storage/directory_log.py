@@ -5,6 +5,7 @@ the sync of all it refers to. When a write or a sync fails, what is on disk is u
 and the next `open` finds out by checksum.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class LogOptions:
     """How one partition's log behaves. The defaults suit a topic of ordinary size."""
 
     broker_id: str = "local"
+    writer_id: str | None = None  # in every commit, and no other writer's; None makes one up
     epoch: Epoch | None = None  # to write with; None goes on with the epoch that the log has
     batches: BatchLimits = DEFAULT_LIMITS
     segments: SegmentLimits = field(default_factory=SegmentLimits)
@@ -130,9 +132,8 @@ class DirectoryLog:
         self._metrics = metrics or NoMetrics()
         self._steps = steps
         self._store = DirectoryCommits(files, f"{directory}/{COMMITS_DIRECTORY}", steps)
-        self.commits = CommitLog(
-            self._store, clock=clock, writer=self.options.broker_id, limits=self.options.memory, steps=steps
-        )
+        writer = self.options.writer_id or f"{self.options.broker_id}:{secrets.token_hex(4)}"
+        self.commits = CommitLog(self._store, clock=clock, writer=writer, limits=self.options.memory, steps=steps)
         self.segments = Segments(
             files,
             directory,

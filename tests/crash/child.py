@@ -1,0 +1,244 @@
+"""A process that writes a log, tells what it does, and dies where it is told to. See `tests/support/children.py`.
+
+Its imports are few: it starts some hundred times.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sulina.core.commit import CHECKPOINT_EVERY, Claim
+from sulina.core.retention import Retention
+from sulina.errors import LogStopped, SulinaError, VersionConflict
+from sulina.storage.commit_log import CommitLog
+from sulina.storage.commit_store import DirectoryCommits
+from sulina.storage.directory_log import COMMITS_DIRECTORY, NoMetrics
+from sulina.storage.files import OsFiles, SystemClock
+from sulina.storage.partition_log import PartitionLog
+from sulina.storage.steps import Step
+from sulina.types import Epoch, Version
+from tests.support.children import SMALL, data_of, txn_of
+from tests.support.ledger import records_in
+
+CHECKPOINT_SECONDS_MAX = 30.0
+WRITERS = 6
+
+
+def say(*event: Any) -> None:
+    """One line, in one write: whole, or not there."""
+    os.write(1, json.dumps(event).encode() + b"\n")
+
+
+class Hook:
+    """Counts the steps, ends the process at one of them, and lets a rival commit in between when told to."""
+
+    def __init__(self, directory: str, kill: list[Any] | None) -> None:
+        self.counts: Counter[Step] = Counter()
+        self.has_rival = False  # before the next commit
+        self._kill = (Step(kill[0]), int(kill[1])) if kill else None
+        self._lock = threading.Lock()
+        self._directory = directory
+
+    def __call__(self, step: Step) -> None:
+        with self._lock:
+            self.counts[step] += 1
+            if (step, self.counts[step]) == self._kill:
+                say("killed", *self._kill)
+                os.kill(os.getpid(), signal.SIGKILL)
+        if step is Step.APPEND_SYNCED and self.has_rival:
+            self.has_rival = False
+            rival = commit_log(self._directory, "rival")
+            rival.commit([], epoch=rival.state.epoch)
+
+
+def commit_log(directory: str, writer: str) -> CommitLog:
+    commits = DirectoryCommits(OsFiles(), f"{directory}/{COMMITS_DIRECTORY}")
+    log = CommitLog(commits, clock=SystemClock(), writer=writer)
+    log.load()
+    return log
+
+
+class Checkpoints(NoMetrics):
+    """Tells when a checkpoint is complete."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+        self._version = 0
+
+    def checkpointed(self, *, seconds: float, files_removed: int) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+
+    async def wait(self, version: Version) -> None:
+        """Wait for the checkpoint of a version that we have just committed, if it has one."""
+        if version % CHECKPOINT_EVERY == 0 and version > self._version:
+            await asyncio.wait_for(self._done.wait(), CHECKPOINT_SECONDS_MAX)
+            self._done.clear()
+            self._version = version
+
+
+async def append(log: PartitionLog, *numbers: int) -> Version:
+    """Append, retry on conflict, and tell of it."""
+    data = data_of(numbers)
+    say("sent", numbers)
+    while True:
+        try:
+            appended = await log.append(data, txn_id=txn_of(numbers))
+        except VersionConflict:
+            say("conflict")
+            continue
+        say("acked", numbers, appended.offset_start, appended.offset_end, appended.version)
+        return appended.version
+
+
+async def retain(log: PartitionLog, bytes_max: int) -> Version:
+    say("retaining")
+    await log.retain(Retention(bytes_max=bytes_max))
+    say("retained", log.view.start_offset)
+    return log.view.version
+
+
+async def every_step(directory: str, first: int, kill: list[Any] | None = None) -> None:
+    """Every step of an open log, more than once, always in the same order: one thing after the other."""
+    hook, checkpoints = Hook(directory, kill), Checkpoints()
+    log = await PartitionLog.open(directory, options=SMALL, metrics=checkpoints, steps=hook)
+    numbers = itertools.count(first)
+
+    async def singles(count: int) -> None:
+        for _ in range(count):
+            await checkpoints.wait(await append(log, next(numbers)))
+
+    async def rotate() -> None:
+        await checkpoints.wait((await log.fsync_and_rotate()).version)
+
+    async def spanning() -> None:
+        """More than two segments hold, all in one append."""
+        await checkpoints.wait(await append(log, *itertools.islice(numbers, 12)))
+
+    await singles(8)
+    await rotate()
+    await singles(1)
+    await checkpoints.wait(await retain(log, 1500))  # some files are deleted, one becomes a spare
+    await singles(6)
+    hook.has_rival = True
+    await singles(1)  # loses its commit inside of a segment
+    hook.has_rival = True
+    await spanning()  # inside of one, and in two new ones
+    await rotate()
+    hook.has_rival = True
+    await singles(1)  # in a new one
+    await singles(8)
+    await checkpoints.wait(await retain(log, 3000))
+    await singles(6)
+    await spanning()
+    await log.close()
+    say("done", hook.counts)
+
+
+async def torn(directory: str, first: int) -> None:
+    """Dies with bytes past the last commit, two segments without a commit, and a commit aside."""
+    hook = Hook(directory, [Step.COMMIT_ASIDE_SYNCED, 2])
+    log = await PartitionLog.open(directory, options=SMALL, steps=hook)
+    await append(log, first)
+    await append(log, *range(first + 1, first + 13))
+
+
+async def under_load(directory: str, first: int, retry: list[list[int]]) -> None:
+    """Many appends at once, retention and checkpoints beside them, until somebody kills us."""
+    say("begun")
+    log = await PartitionLog.open(directory, options=SMALL)
+    numbers = itertools.count(first)
+
+    async def write() -> None:
+        while True:
+            await append(log, *itertools.islice(numbers, 1 + next(lengths) % 3))
+
+    async def remove() -> None:
+        while True:
+            await retain(log, 40_000)
+            await asyncio.sleep(0.005)
+
+    lengths = itertools.count()
+    async with asyncio.TaskGroup() as tasks:
+        for old in retry:
+            tasks.create_task(append(log, *old))
+    say("retried", log.view.version)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(WRITERS):
+            tasks.create_task(write())
+        tasks.create_task(remove())
+
+
+async def until_stopped(directory: str, count: int) -> None:
+    """Append until the disk fails; see that the log has stopped and still can be read; open it again and go on."""
+    # One thread: strace counts the calls of each thread.
+    executor = ThreadPoolExecutor(max_workers=1)
+    log = await PartitionLog.open(directory, options=SMALL, executor=executor)
+    number = 0
+    with contextlib.suppress(LogStopped):
+        while number < count:
+            await append(log, number)
+            number += 1
+    if log.stopped is not None:
+        say("stopped", str(log.stopped), str(log.stopped.cause))
+    for later in range(3):
+        try:
+            await log.append(data_of([count + later]))
+        except LogStopped as stopped:
+            say("refused", str(stopped))
+    read = 0
+    while (found := await log.read(log.view.start_offset, max_bytes=1 << 20)).next_offset < log.view.next_offset:
+        raise AssertionError(f"read ends at {found.next_offset}")
+    read = len(records_in(found.data))
+    say("read", read, log.view.next_offset)
+    await log.close()
+    try:
+        log = await PartitionLog.open(directory, options=SMALL, executor=executor)
+        say("reopened", log.view.version, log.view.next_offset)
+        for again in range(number, number + 12):  # the first is a retry
+            await append(log, again)
+        await log.close()
+    except (OSError, SulinaError) as error:
+        say("failed", type(error).__name__, str(error))
+    say("done", {})
+
+
+async def race(directory: str, versions: int) -> None:
+    """Win as many versions of a commit log as we can, up to the last one."""
+    log = commit_log(directory, "racer")
+    say("ready")
+    sys.stdin.readline()
+    won: list[int] = []
+    conflicts = 0
+    while log.state.version < versions:
+        epoch = log.state.epoch
+        claim = Claim(epoch=Epoch(epoch + 1), broker_id=str(os.getpid()))
+        try:
+            # Now and then a new owner, so that a winner's commit is not what the losers would have written.
+            if log.state.version % 3:
+                commit = log.commit([], epoch=epoch)
+            else:
+                commit = log.commit([claim], epoch=claim.epoch)
+        except VersionConflict:
+            conflicts += 1
+            continue
+        won.append(commit.version)
+        if commit.checkpoint_hint:
+            log.write_checkpoint(log.take_checkpoint())
+    say("won", won, conflicts)
+
+
+WORK = {work.__name__: work for work in (every_step, torn, under_load, until_stopped, race)}
+
+
+if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
+    asyncio.run(WORK[order.pop("work")](**order))

@@ -1,6 +1,7 @@
 """What all tests share: a summary of the kill points."""
 
 import pytest
+
 from sulina.storage.steps import Step
 
 

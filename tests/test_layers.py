@@ -65,7 +65,7 @@ def test_imports_point_down(path: Path) -> None:
     for name, line in imported(path):
         if not name.startswith("sulina"):
             continue
-        target = (name.split(".") + ["__init__"])[1]
+        target = [*name.split("."), "__init__"][1]
         if target == part:
             continue
         where = f"{path.name}:{line}: {part} imports {target}"

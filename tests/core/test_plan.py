@@ -20,12 +20,13 @@ def log() -> LogState:
     return state
 
 
-def header(count: int = 1, *, value: bytes = b"v", **fields: int) -> BatchHeader:
-    return split(encode([Record(value=value, timestamp_ms=7)] * count, **fields))[0]
+def header(count: int = 1, *, value: bytes = b"v") -> BatchHeader:
+    return split(encode([Record(value=value, timestamp_ms=7)] * count))[0]
 
 
 def produced(sequence: int, count: int = 1, *, producer: int = 5, epoch: int = 0) -> BatchHeader:
-    return header(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+    records = [Record(value=b"v", timestamp_ms=7)] * count
+    return split(encode(records, producer_id=producer, producer_epoch=epoch, base_sequence=sequence))[0]
 
 
 def plan_of(state: LogState, *requests: Request, now: float = 1.0) -> Plan:

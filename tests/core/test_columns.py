@@ -134,7 +134,6 @@ def test_null_headers_are_no_headers() -> None:
         {"headers": pa.array([[None], []], HEADERS_TYPE)},
         {"headers": pa.array(["a", "b"])},
     ],
-    ids=str,
 )
 def test_columns_that_make_no_batch_are_refused(bad: dict[str, object]) -> None:
     good = {"value": pa.array([b"a", b"b"], pa.binary()), "timestamp_ms": 0}

@@ -189,7 +189,7 @@ async def until_stopped(directory: str, count: int) -> None:
             number += 1
     if log.stopped is not None:
         say("stopped", str(log.stopped), str(log.stopped.cause))
-    for later in range(3):
+    for later in range(3 if log.stopped is not None else 0):
         try:
             await log.append(data_of([count + later]))
         except LogStopped as stopped:
@@ -213,7 +213,7 @@ async def until_stopped(directory: str, count: int) -> None:
 
 async def race(directory: str, versions: int) -> None:
     """Win as many versions of a commit log as we can, up to the last one."""
-    log = commit_log(directory, "racer")
+    log = commit_log(directory, f"racer-{os.getpid()}")
     say("ready")
     sys.stdin.readline()
     won: list[int] = []

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -52,7 +52,7 @@ def check_log(store: CommitStore, won: list[list[int]], last: int) -> None:
     assert commits == list(range(last + 1))
     fresh = commit_log(store)
     assert fresh.state.version == last
-    writers = [fresh.entry(version).txn_id.rpartition(":")[0] for version in commits[1:]]
+    writers = [fresh.entry(version).txn_id.rsplit(":", 2)[0] for version in commits[1:]]
     assert len(set(writers)) > 1, "there was no race"
 
 
@@ -84,12 +84,12 @@ def test_l3_four_processes_race_for_two_thousand_versions_and_each_has_one_winne
     assert follower.state == commit_log(store).state
 
 
-def told(process: "subprocess.Popen[str]") -> list[object]:
+def told(process: "subprocess.Popen[str]") -> list[Any]:
     assert process.stdout is not None
     assert process.stderr is not None
     line = process.stdout.readline()
     assert line, process.stderr.read()
-    event: list[object] = json.loads(line)
+    event: list[Any] = json.loads(line)
     return event
 
 

@@ -185,7 +185,8 @@ def check(log: DirectoryLog, report: Report) -> None:
         acked = [report.ledger.acked[number] for number in numbers if number in report.ledger.acked]
         is_retained = not acked or acked[0].offset_start >= view.start_offset
         assert not is_retained or len(there) in (0, len(numbers)), f"only {there} of {numbers} are there"
-    report.start_offset, report.is_retaining = view.start_offset, False
+    if log.stopped is None:  # else the outcome of a removal is still unknown
+        report.start_offset, report.is_retaining = view.start_offset, False
 
 
 def check_files(log: DirectoryLog) -> None:

@@ -10,6 +10,7 @@ bytes 0..60   header, see BatchHeader       bytes 61..   records, compressed tog
 """
 
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,7 +42,9 @@ _CONTROL = 0x20
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _BASE_OFFSET_MAX = 2**63 - 2**32  # so that no record's offset leaves 64 bits
-_KERNEL_RECORDS_MIN = 64  # below this the walk in Python is quick, and Numba need not be imported
+_KERNELS = "sulina.core._kernels"
+_RECORDS_MIN_FOR_KERNELS = 64  # below this the walk in Python is quick, and Numba need not be imported
+_RECORDS_MIN_WITH_KERNELS = 4  # once it is imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +164,12 @@ def validate(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS) -> list[BatchH
     position = 0
     for header in headers:
         body = records_of(buffer, header, position, limits)
-        if header.record_count < _KERNEL_RECORDS_MIN:
+        # Numba takes a second to import: only who needs it pays, and who has paid uses it.
+        if header.record_count < (_RECORDS_MIN_WITH_KERNELS if _KERNELS in sys.modules else _RECORDS_MIN_FOR_KERNELS):
             for _ in walk(body, header):
                 pass
         else:
-            from sulina.core import _kernels  # Numba takes a second to import: only who needs it pays
+            from sulina.core import _kernels
 
             _kernels.check(body, header)
         position += header.size_bytes

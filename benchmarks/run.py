@@ -47,7 +47,7 @@ def page(results: dict[str, list[Result]], failed: list[str], *, quick: bool) ->
     lines = [
         "# Benchmarks",
         "",
-        "Written by `benchmarks/run.py`; do not edit. Limits and peers are measured in the same run, in turns with ours.",
+        "Written by `benchmarks/run.py`; do not edit. Limits and peers are measured in the same run, in turns.",
         "A ratio is the median over the rounds; the machine may have had other work, which both sides felt.",
         "",
         *machine(),

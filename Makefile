@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup run test check fix bench lock clean
+.PHONY: setup run test check fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -31,7 +31,10 @@ fix: setup            ## format, and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 
 bench: setup          ## every benchmark, and docs/benchmarks.md
-	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
+
+chaos: setup          ## the long form of the crash tests
+	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 $(BIN)/pytest -n 2 --timeout 3600 tests/crash
 
 lock:                 ## resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \

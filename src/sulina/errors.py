@@ -196,6 +196,7 @@ class LogStopped(SulinaError):
     def __init__(self, *, path: str, cause: BaseException) -> None:
         super().__init__(f"the log in {path} stopped: {cause}; repair the cause, then open it again")
         self.path, self.cause = path, cause
+        self.__cause__ = cause
 
 
 class Corrupt(SulinaError):

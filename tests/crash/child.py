@@ -85,6 +85,16 @@ class Checkpoints(NoMetrics):
             self._version = version
 
 
+def check_abort(log: PartitionLog) -> None:
+    """L6: nothing of an append that lost its commit is left, and nothing else is gone."""
+    segments = log.view.segments
+    names = {name for name in os.listdir(log._log.directory) if name.endswith(".log") and not name.startswith("spare-")}
+    assert names == {segment.name for segment in segments}, names
+    if not segments[-1].sealed:
+        size = os.stat(f"{log._log.directory}/{segments[-1].name}").st_size
+        assert size == segments[-1].size, f"{segments[-1]} has {size} bytes"
+
+
 async def append(log: PartitionLog, *numbers: int) -> Version:
     """Append, retry on conflict, and tell of it."""
     data = data_of(numbers)
@@ -94,6 +104,7 @@ async def append(log: PartitionLog, *numbers: int) -> Version:
             appended = await log.append(data, txn_id=txn_of(numbers))
         except VersionConflict:
             say("conflict")
+            check_abort(log)
             continue
         say("acked", numbers, appended.offset_start, appended.offset_end, appended.version)
         return appended.version

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from sulina.core.batch import BatchLimits
 from sulina.core.log_state import Appended
@@ -353,10 +354,35 @@ async def test_bad_batches_are_refused_and_nothing_is_written(
         assert log.view.version == 0
 
 
-@pytest.mark.parametrize("txn_id", ["", "x" * 201])
+@pytest.mark.parametrize("txn_id", ["", "x" * 201, "\ud800"])
 async def test_bad_txn_ids_are_refused(log: PartitionLog, txn_id: str) -> None:
     with pytest.raises(InvalidInput, match="txn_id"):
         await log.append(batch(0), txn_id=txn_id)
+
+
+async def test_a_cancelled_append_is_withdrawn_or_waited_for(log: PartitionLog) -> None:
+    buffers = [bytearray(batch(number)) for number in range(100)]
+    tasks = [asyncio.create_task(log.append(buffer)) for buffer in buffers]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for buffer in buffers:
+        buffer[:] = bytes(len(buffer))  # ours again
+    count = log.view.next_offset
+    assert (await log.append(batch(0))).offset_start == count
+    assert len(await values(log)) == count + 1
+    assert log._waiting_bytes == 0
+
+
+async def test_a_batch_that_lies_about_its_newest_time_hides_nobody(log: PartitionLog) -> None:
+    liar = bytearray(batch(0))
+    liar[35:43] = (9_999).to_bytes(8)
+    liar[17:21] = crc32c(bytes(liar[21:])).to_bytes(4)
+    await log.append(liar)
+    await log.append(batch(3))
+    assert await log.offset_for_timestamp(1_003) == 1
+    assert await log.offset_for_timestamp(5_000) is None
 
 
 async def test_logs_share_threads(tmp_path: Path) -> None:

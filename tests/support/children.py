@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 CHILD = ROOT / "tests" / "crash" / "child.py"
 TIMEOUT_SECONDS = 60.0
 PADDING_BYTES = 80
+REPEATS = 40  # appends that are sent once more after a crash
 
 # Everything is small, so that a short run rolls, recycles, checkpoints and cleans up.
 SMALL = LogOptions(
@@ -156,6 +157,19 @@ def opened(directory: Path, options: LogOptions = SMALL) -> Iterator[DirectoryLo
         log.close()
 
 
+def check_repeats(log: DirectoryLog, report: Report) -> None:
+    """L13: whoever sends again what was acknowledged gets the first answer, and nothing is written."""
+    before = log.view
+    for numbers in report.appends[-REPEATS:]:
+        if numbers[0] not in report.ledger.acked:
+            continue
+        data = data_of(numbers)
+        [answer] = log.append([Append(Request(split(data), txn_of(numbers)), memoryview(data))])
+        first, last = report.ledger.acked[numbers[0]], report.ledger.acked[numbers[-1]]
+        assert answer == Appended(first.offset_start, last.offset_end, first.version), f"{numbers}: {answer}"
+    assert log.view == before
+
+
 def append(log: DirectoryLog, report: Report, numbers: Numbers) -> Appended:
     """Append as a child does, and note it. The txn_id makes it a retry where it has been sent before."""
     data = data_of(numbers)
@@ -213,6 +227,7 @@ def check_recovery(directory: Path, report: Report, *, more: int = 4) -> None:
     with opened(directory) as log:
         check(log, report)
         check_files(log)
+        check_repeats(log, report)
         end_offset = log.view.next_offset
         held = numbers_in(log)
         for numbers in list(report.in_flight):

@@ -32,7 +32,7 @@ from sulina.errors import (
     SulinaError,
     VersionConflict,
 )
-from sulina.ports import Clock, Files
+from sulina.ports import Clock, File, Files
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.segments import PlacedBatch, Segments
@@ -124,7 +124,8 @@ class DirectoryLog:
         self.directory = directory
         self.options = options or LogOptions()
         self.damage: CorruptSegment | None = None  # found at the end of the log when it was opened
-        self.stopped: LogStopped | None = None
+        self._failure: Exception | None = None
+        self._lock: File | None = None
         self._due: deque[Checkpoint] = deque(maxlen=1)  # the newest that has not been written
         self.pins: dict[str, Version] = {}  # who needs the commits from which version on
         self._files = files
@@ -202,8 +203,8 @@ class DirectoryLog:
 
     def append(self, appends: Sequence[Append]) -> list[Appended | SulinaError]:
         """Append in one commit; an answer for each. After an error of the disk, LogStopped for all, for ever."""
-        if self.stopped is not None:
-            return [self.stopped] * len(appends)
+        if self._failure is not None:
+            return self._stopped_for(len(appends))
         try:
             plan = Plan(self.commits.state, self.options.segments, self._clock.now())
             for append in appends:
@@ -215,7 +216,8 @@ class DirectoryLog:
             return self._aborted(lost, len(appends))
         except Exception as failure:  # noqa: BLE001
             # Of the disk or our own bug: what is on disk is unknown, so nothing more may build on it.
-            return [self._stop(failure)] * len(appends)
+            self._failure = failure
+            return self._stopped_for(len(appends))
         for answer in plan.answers:
             if isinstance(answer, SulinaError):
                 self._metrics.conflicted()
@@ -249,17 +251,23 @@ class DirectoryLog:
         try:
             self.segments.rewind(self.commits.state.segments)
         except OSError as failure:
-            return [self._stop(failure)] * count
+            self._failure = failure
         self.view = self.commits.state.view()
         if self.commits.state.epoch > self.epoch:
-            fenced = StaleEpoch(ours=self.epoch, current=self.commits.state.epoch)
-            return [self._stop(fenced)] * count
-        return [lost] * count
+            self._failure = StaleEpoch(ours=self.epoch, current=self.commits.state.epoch)
+        if self._failure is not None:
+            return self._stopped_for(count)
+        return [VersionConflict(expected=lost.expected, current=lost.current) for _ in range(count)]
 
-    def _stop(self, failure: Exception) -> LogStopped:
-        self.stopped = LogStopped(path=self.directory, cause=failure)
-        self.stopped.__cause__ = failure
-        return self.stopped
+    @property
+    def stopped(self) -> LogStopped | None:
+        """Why nothing more can be written."""
+        return None if self._failure is None else LogStopped(path=self.directory, cause=self._failure)
+
+    def _stopped_for(self, count: int) -> list[Appended | SulinaError]:
+        # Each its own: an error that is raised in many tasks gathers the tracebacks of all.
+        assert self._failure is not None
+        return [LogStopped(path=self.directory, cause=self._failure) for _ in range(count)]
 
     # Other commits
 
@@ -314,7 +322,8 @@ class DirectoryLog:
         try:
             work()
         except (OSError, Corrupt) as failure:
-            raise self._stop(failure) from failure
+            self._failure = failure
+            raise LogStopped(path=self.directory, cause=failure) from failure
 
     # Reading, from any thread
 
@@ -347,12 +356,11 @@ class DirectoryLog:
         for segment in self.view.segments:
             if segment.timestamp_max < timestamp_ms:
                 continue
-            batch = self.segments.first_since(segment, timestamp_ms)
-            if batch is None:
-                continue
-            for record in decode(batch, limits=self.options.batches):
-                if record.timestamp_ms >= timestamp_ms:
-                    return Offset(record.offset)
+            for batch in self.segments.batches_since(segment, timestamp_ms):
+                # The batch's own word for its newest time may be wrong: look at the records.
+                for record in decode(batch, limits=self.options.batches):
+                    if record.timestamp_ms >= timestamp_ms:
+                        return Offset(record.offset)
         return None
 
     # Checkpoints
@@ -364,7 +372,7 @@ class DirectoryLog:
 
     def checkpoint(self) -> None:
         """Write the newest checkpoint that is due, and clean up behind it. Runs beside the writer."""
-        if not self._due or self.stopped is not None:
+        if not self._due or self._failure is not None:
             return
         due = self._due.pop()
         started = self._clock.monotonic()
@@ -373,7 +381,7 @@ class DirectoryLog:
             self.commits.write_checkpoint(due)
             removed = self.commits.clean_up(keep_from)
         except Exception as failure:  # noqa: BLE001 as above
-            self._stop(failure)
+            self._failure = failure
             return
         self._metrics.checkpointed(seconds=self._clock.monotonic() - started, files_removed=removed)
 

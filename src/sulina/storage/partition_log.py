@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import threading
@@ -29,7 +30,6 @@ from sulina.errors import (
     LogStopped,
     NotYet,
     QueueFull,
-    SulinaError,
 )
 from sulina.ports import Bytes, Clock, Files
 from sulina.storage.directory_log import READ_BYTES, Append, DirectoryLog, LogMetrics, LogOptions, Slice
@@ -43,13 +43,15 @@ TXN_ID_LENGTH_MAX = 200
 ROUNDS_MAX = 16  # groups that one log commits before the thread serves another
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """Work for the writer's thread: appends, or a call."""
 
     future: asyncio.Future[Any]
     append: Append | None = None
     call: Callable[[], Any] | None = None
+    is_settled: bool = False
+    settled: asyncio.Future[None] | None = None  # for whoever was cancelled, and must wait all the same
 
 
 class PartitionLog:
@@ -91,7 +93,12 @@ class PartitionLog:
         )
         owned = executor is None
         executor = executor or ThreadPoolExecutor(max_workers=3, thread_name_prefix="sulina-log")
-        await asyncio.get_running_loop().run_in_executor(executor, log.open)
+        try:
+            await asyncio.get_running_loop().run_in_executor(executor, log.open)
+        except BaseException:
+            if owned:
+                executor.shutdown(wait=False)
+            raise
         return cls(log, clock, executor, owned)
 
     async def close(self) -> None:
@@ -148,8 +155,8 @@ class PartitionLog:
         """
         if self._closed:
             raise LogClosed(path=self._log.directory)
-        if txn_id is not None and not 0 < len(txn_id) <= TXN_ID_LENGTH_MAX:
-            raise InvalidInput(f"txn_id must have 1 to {TXN_ID_LENGTH_MAX} characters, not {len(txn_id)}")
+        if txn_id is not None:
+            _check_txn_id(txn_id)
         batches = validate(data, self._log.options.batches)
         if not batches:
             raise InvalidBatch("there is no record batch to append")
@@ -159,8 +166,27 @@ class PartitionLog:
             raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
         append = Append(Request(batches, txn_id, expected_version), memoryview(data))
         self._waiting_bytes += size
-        answer: Appended = await self._enqueue(_Waiting(self._loop.create_future(), append=append))
+        waiting = _Waiting(self._loop.create_future(), append=append)
+        try:
+            answer: Appended = await self._enqueue(waiting)
+        except asyncio.CancelledError:
+            await self._withdraw(waiting)
+            raise
         return answer
+
+    async def _withdraw(self, waiting: _Waiting) -> None:
+        """Whoever appended has been cancelled: after this its buffer is its own again."""
+        with self._lock:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+                assert waiting.append is not None
+                self._waiting_bytes -= len(waiting.append.data)
+                return
+        # Being written: its bytes must not change under the writer's hands.
+        while not waiting.is_settled:
+            waiting.settled = self._loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting.settled
 
     def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> "Transaction":
         """Start a transaction at the version that readers see now. Nothing is written before its commit."""
@@ -241,7 +267,8 @@ class PartitionLog:
                 return [group[0].call()]
             appends = [waiting.append for waiting in group if waiting.append is not None]
             return list(self._log.append(appends))
-        except SulinaError as error:
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, it belongs to whoever asked: the thread must not end with the future open.
             return [error]
 
     def _start_checkpoint(self) -> None:
@@ -252,13 +279,13 @@ class PartitionLog:
         self._executor.submit(self._checkpoint)
 
     def _checkpoint(self) -> None:
-        try:
+        while True:
             self._log.checkpoint()
-        finally:
             with self._lock:
-                self._is_checkpointing = False
-            self._loop.call_soon_threadsafe(self._tell_idle)
-        self._start_checkpoint()
+                if not self._log.is_checkpoint_due or self._log.stopped is not None:
+                    self._is_checkpointing = False
+                    break
+        self._loop.call_soon_threadsafe(self._tell_idle)
 
     # Back on the loop
 
@@ -266,8 +293,11 @@ class PartitionLog:
         for waiting, answer in zip(group, answers, strict=True):
             if waiting.append is not None:
                 self._waiting_bytes -= len(waiting.append.data)
+            waiting.is_settled = True
+            if waiting.settled is not None and not waiting.settled.done():
+                waiting.settled.set_result(None)
             if waiting.future.done():
-                continue  # whoever asked has gone
+                continue  # whoever asked was cancelled
             if isinstance(answer, Exception):
                 waiting.future.set_exception(answer)
             else:
@@ -332,6 +362,15 @@ class PartitionLog:
 
         end = min(end, Version(self.view.version + 1))
         return await self._loop.run_in_executor(self._executor, lambda: list(self._log.commits.entries(start, end)))
+
+
+def _check_txn_id(txn_id: str) -> None:
+    if not 0 < len(txn_id) <= TXN_ID_LENGTH_MAX:
+        raise InvalidInput(f"txn_id must have 1 to {TXN_ID_LENGTH_MAX} characters, not {len(txn_id)}")
+    try:
+        txn_id.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"txn_id must be text that UTF-8 can hold: {error}") from None
 
 
 class Transaction:

@@ -343,14 +343,12 @@ class Segments:
                 raise CorruptSegment(path=path, position=position, offset=first, reason=reason)
             size = max(needed, SCAN_BYTES)
 
-    def first_since(self, segment: SegmentRef, timestamp_ms: int) -> memoryview | None:
-        """The first batch of a segment with a record at or after a time."""
+    def batches_since(self, segment: SegmentRef, timestamp_ms: int) -> Iterator[memoryview]:
+        """The batches of a segment that say they have a record at or after a time."""
         position, offset = self._index_of(segment).before_timestamp(timestamp_ms)
-        start = None if offset < 0 else offset
-        for data, batch, _ in self.scan(segment, position, start):
+        for data, batch, _ in self.scan(segment, position, None if offset < 0 else offset):
             if max_timestamp_at(data, batch.start) >= timestamp_ms:
-                return data[batch.start : batch.end]
-        return None
+                yield data[batch.start : batch.end]
 
     # Indexes
 

@@ -66,6 +66,15 @@ def commit_log(directory: str, writer: str) -> CommitLog:
     return log
 
 
+class Restless(SystemClock):
+    """By this clock a checkpoint takes no time, so a log does not rest from it: we want many."""
+
+    __slots__ = ()
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
 class Checkpoints(NoMetrics):
     """Tells when a checkpoint is complete."""
 
@@ -120,7 +129,7 @@ async def retain(log: PartitionLog, bytes_max: int) -> Version:
 async def every_step(directory: str, first: int, kill: list[Any] | None = None) -> None:
     """Every step of an open log, more than once, always in the same order: one thing after the other."""
     hook, checkpoints = Hook(directory, kill), Checkpoints()
-    log = await PartitionLog.open(directory, options=SMALL, metrics=checkpoints, steps=hook)
+    log = await PartitionLog.open(directory, options=SMALL, clock=Restless(), metrics=checkpoints, steps=hook)
     numbers = itertools.count(first)
 
     async def singles(count: int) -> None:
@@ -165,7 +174,7 @@ async def torn(directory: str, first: int) -> None:
 async def under_load(directory: str, first: int, retry: list[list[int]]) -> None:
     """Many appends at once, retention and checkpoints beside them, until somebody kills us."""
     say("begun")
-    log = await PartitionLog.open(directory, options=SMALL)
+    log = await PartitionLog.open(directory, options=SMALL, clock=Restless())
     numbers = itertools.count(first)
 
     async def write() -> None:

@@ -17,14 +17,15 @@ import pytest
 from obstore.store import LocalStore, MemoryStore
 
 from sulina.core.commit import Claim, commit_name, commit_version
-from sulina.errors import VersionConflict
+from sulina.core.retention import Retention, expired
+from sulina.errors import Conflict, VersionConflict
 from sulina.ports import CommitStore
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits, ObjectCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY
 from sulina.storage.files import OsFiles, SystemClock
 from sulina.types import Epoch
-from tests.support.children import TIMEOUT_SECONDS, end, start_child
+from tests.support.children import TIMEOUT_SECONDS, Report, append, check, check_recovery, end, opened, start_child
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3Server
@@ -139,6 +140,45 @@ def test_l3_threads_race_on_a_real_s3_server_and_each_version_has_one_winner(s3:
         return ObjectCommits(s3.store(), prefix)
 
     check_log(make(), race(make, THREAD_VERSIONS), THREAD_VERSIONS)
+
+
+@pytest.mark.xfail(reason="put_if_absent takes a version whose commit was cleaned up")
+def test_l3_who_slept_while_its_version_was_taken_and_cleaned_up_does_not_win_it() -> None:
+    """L2, L12: the version is long gone from the store, but it was there; a fenced owner must not be acknowledged."""
+    store = ObjectCommits(MemoryStore(), "log")
+    owner = commit_log(store, "owner")
+    owner.commit([Claim(epoch=Epoch(0), broker_id="sleeper")], epoch=Epoch(0))
+    sleeper = commit_log(store, "sleeper")
+    owner.commit([Claim(epoch=Epoch(1), broker_id="owner")], epoch=Epoch(1))
+    for _ in range(60):
+        if owner.commit([], epoch=Epoch(1)).checkpoint_hint:
+            owner.write_checkpoint(owner.take_checkpoint())
+            owner.clean_up(owner.state.version)
+    assert owner.oldest_version() > sleeper.state.version + 1
+    with pytest.raises(Conflict):
+        sleeper.commit([], epoch=Epoch(0))
+    commits = [version for name in store.list() if (version := commit_version(name)) is not None]
+    assert commits == list(range(commits[0], owner.state.version + 1))
+
+
+@pytest.mark.xfail(reason="after a conflict DirectoryLog.view is stale, and the retry commits what cannot be applied")
+def test_l3_a_retention_that_lost_to_another_one_can_be_tried_again(tmp_path: Path) -> None:
+    """L6, L15: what the winner has removed is not removed twice: such a commit would damage the log for good."""
+    report = Report()
+    with opened(tmp_path / "log") as log:
+        for number in range(30):
+            append(log, report, (number,))
+        rival = commit_log(DirectoryCommits(OsFiles(), str(tmp_path / "log" / COMMITS_DIRECTORY)), "rival")
+        retention = Retention(bytes_max=4000)
+        rival.commit(expired(rival.state.segments, retention, 0.0), epoch=rival.state.epoch)
+        with pytest.raises(VersionConflict):
+            log.retain(retention)
+        assert log.retain(retention) == []
+        assert log.view.start_offset == rival.state.start_offset
+        report.start_offset = log.view.start_offset
+        append(log, report, (30,))
+        check(log, report)
+    check_recovery(tmp_path / "log", report)
 
 
 @contextmanager

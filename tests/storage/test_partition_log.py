@@ -275,9 +275,11 @@ async def test_checkpoints_and_clean_up_bound_the_commit_files_l11_l12(
     await log.close()
     names = {path.name for path in (tmp_path / "log" / "_delta_log").iterdir()}
     assert "00000000000000000090.checkpoint.json" in names
-    assert len([name for name in names if "checkpoint.json" in name]) <= 3
     assert metrics.checkpoints >= 2
-    assert 20 <= len([name for name in names if name.endswith("0.json") or "checkpoint" not in name]) <= 40
+    checkpoints = sorted(int(name[:20]) for name in names if "checkpoint.json" in name)
+    assert len(checkpoints) == 2
+    commits = sorted(int(name[:20]) for name in names if name.endswith(".json") and "checkpoint" not in name)
+    assert commits == list(range(min(checkpoints[0], 90 - SMALL.versions_kept), 96))
 
 
 async def test_pinned_commits_stay_l12(log: PartitionLog) -> None:

@@ -85,23 +85,22 @@ def repeat_of(origin: OriginRef | None, *, origin_id: int, epoch: int, sequence:
     raise SequenceGap(origin_id=origin_id, sequence=sequence, expected=expected)
 
 
-def advanced(origin: OriginRef | None, add: Add, version: Version) -> OriginRef:
-    """The origin after `add`."""
-    count = add.offset_end - add.offset_start
-    run = Run(add.origin_seq, add.offset_start, add.offset_end, version)
-    older = origin.runs if origin is not None and origin.epoch == add.origin_epoch else ()
+def advanced(origin: OriginRef | None, *, origin_id: int, epoch: int, run: Run) -> OriginRef:
+    """The origin after another run of its records."""
+    count = run.offset_end - run.offset_start
+    older = origin.runs if origin is not None and origin.epoch == epoch else ()
     return OriginRef(
-        origin_id=add.origin_id,
-        epoch=add.origin_epoch,
-        last_seq=(add.origin_seq + count - 1) % SEQUENCES,
+        origin_id=origin_id,
+        epoch=epoch,
+        last_seq=(run.sequence + count - 1) % SEQUENCES,
         runs=(*older, run)[-RUNS_KEPT:],
     )
 
 
-def grown(txn: TxnRef | None, txn_id: str, add: Add, version: Version) -> TxnRef:
-    """The transaction after `add`. Its adds follow one another in one commit."""
-    start = txn.offset_start if txn is not None and txn.version == version else add.offset_start
-    return TxnRef(txn_id, start, add.offset_end, version)
+def grown(txn: TxnRef | None, txn_id: str, start: Offset, end: Offset, version: Version) -> TxnRef:
+    """The transaction after another add. Its adds follow one another in one commit."""
+    first = txn.offset_start if txn is not None and txn.version == version else start
+    return TxnRef(txn_id, first, end, version)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,11 +171,14 @@ class LogState:
         )
         if add.origin_id != NO_ORIGIN:
             # Put at the end: the first ones are the longest silent.
-            self.origins[add.origin_id] = advanced(self.origins.pop(add.origin_id, None), add, commit.version)
+            run = Run(add.origin_seq, add.offset_start, add.offset_end, commit.version)
+            known = self.origins.pop(add.origin_id, None)
+            self.origins[add.origin_id] = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run)
             while len(self.origins) > self.limits.origins_max:
                 del self.origins[next(iter(self.origins))]
         if add.txn_id is not None:
-            self.txns[add.txn_id] = grown(self.txns.get(add.txn_id), add.txn_id, add, commit.version)
+            txn = self.txns.get(add.txn_id)
+            self.txns[add.txn_id] = grown(txn, add.txn_id, add.offset_start, add.offset_end, commit.version)
             while len(self.txns) > self.limits.txns_max:
                 del self.txns[next(iter(self.txns))]
 

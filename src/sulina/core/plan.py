@@ -7,6 +7,7 @@ shell writes what is placed, then commits `operations`, then tells the answers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sulina.core.batch import BatchHeader
 from sulina.core.commit import (
@@ -17,6 +18,7 @@ from sulina.core.commit import (
     Commit,
     OriginRef,
     Remove,
+    Run,
     Seal,
     TxnRef,
     timestamp_text,
@@ -36,8 +38,7 @@ class Request:
     expected_version: Version | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where one batch goes."""
 
     request: int  # which request, which of its batches
@@ -86,15 +87,45 @@ def checkpoint_due(version: Version) -> bool:
 
 
 @dataclass(slots=True)
+class _OpenAdd:
+    """An add that the next batch may continue, so that many small batches make a small commit."""
+
+    origin_id: int
+    origin_seq: int
+    origin_epoch: int
+    txn_id: str | None
+    segment: Offset
+    position: int
+    offset_start: Offset
+    offset_end: Offset
+    size: int
+    timestamp_max: int
+
+    def closed(self) -> Add:
+        return Add(
+            origin_id=self.origin_id,
+            origin_seq=self.origin_seq,
+            origin_epoch=self.origin_epoch,
+            offset_start=self.offset_start,
+            offset_end=self.offset_end,
+            segment=segment_name(self.segment),
+            position=self.position,
+            size=self.size,
+            timestamp_max=self.timestamp_max,
+            txn_id=self.txn_id,
+        )
+
+
+@dataclass(slots=True)
 class Plan:
     """Filled by `admit`; one answer for each request, in order."""
 
     state: LogState
     limits: SegmentLimits
     now: float
-    operations: list[Add | Remove | Claim | Seal] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
     answers: list[Appended | Conflict] = field(default_factory=list)
+    _adds: list[_OpenAdd] = field(default_factory=list)
     _next_offset: Offset = field(init=False)
     _segment: Offset = field(init=False)
     _size: int = field(init=False)
@@ -116,6 +147,11 @@ class Plan:
     def version(self) -> Version:
         """Of the commit that the plan becomes."""
         return Version(self.state.version + 1)
+
+    @property
+    def operations(self) -> list[Add]:
+        """What the commit does."""
+        return [add.closed() for add in self._adds]
 
     def admit(self, request: Request) -> None:
         """Place a request, or find its earlier answer, or refuse it."""
@@ -148,20 +184,16 @@ class Plan:
             if not _has_origin(header):
                 fresh += 1
                 continue
-            origin_id = header.producer_id
+            origin_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
             origin = seen.get(origin_id) or self._origin(origin_id)
-            repeat = repeat_of(
-                origin,
-                origin_id=origin_id,
-                epoch=header.producer_epoch,
-                sequence=header.base_sequence,
-                count=header.record_count,
-            )
+            repeat = repeat_of(origin, origin_id=origin_id, epoch=epoch, sequence=sequence, count=header.record_count)
             if repeat is not None:
                 repeats.append(repeat)
                 continue
             fresh += 1
-            seen[origin_id] = advanced(origin, self._add(header, None), self.version)
+            # Where it goes does not matter here, only that the request's next batch may follow it.
+            run = Run(sequence, Offset(0), Offset(header.record_count), self.version)
+            seen[origin_id] = advanced(origin, origin_id=origin_id, epoch=epoch, run=run)
         if repeats and fresh:
             # A request commits whole, so half of one cannot have been here before.
             last = request.batches[-1]
@@ -174,68 +206,57 @@ class Plan:
         return self._origins.get(origin_id) or self.state.origins.get(origin_id)
 
     def _place(self, request: Request) -> Appended:
-        start = self._next_offset
+        start, number_of_request, txn_id = self._next_offset, len(self.answers), request.txn_id
         for number, header in enumerate(request.batches):
-            if self._size and self._size + header.size_bytes > self.limits.segment_bytes_max:
-                self._segment, self._size = self._next_offset, 0
-            self.placements.append(Placement(len(self.answers), number, self._segment, self._size, self._next_offset))
-            add = self._add(header, request.txn_id)
-            last = self.operations[-1] if self.operations else None
-            if isinstance(last, Add) and _continues(last, add):
-                self.operations[-1] = _joined(last, add)
-            else:
-                self.operations.append(add)
-            if add.origin_id != NO_ORIGIN:
-                self._origins[add.origin_id] = advanced(self._origin(add.origin_id), add, self.version)
-            if add.txn_id is not None:
-                self._txns[add.txn_id] = grown(self._txns.get(add.txn_id), add.txn_id, add, self.version)
-            self._next_offset = add.offset_end
-            self._size += add.size
+            size, offset = header.size_bytes, self._next_offset
+            if self._size and self._size + size > self.limits.segment_bytes_max:
+                self._segment, self._size = offset, 0
+            self.placements.append(Placement(number_of_request, number, self._segment, self._size, offset))
+            end = Offset(offset + header.record_count)
+            self._add(header, txn_id, end)
+            if _has_origin(header):
+                origin_id, epoch = header.producer_id, header.producer_epoch
+                run = Run(header.base_sequence, offset, end, self.version)
+                self._origins[origin_id] = advanced(self._origin(origin_id), origin_id=origin_id, epoch=epoch, run=run)
+            self._next_offset = end
+            self._size += size
+        if txn_id is not None:
+            self._txns[txn_id] = grown(None, txn_id, start, self._next_offset, self.version)
         return Appended(start, self._next_offset, self.version)
 
-    def _add(self, header: BatchHeader, txn_id: str | None) -> Add:
-        has_origin = _has_origin(header)
-        return Add(
-            origin_id=header.producer_id if has_origin else NO_ORIGIN,
-            origin_seq=header.base_sequence if has_origin else NO_ORIGIN,
-            origin_epoch=header.producer_epoch if has_origin else NO_ORIGIN,
-            offset_start=self._next_offset,
-            offset_end=Offset(self._next_offset + header.record_count),
-            segment=segment_name(self._segment),
-            position=self._size,
-            size=header.size_bytes,
-            timestamp_max=header.max_timestamp,
-            txn_id=txn_id,
-        )
+    def _add(self, header: BatchHeader, txn_id: str | None, end: Offset) -> None:
+        if _has_origin(header):
+            origin = (header.producer_id, header.base_sequence, header.producer_epoch)
+        else:
+            origin = (NO_ORIGIN, NO_ORIGIN, NO_ORIGIN)
+        last = self._adds[-1] if self._adds else None
+        if last is not None and self._continues(last, origin, txn_id):
+            last.offset_end = end
+            last.size += header.size_bytes
+            last.timestamp_max = max(last.timestamp_max, header.max_timestamp)
+        else:
+            self._adds.append(
+                _OpenAdd(
+                    *origin,
+                    txn_id=txn_id,
+                    segment=self._segment,
+                    position=self._size,
+                    offset_start=self._next_offset,
+                    offset_end=end,
+                    size=header.size_bytes,
+                    timestamp_max=header.max_timestamp,
+                )
+            )
+
+    def _continues(self, last: _OpenAdd, origin: tuple[int, int, int], txn_id: str | None) -> bool:
+        """Whether a batch can be part of an add without anything being forgotten."""
+        if last.segment != self._segment or last.txn_id != txn_id or last.origin_id != origin[0]:
+            return False
+        if last.origin_id == NO_ORIGIN:
+            return True
+        following = (last.origin_seq + last.offset_end - last.offset_start) % SEQUENCES
+        return last.origin_epoch == origin[2] and following == origin[1]
 
 
 def _has_origin(header: BatchHeader) -> bool:
     return header.producer_id >= 0 and header.base_sequence >= 0
-
-
-def _continues(last: Add, add: Add) -> bool:
-    """Whether two adds can be one without forgetting anything: the commit stays small under many small batches."""
-    if (last.segment, last.origin_id, last.origin_epoch, last.txn_id) != (
-        add.segment,
-        add.origin_id,
-        add.origin_epoch,
-        add.txn_id,
-    ):
-        return False
-    count = last.offset_end - last.offset_start
-    return add.origin_id == NO_ORIGIN or add.origin_seq == (last.origin_seq + count) % SEQUENCES
-
-
-def _joined(last: Add, add: Add) -> Add:
-    return Add(
-        origin_id=last.origin_id,
-        origin_seq=last.origin_seq,
-        origin_epoch=last.origin_epoch,
-        offset_start=last.offset_start,
-        offset_end=add.offset_end,
-        segment=last.segment,
-        position=last.position,
-        size=last.size + add.size,
-        timestamp_max=max(last.timestamp_max, add.timestamp_max),
-        txn_id=last.txn_id,
-    )

@@ -228,14 +228,15 @@ class DirectoryLog:
         started = self._clock.monotonic()
         self.segments.write(batches)
         synced = self._clock.monotonic()
-        self._commit(plan.operations)
+        operations = plan.operations
+        self._commit(operations)
         committed = self._clock.monotonic()
         self._steps(Step.APPEND_COMMITTED)
         self.segments.confirm()
         self.view = self.commits.state.view()
         self._metrics.committed(
-            appends=len({placement.request for placement in plan.placements}),
-            size_bytes=sum(len(part) for batch in batches for part in batch.parts),
+            appends=sum(placement.batch == 0 for placement in plan.placements),
+            size_bytes=sum(operation.size for operation in operations),
             sync_seconds=synced - started,
             commit_seconds=committed - synced,
         )

@@ -49,16 +49,15 @@ class OsFile:
 
     def write(self, position: int, buffers: Sequence[Bytes]) -> None:
         assert position >= 0
-        views = [memoryview(buffer).cast("B") for buffer in buffers]
-        first = 0
-        while first < len(views):
-            written = os.pwritev(self.fileno(), views[first : first + IOV_MAX], position)
-            position += written
-            while first < len(views) and written >= len(views[first]):
-                written -= len(views[first])
-                first += 1
-            if written:
-                views[first] = views[first][written:]
+        for first in range(0, len(buffers), IOV_MAX):
+            some = buffers[first : first + IOV_MAX]
+            size = sum(map(len, some))
+            written = os.pwritev(self.fileno(), some, position)
+            if written < size:  # by a signal, or just before the disk is full
+                rest = memoryview(b"".join(some))
+                while written < size:
+                    written += os.pwrite(self.fileno(), rest[written:], position + written)
+            position += size
 
     def sync(self) -> None:
         _sync_contents(self.fileno())

@@ -40,6 +40,7 @@ from sulina.types import Epoch, Offset, Version
 Result = TypeVar("Result")
 
 TXN_ID_LENGTH_MAX = 200
+CHECKPOINT_REST = 20  # times as long as the last one took
 ROUNDS_MAX = 16  # groups that one log commits before the thread serves another
 
 
@@ -63,11 +64,11 @@ class PartitionLog:
         self._loop = asyncio.get_running_loop()
         self._executor = executor
         self._owns_executor = owns_executor
-        self._closed = False
-        self._lock = threading.Lock()  # for the four below
+        self._closing = asyncio.Event()
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()  # for the three below
         self._queue: deque[_Waiting] = deque()
         self._is_writing = False
-        self._is_checkpointing = False
         self._idle: list[asyncio.Future[None]] = []
         self._waiting_bytes = 0
         self._offset_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -103,16 +104,19 @@ class PartitionLog:
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the directory. Once is enough."""
-        if self._closed:
+        if self._closing.is_set():
             return
-        self._closed = True
+        self._closing.set()
         while True:
             with self._lock:
-                if not self._is_writing and not self._is_checkpointing:
+                if not self._is_writing:
                     break
                 idle = self._loop.create_future()
                 self._idle.append(idle)
             await idle
+        self._start_checkpoint()
+        if self._checkpointing is not None:
+            await self._checkpointing
         await self._loop.run_in_executor(self._executor, self._log.close)
         for _, _, waiter in self._offset_waiters + self._version_waiters:
             if not waiter.done():
@@ -153,7 +157,7 @@ class PartitionLog:
         A known `txn_id`, or batches that their producer has sent before, get the answer of the first time.
         InvalidInput, Conflict, QueueFull, LogStopped, LogClosed.
         """
-        if self._closed:
+        if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
         if txn_id is not None:
             _check_txn_id(txn_id)
@@ -216,7 +220,7 @@ class PartitionLog:
         self._log.pins.pop(holder, None)
 
     async def _call(self, call: Callable[[], Result]) -> Result:
-        if self._closed:
+        if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
         answer: Result = await self._enqueue(_Waiting(self._loop.create_future(), call=call))
         return answer
@@ -240,7 +244,6 @@ class PartitionLog:
                     break
             answers = self._write(group)
             self._loop.call_soon_threadsafe(self._settle, group, answers)
-            self._start_checkpoint()
         else:
             # Let other logs have the thread.
             self._executor.submit(self._write_rounds)
@@ -271,22 +274,6 @@ class PartitionLog:
             # Whatever it is, it belongs to whoever asked: the thread must not end with the future open.
             return [error]
 
-    def _start_checkpoint(self) -> None:
-        with self._lock:
-            if self._is_checkpointing or not self._log.is_checkpoint_due:
-                return
-            self._is_checkpointing = True
-        self._executor.submit(self._checkpoint)
-
-    def _checkpoint(self) -> None:
-        while True:
-            self._log.checkpoint()
-            with self._lock:
-                if not self._log.is_checkpoint_due or self._log.stopped is not None:
-                    self._is_checkpointing = False
-                    break
-        self._loop.call_soon_threadsafe(self._tell_idle)
-
     # Back on the loop
 
     def _settle(self, group: list[_Waiting], answers: list[Any]) -> None:
@@ -304,6 +291,21 @@ class PartitionLog:
                 waiting.future.set_result(answer)
         self._wake(self._offset_waiters, self.view.next_offset - 1)
         self._wake(self._version_waiters, self.view.version)
+        self._start_checkpoint()
+
+    def _start_checkpoint(self) -> None:
+        if self._log.is_checkpoint_due and (self._checkpointing is None or self._checkpointing.done()):
+            self._checkpointing = self._loop.create_task(self._checkpoint(), name="log-checkpoint")
+
+    async def _checkpoint(self) -> None:
+        while self._log.is_checkpoint_due and self._log.stopped is None:
+            started = self._clock.monotonic()
+            await self._loop.run_in_executor(self._executor, self._log.checkpoint)
+            # Its syncs slow down those of the commits, so a busy log rests from it. What became due meanwhile is
+            # written after the rest, the newest only.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECKPOINT_REST * (self._clock.monotonic() - started)):
+                    await self._closing.wait()
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []
@@ -333,7 +335,7 @@ class PartitionLog:
         return self.view
 
     def _waiter(self, waiters: list[tuple[int, int, asyncio.Future[None]]], target: int) -> asyncio.Future[None]:
-        if self._closed:
+        if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
         # Those who gave up are still here: forget them when they are the many.
         if len(waiters) > 64 and sum(waiter.done() for _, _, waiter in waiters) > len(waiters) // 2:

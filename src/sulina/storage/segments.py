@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from sulina.core.batch import HEADER_BYTES
 from sulina.core.commit import Remove, SegmentRef
@@ -50,8 +51,7 @@ class _Active:
     timestamp_max: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedBatch:
+class PlacedBatch(NamedTuple):
     """A batch, and where it goes."""
 
     segment: Offset

@@ -20,6 +20,7 @@ _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_AT = 35
 _LENGTH_END = 12
 _CRC_START = 21
+_LENGTH_MIN = HEADER_BYTES - _LENGTH_END
 
 STAMP_BYTES = _STAMP.size
 
@@ -50,36 +51,87 @@ def max_timestamp_at(data: memoryview, start: int) -> int:
     return found
 
 
-def stored_batches(
+class Run(NamedTuple):
+    """Batches that lie end to end in a buffer: bytes [start, end), offsets [base_offset, end_offset).
+
+    Empty when the walk did not reach what was wanted; then `end` and `end_offset` say how far it came.
+    """
+
+    start: int
+    end: int
+    base_offset: Offset
+    end_offset: Offset
+
+
+def checked_run(
     data: memoryview,
     *,
     path: str,
     position: int,
     offset: Offset,
     epoch: Epoch,
-    wanted: Offset = Offset(0),
-) -> Iterator[StoredBatch]:
-    """The whole batches at the front of `data`, which was read at `position` where a batch starts with `offset`.
+    wanted: Offset,
+    until: Offset,
+    bytes_max: int,
+) -> Run:
+    """The whole batches in `data` from the one that holds `wanted` on, every one checked: as many as end before
+    `until` and within `bytes_max`, but at least one. `data` was read at `position`, where a batch starts with `offset`.
 
-    Each is checked, but for the CRC of those that end before `wanted`: they are passed over, not served. Ends before
-    the first batch that is not whole. CorruptSegment at the first that is not what was written.
+    CorruptSegment at the first batch that is not what was written.
     """
-    start, available = 0, len(data)
-    while available - start >= HEADER_BYTES:
-        found, length, its_epoch, magic, crc, _, delta = _FRONT.unpack_from(data, start)
-        end = start + _LENGTH_END + length
-        if found != offset or its_epoch != epoch or magic != MAGIC or delta < 0 or end - start < HEADER_BYTES:
-            reason = (
-                f"it says offset {found}, epoch {its_epoch}, format {magic}, {length} bytes; epoch {epoch} is right"
-            )
-            raise CorruptSegment(path=path, position=position + start, offset=offset, reason=reason)
+    # The hot path of every read: one batch a turn, with nothing made but what is needed.
+    unpack, checksum, available = _FRONT.unpack_from, crc32c, len(data)
+    start, base_offset = -1, offset
+    at = 0
+    while available - at >= HEADER_BYTES:
+        found, length, its_epoch, magic, crc, _, delta = unpack(data, at)
+        if found != offset or its_epoch != epoch or magic != MAGIC or delta < 0 or length < _LENGTH_MIN:
+            raise _misplaced(data, at, path, position, offset, epoch)
+        end = at + _LENGTH_END + length
         if end > available:
-            return
-        end_offset = Offset(offset + delta + 1)
+            break
+        end_offset = offset + delta + 1
         if end_offset > wanted:
-            computed = crc32c(data[start + _CRC_START : end])
-            if computed != crc:
-                reason = f"its CRC32C is {computed:#010x}, its header says {crc:#010x}"
-                raise CorruptSegment(path=path, position=position + start, offset=offset, reason=reason)
-        yield StoredBatch(start, end, offset, end_offset)
-        start, offset = end, end_offset
+            if start < 0:
+                start, base_offset = at, offset
+            elif offset >= until or end - start > bytes_max:
+                break
+            # Keeping the GIL: handing it to another thread and back costs more than most checksums.
+            if checksum(data[at + _CRC_START : end], gil_release_mode=0) != crc:
+                raise _damaged(data, at, end, path, position, offset)
+        at, offset = end, Offset(end_offset)
+    return Run(at if start < 0 else start, at, base_offset if start >= 0 else offset, offset)
+
+
+def stored_batches(
+    data: memoryview, *, path: str, position: int, offset: Offset, epoch: Epoch
+) -> Iterator[StoredBatch]:
+    """The whole batches at the front of `data`, one by one, every one checked. As `checked_run`."""
+    at = 0
+    while True:
+        run = checked_run(
+            data[at:],
+            path=path,
+            position=position + at,
+            offset=offset,
+            epoch=epoch,
+            wanted=offset,
+            until=offset,
+            bytes_max=0,
+        )
+        if run.start == run.end:
+            return
+        yield StoredBatch(at, at + run.end, offset, run.end_offset)
+        at, offset = at + run.end, run.end_offset
+
+
+def _misplaced(data: memoryview, at: int, path: str, position: int, offset: Offset, epoch: Epoch) -> CorruptSegment:
+    found, length, its_epoch, magic, *_ = _FRONT.unpack_from(data, at)
+    reason = f"it says offset {found}, epoch {its_epoch}, format {magic}, {length} bytes; epoch {epoch} is right"
+    return CorruptSegment(path=path, position=position + at, offset=offset, reason=reason)
+
+
+def _damaged(data: memoryview, at: int, end: int, path: str, position: int, offset: Offset) -> CorruptSegment:
+    stored, computed = _FRONT.unpack_from(data, at)[4], crc32c(data[at + _CRC_START : end])
+    reason = f"its CRC32C is {computed:#010x}, its header says {stored:#010x}"
+    return CorruptSegment(path=path, position=position + at, offset=offset, reason=reason)

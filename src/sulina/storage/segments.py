@@ -27,7 +27,7 @@ from sulina.core.segment import (
     index_name,
     segment_name,
 )
-from sulina.core.stored import StoredBatch, max_timestamp_at, size_at, stored_batches
+from sulina.core.stored import StoredBatch, checked_run, max_timestamp_at, size_at, stored_batches
 from sulina.errors import CorruptSegment
 from sulina.ports import Bytes, File, Files
 from sulina.storage.steps import Step, Steps, no_steps
@@ -290,16 +290,23 @@ class Segments:
         while True:
             left = segment.size - position
             data = self._read_bytes(segment, position, min(size, left))
-            batches = stored_batches(
-                data, path=path, position=position, offset=first, epoch=segment.epoch, wanted=offset
+            run = checked_run(
+                data,
+                path=path,
+                position=position,
+                offset=first,
+                epoch=segment.epoch,
+                wanted=offset,
+                until=end,
+                bytes_max=max_bytes,
             )
-            passed, first, found = _served(data, batches, first, offset, end, max_bytes)
-            if found is not None:
+            passed, first = run.end, run.end_offset
+            if run.start < run.end:
                 with self._lock:
-                    self._positions[segment.base, found.next_offset] = position + passed
+                    self._positions[segment.base, run.end_offset] = position + passed
                     while len(self._positions) > POSITIONS_KEPT_MAX:
                         self._positions.popitem(last=False)
-                return found
+                return Found(data[run.start : run.end], run.base_offset, run.end_offset)
             # The batch that is wanted is not whole: read it alone, as far as it says it reaches.
             position, left, rest = position + passed, left - passed, len(data) - passed
             size = size_at(data, passed) if rest >= HEADER_BYTES else HEADER_BYTES
@@ -417,25 +424,3 @@ def _base(name: str) -> Offset | None:
     if ending in ("log", "index") and len(stem) == 20 and stem.isascii() and stem.isdigit():
         return Offset(int(stem))
     return None
-
-
-def _served(
-    data: memoryview,
-    batches: Iterator[StoredBatch],
-    first: Offset,
-    offset: Offset,
-    end: Offset,
-    max_bytes: int,
-) -> tuple[int, Offset, Found | None]:
-    """How far the walk came, in bytes and offsets, and the batches to serve if it came to `offset`."""
-    start, stop = -1, 0
-    start_offset = following = first
-    for batch in batches:
-        if batch.end_offset > offset:
-            if start >= 0 and (batch.base_offset >= end or batch.end - start > max_bytes):
-                break
-            if start < 0:
-                start, start_offset = batch.start, batch.base_offset
-        stop, following = batch.end, batch.end_offset
-    found = Found(data[start:stop], start_offset, following) if start >= 0 else None
-    return stop, following, found

@@ -24,6 +24,7 @@ def run() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="less of everything")
     quick = parser.parse_args().quick
+    load, revision = os.getloadavg()[0], commit()  # before we add to the one, and others to the other
     results: dict[str, list[Result]] = {}
     failed: list[str] = []
     for script in sorted(set(os.listdir(HERE)) - NOT_BENCHMARKS):
@@ -35,23 +36,24 @@ def run() -> int:
             failed.append(script)
             continue
         results[script] = [Result(**line) for line in json.loads(done.stdout)]
-    text = page(results, failed, quick=quick)
+    text = page(results, failed, quick=quick, load=load, revision=revision)
     with open(PAGE, "w", encoding="utf-8") as file:
         file.write(text)
     print(text)
     return 1 if failed else 0
 
 
-def page(results: dict[str, list[Result]], failed: list[str], *, quick: bool) -> str:
+def page(results: dict[str, list[Result]], failed: list[str], *, quick: bool, load: float, revision: str) -> str:
     """The page in Markdown."""
     lines = [
         "# Benchmarks",
         "",
         "Written by `benchmarks/run.py`; do not edit. Limits and peers are measured in the same run, in turns.",
-        "A ratio is the median over the rounds; the machine may have had other work, which both sides felt.",
+        "A ratio is the median over the rounds.",
         "",
         *machine(),
-        f"- {'Quick run' if quick else 'Full run'} of {datetime.now(UTC):%Y-%m-%d}, commit {commit()}",
+        f"- {'Quick run' if quick else 'Full run'} of {datetime.now(UTC):%Y-%m-%d}, commit {revision}",
+        f"- Load average before the run: {load:.1f}. Where others work too, a ratio can be off either way",
         "",
         "To reproduce: `make bench`, or one of them with `.venv/bin/python benchmarks/log.py [--quick] [--dir DIR]`.",
     ]

@@ -387,6 +387,16 @@ async def test_a_batch_that_lies_about_its_newest_time_hides_nobody(log: Partiti
     assert await log.offset_for_timestamp(5_000) is None
 
 
+async def test_closing_does_not_wait_for_a_resting_checkpoint(tmp_path: Path) -> None:
+    async with asyncio.timeout(60):
+        for number in range(20):
+            log = await PartitionLog.open(str(tmp_path / str(number)))
+            for _ in range(10 + number):
+                await log.append(batch(0))
+            await log.close()
+            assert (tmp_path / str(number) / "_delta_log" / "00000000000000000010.checkpoint.json").exists()
+
+
 async def test_logs_share_threads(tmp_path: Path) -> None:
     with ThreadPoolExecutor(max_workers=2) as executor:
         logs = [await PartitionLog.open(str(tmp_path / str(n)), executor=executor) for n in range(8)]

@@ -77,22 +77,25 @@ class CommitLog:
         self._checkpoints: list[Version] = []  # known to be valid; oldest first
         self._needless: list[Version] = []  # checkpoints that are torn, or older than those we keep
 
-    def load(self) -> LogState:
-        """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog."""
-        for attempt in range(1, LOAD_ATTEMPTS_MAX + 1):
-            try:
-                self.state = self._load()
-                return self.state
-            except FileNotFoundError as gone:
-                # Somebody cleaned up between our listing and our reading: the next listing has a newer checkpoint.
-                if attempt == LOAD_ATTEMPTS_MAX:
-                    raise CorruptLog(path=self.store.location, reason=f"{gone} vanished while it was read") from gone
-        raise AssertionError
+    def load(self, names: list[str] | None = None) -> LogState:
+        """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog.
 
-    def _load(self) -> LogState:
+        `names` is what the store lists, in any order, for who has listed it already.
+        """
+        for _ in range(LOAD_ATTEMPTS_MAX):
+            try:
+                self.state = self._load(names)
+                return self.state
+            except FileNotFoundError as error:
+                # Somebody cleaned up between our listing and our reading: the next one has a newer checkpoint.
+                names, gone = None, error
+        raise CorruptLog(path=self.store.location, reason=f"{gone} vanished while it was read")
+
+    def _load(self, names: list[str] | None) -> LogState:
         hint = self._hint()
-        names = self.store.list(after=f"{hint:020d}" if hint is not None else "")
-        listing = _Listing.of(names)
+        after = f"{hint:020d}" if hint is not None else ""
+        newer = self.store.list(after) if names is None else sorted(name for name in names if name > after)
+        listing = _Listing.of(newer)
         state = self._newest_checkpoint(listing)
         if state is None and hint is not None:
             listing = _Listing.of(self.store.list())

@@ -16,6 +16,8 @@ from sulina.storage.steps import Step, Steps, no_steps
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+Names = list[str]  # inside the classes, `list` is a method
+
 _ASIDE = ".aside"
 _numbers = itertools.count()
 
@@ -74,12 +76,13 @@ class DirectoryCommits:
         with contextlib.suppress(FileNotFoundError):
             self._files.remove(f"{self.location}/{name}")
 
-    def remove_asides(self) -> None:
-        """Delete what a writer that died left behind. Only for the directory's one writer."""
-        for name in self._files.list(self.location):
-            if name.endswith(_ASIDE):
-                self._files.remove(f"{self.location}/{name}")
-                self._steps(Step.OPEN_ASIDE_REMOVED)
+    def sweep(self) -> Names:
+        """Delete what a writer that died left behind, and list the rest. Only for the directory's one writer."""
+        names = self._files.list(self.location)
+        for name in [name for name in names if name.endswith(_ASIDE)]:
+            self._files.remove(f"{self.location}/{name}")
+            self._steps(Step.OPEN_ASIDE_REMOVED)
+        return names
 
 
 def _kind(name: str) -> str:

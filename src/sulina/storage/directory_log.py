@@ -162,8 +162,7 @@ class DirectoryLog:
             raise
 
     def _recover(self) -> None:
-        self._store.remove_asides()
-        state = self.commits.load()
+        state = self.commits.load(self._store.sweep())
         # A commit whose writer died before this sync could vanish again, with all that builds on it.
         self._files.sync_directory(self._store.location)
         self._steps(Step.OPEN_LOADED)

@@ -1,7 +1,7 @@
 """How near the log of one partition comes to what disk, memory and CPU allow.
 
 Records have values of 100 random bytes and keys of 8, from a fixed seed, in batches of about 64 KiB (550 records),
-and for appending also of about 1 MiB (8,900 records), which is what librdkafka sends by default when it is busy.
+and for appending also of about 1 MiB (8,700 records), which is what librdkafka sends by default when it is busy.
 Each claim is one function; what it compares with is in its docstring.
 """
 
@@ -30,7 +30,7 @@ from sulina.storage.files import OsFile, OsFiles, SystemClock
 from sulina.storage.partition_log import PartitionLog
 
 SMALL, LARGE = 64 << 10, MIB  # batches, at most
-RECORDS = {SMALL: 550, LARGE: 8_900}
+RECORDS = {SMALL: 550, LARGE: 8_700}
 GROUPS = ((64 << 10, SMALL), (MIB, SMALL), (4 * MIB, SMALL), (MIB, LARGE), (4 * MIB, LARGE))
 LABELS = {64 << 10: "64 KiB", MIB: "1 MiB", 4 * MIB: "4 MiB"}
 GROUPS_IN_FLIGHT = 3  # one is being committed, one waits, one is being made

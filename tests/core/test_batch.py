@@ -11,7 +11,6 @@ from sulina.core.batch import (
     HEADER_BYTES,
     BatchLimits,
     parse_header,
-    patch,
     split,
     validate,
 )
@@ -24,7 +23,6 @@ from sulina.errors import (
     SulinaError,
     UnknownCodec,
 )
-from sulina.types import Epoch, Offset
 
 RECORDS = [
     Record(key=b"k1", value=b"one", timestamp_ms=1_700_000_000_000, headers=(("trace", b"\x01"), ("none", None))),
@@ -172,14 +170,6 @@ def test_the_limit_holds_for_decompressed_bytes(codec: int, count: int) -> None:
     assert validate(batch)
     with pytest.raises(DecompressedTooLarge):
         validate(batch, BatchLimits(decompressed_bytes_max=1000 * count))
-
-
-def test_patching_gives_a_batch_its_place_and_keeps_it_valid() -> None:
-    buffer = bytearray(b"x" * 5) + encode(RECORDS)
-    for target in (buffer, memoryview(buffer)):
-        patch(target, 5, base_offset=Offset(1 << 40), epoch=Epoch(12))
-        (header,) = validate(memoryview(buffer)[5:])
-        assert (header.base_offset, header.epoch) == (1 << 40, 12)
 
 
 # Each of these is the body of one record, without its length.

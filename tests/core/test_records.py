@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sulina.core.batch import parse_header, patch, validate
+from sulina.core.batch import parse_header, validate
 from sulina.core.records import Record, decode, encode
 from sulina.errors import InvalidBatch
-from sulina.types import Epoch, Offset
 
 MILLISECONDS = st.integers(-(2**62), 2**62)
 BLOBS = st.none() | st.binary(max_size=200)
@@ -91,5 +90,5 @@ def test_control_batches_have_no_records_for_readers() -> None:
 
 def test_offsets_follow_the_patched_base() -> None:
     batch = encode([Record(value=b"a"), Record(value=b"b")])
-    patch(batch, 0, base_offset=Offset(100), epoch=Epoch(1))
+    batch[:8] = (100).to_bytes(8)
     assert [record.offset for record in decode(batch)] == [100, 101]

@@ -90,48 +90,51 @@ def told(process: "subprocess.Popen[str]") -> list[Any]:
     return event
 
 
-def race(make_store: Callable[[], CommitStore], versions: int) -> list[list[int]]:
-    """Threads that all go for the same version at once, for one version after the other; what each of them won."""
+def race(make_store: Callable[[], CommitStore], *, together: int = THREAD_VERSIONS) -> list[list[int]]:
+    """Threads go for the same versions; up to `together` all begin at once. What each of them won."""
     commit_log(make_store()).commit([Claim(epoch=Epoch(0), broker_id="first")], epoch=Epoch(0))
     start = threading.Barrier(THREADS, timeout=TIMEOUT_SECONDS)
 
     def run(number: int) -> list[int]:
         log = commit_log(make_store(), f"thread-{number}")
         won: list[int] = []
-        try:
-            for version in range(1, versions + 1):
+        while (version := log.state.version + 1) <= THREAD_VERSIONS:
+            if version <= together:
                 start.wait()
-                try:
-                    won.append(log.commit([], epoch=Epoch(0)).version)
-                except VersionConflict as conflict:
-                    # It is told what there is now, so that a retry can succeed.
-                    assert (conflict.expected, conflict.current) == (version - 1, version)  # noqa: PT017
-        except BaseException:
-            start.abort()
-            raise
+            try:
+                won.append(log.commit([], epoch=Epoch(0)).version)
+            except VersionConflict:
+                assert log.state.version >= version, "who lost does not know the winner's commit, and cannot retry"
         return won
 
+    def run_or_abort(number: int) -> list[int]:
+        try:
+            return run(number)
+        except BaseException:
+            start.abort()  # the others need not wait for us
+            raise
+
     with ThreadPoolExecutor(max_workers=THREADS) as threads:
-        return list(threads.map(run, range(THREADS), timeout=TIMEOUT_SECONDS * 3))
+        return list(threads.map(run_or_abort, range(THREADS), timeout=TIMEOUT_SECONDS * 3))
 
 
 def test_l3_threads_race_on_memory_and_each_version_has_one_winner() -> None:
     store = ObjectCommits(MemoryStore(), "log")
-    check_log(store, race(lambda: store, THREAD_VERSIONS), THREAD_VERSIONS)
+    check_log(store, race(lambda: store), THREAD_VERSIONS)
 
 
 def test_l3_threads_race_on_a_folder_and_each_version_has_one_winner(tmp_path: Path) -> None:
     def make() -> ObjectCommits:
         return ObjectCommits(LocalStore(tmp_path), "log")
 
-    check_log(make(), race(make, THREAD_VERSIONS), THREAD_VERSIONS)
+    check_log(make(), race(make), THREAD_VERSIONS)
 
 
 def test_l3_threads_race_in_a_directory_and_each_version_has_one_winner(tmp_path: Path) -> None:
     def make() -> DirectoryCommits:
         return DirectoryCommits(OsFiles(), str(tmp_path))
 
-    check_log(make(), race(make, THREAD_VERSIONS), THREAD_VERSIONS)
+    check_log(make(), race(make), THREAD_VERSIONS)
 
 
 def test_l3_threads_race_on_a_real_s3_server_and_each_version_has_one_winner(s3: "S3Server") -> None:
@@ -140,7 +143,7 @@ def test_l3_threads_race_on_a_real_s3_server_and_each_version_has_one_winner(s3:
     def make() -> ObjectCommits:
         return ObjectCommits(s3.store(), prefix)
 
-    check_log(make(), race(make, THREAD_VERSIONS), THREAD_VERSIONS)
+    check_log(make(), race(make, together=2), THREAD_VERSIONS)  # SeaweedFS takes seconds where all meet
 
 
 @pytest.mark.xfail(reason="put_if_absent takes a version whose commit was cleaned up")

@@ -22,6 +22,7 @@ from obstore.store import S3Store
 START_SECONDS_MAX = 60.0
 START_ATTEMPTS_MAX = 3  # a port that was free may be taken before the server has it
 BUCKET = "sulina"
+ROLES = ("master", "volume", "filer", "s3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,15 @@ def _running(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], S3Server]]
     data = folder / "data"
     data.mkdir()
     ports = _free_ports(8)
+    sockets = [Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock") for role in ROLES for port in ports]
     arguments = [f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-master.volumeSizeLimitMB=64"]
-    arguments += ["-volume.max=50"]
-    for role in ("master", "volume", "filer", "s3"):
+    # Two more services that nobody asked for would take fixed ports.
+    arguments += ["-volume.max=50", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    for role in ROLES:
         arguments += [f"-{role}.port={ports.pop()}", f"-{role}.port.grpc={ports.pop()}"]
     endpoint = f"http://127.0.0.1:{arguments[-2].partition('=')[2]}"
-    # Socket paths must be short; by default they are in /tmp, named after a port.
-    arguments += [f"-{role}.localSocket={os.path.relpath(folder / role, folder)}.sock" for role in ("filer", "s3")]
+    # Relative to the working directory: the path of a socket must be short.
+    arguments += [f"-{role}.localSocket={role}.sock" for role in ("filer", "s3")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [_binary(), "server", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
@@ -85,6 +88,8 @@ def _running(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], S3Server]]
     finally:
         process.kill()
         process.wait(START_SECONDS_MAX)
+        for path in sockets:  # it leaves them behind, and their place cannot be chosen
+            path.unlink(missing_ok=True)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], server: S3Server) -> None:

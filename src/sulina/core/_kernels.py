@@ -51,6 +51,8 @@ BATCH_FIELDS = 7
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, KEY_NULLS, VALUE_NULLS = range(8)
 STATE_FIELDS = 8
 
+_INT64_MIN = -(2**63)
+
 
 def raise_fault(fault: int, row: int) -> None:
     """InvalidBatch, if a kernel returned a fault."""
@@ -65,9 +67,11 @@ def as_array(buffer: Bytes) -> U8:
     return array
 
 
-def check(body: Bytes, header: BatchHeader) -> None:
-    """Check every record of a batch. InvalidBatch."""
-    raise_fault(*_check(as_array(body), header.record_count, header.base_timestamp))
+def check(body: Bytes, header: BatchHeader) -> int:
+    """Check every record of a batch; the answer is the newest timestamp. InvalidBatch."""
+    fault, row, newest = _check(as_array(body), header.record_count, header.base_timestamp)
+    raise_fault(fault, row)
+    return newest
 
 
 def _kernel(function: Function) -> Function:
@@ -233,16 +237,19 @@ def _record(position: int, limit: int, index: int, base_timestamp: int) -> Spot:
 
 
 @_kernel
-def _check(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int]:
+def _check(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
     position = _address(buffer)
     limit = position + len(buffer)
+    newest = _INT64_MIN
     for index in range(count):
-        position = _record(position, limit, index, base_timestamp)[0]
+        record = _record(position, limit, index, base_timestamp)
+        position = record[0]
         if position < 0:
-            return position, index
+            return position, index, 0
+        newest = max(newest, record[1])
     if position != limit:
-        return TRAILING, count
-    return 0, 0
+        return TRAILING, count, 0
+    return 0, 0, newest
 
 
 @_kernel

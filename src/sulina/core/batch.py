@@ -11,8 +11,8 @@ bytes 0..60   header, see BatchHeader       bytes 61..   records, compressed tog
 
 import struct
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -30,9 +30,6 @@ HEADER_BYTES = _HEADER.size
 _LENGTH_END = 12  # batch_length counts from here
 _CRC_START = 21  # the CRC covers from the attributes to the end
 _CRC_POSITION = 17
-_EPOCH_POSITION = 12
-_I64 = struct.Struct(">q")
-_I32 = struct.Struct(">i")
 _U32 = struct.Struct(">I")
 
 _CODEC_MASK = 0x07
@@ -54,6 +51,7 @@ class BatchLimits:
     batch_bytes_max: int = 16 * 1024 * 1024  # as sent
     decompressed_bytes_max: int = 64 * 1024 * 1024
     records_max: int = 1024 * 1024
+    batches_max: int = 1024  # appended together
 
 
 DEFAULT_LIMITS = BatchLimits()
@@ -161,25 +159,44 @@ def validate(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS) -> list[BatchH
     DecompressedTooLarge besides the errors of `split`.
     """
     headers = split(buffer, limits)
-    position = 0
-    for header in headers:
-        body = records_of(buffer, header, position, limits)
-        # Numba takes a second to import: only who needs it pays, and who has paid uses it.
-        if header.record_count < (_RECORDS_MIN_WITH_KERNELS if _KERNELS in sys.modules else _RECORDS_MIN_FOR_KERNELS):
-            for _ in walk(body, header):
-                pass
-        else:
-            from sulina.core import _kernels
-
-            _kernels.check(body, header)
-        position += header.size_bytes
+    check_records(buffer, headers, limits)
     return headers
 
 
-def patch(buffer: bytearray | memoryview, position: int, *, base_offset: Offset, epoch: Epoch) -> None:
-    """Give the batch at `position` its place in the log, in place. The CRC does not cover these fields."""
-    _I64.pack_into(buffer, position, base_offset)
-    _I32.pack_into(buffer, position + _EPOCH_POSITION, epoch)
+def is_quickly_checked(headers: Sequence[BatchHeader]) -> bool:
+    """Whether `check_records` takes no longer than to look at the bytes: nothing to decompress, nothing to import."""
+    has_kernels = _KERNELS in sys.modules
+    return all(
+        header.codec == Codec.NONE and (has_kernels or header.record_count < _RECORDS_MIN_FOR_KERNELS)
+        for header in headers
+    )
+
+
+def check_records(buffer: Bytes, headers: Sequence[BatchHeader], limits: BatchLimits = DEFAULT_LIMITS) -> None:
+    """Check every record of the batches that `split` found. InvalidBatch, DecompressedTooLarge.
+
+    The limit of decompressed bytes is for all of them together.
+    """
+    if len(headers) > limits.batches_max:
+        raise InvalidBatch(f"{len(headers)} record batches at once, the limit is {limits.batches_max}")
+    position, left = 0, limits
+    for header in headers:
+        if header.is_control or header.is_log_append_time:
+            # Both are for the log to say, not for a client.
+            raise InvalidBatch("record batch is a control batch, or says that the log gave its timestamps")
+        body = records_of(buffer, header, position, left)
+        # Numba takes a second to import: only who needs it pays, and who has paid uses it.
+        if header.record_count < (_RECORDS_MIN_WITH_KERNELS if _KERNELS in sys.modules else _RECORDS_MIN_FOR_KERNELS):
+            newest = max(delta for delta, *_ in walk(body, header)) + header.base_timestamp
+        else:
+            from sulina.core import _kernels
+
+            newest = _kernels.check(body, header)
+        if newest != header.max_timestamp:
+            raise InvalidBatch(f"record batch says its newest timestamp is {header.max_timestamp}, it is {newest}")
+        if header.codec != Codec.NONE:
+            left = replace(left, decompressed_bytes_max=left.decompressed_bytes_max - len(body))
+        position += header.size_bytes
 
 
 def write_header(

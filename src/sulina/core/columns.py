@@ -61,6 +61,8 @@ def decode_columns(
     unknown = set(names) - set(SCHEMA.names)
     if unknown:
         raise InvalidInput(f"there is no column {min(unknown)!r}, only {', '.join(SCHEMA.names)}")
+    if len(buffer) > _ARROW_BYTES_MAX:
+        raise BatchTooLarge(size_bytes=len(buffer), limit_bytes=_ARROW_BYTES_MAX)
     headers = split(buffer, limits, check_crc=check_crc)
     runs = list(_runs(buffer, headers, limits))
     target = _Target(names, sum(run.rows for run in runs), sum(run.body_bytes for run in runs))

@@ -133,10 +133,11 @@ def test_half_a_repeat_is_refused_l16() -> None:
 
 def test_a_fenced_owner_commits_nothing() -> None:
     state = log()
+    state.apply(next_commit(state, [Claim(epoch=Epoch(4), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4)))
     with pytest.raises(StaleEpoch):
-        next_commit(state, [], txn_id="t", now=0.0, epoch=Epoch(-1))
+        next_commit(state, [], txn_id="t", now=0.0, epoch=Epoch(3))
     with pytest.raises(StaleEpoch):
-        next_commit(state, [Claim(epoch=Epoch(0), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(0))
+        next_commit(state, [Claim(epoch=Epoch(4), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4))
 
 
 def test_every_tenth_version_has_a_checkpoint_l11() -> None:

@@ -10,7 +10,7 @@ from sulina.types import Epoch, Offset, Version
 
 
 def segment(
-    base: int, end: int, *, size: int = 100, created: int = 0, newest: int = 0, sealed: bool = True
+    base: int, end: int, *, size: int = 100, written: int = 0, newest: int = 0, sealed: bool = True
 ) -> SegmentRef:
     return SegmentRef(
         name=segment_name(base),
@@ -18,7 +18,8 @@ def segment(
         next_offset=Offset(end),
         size=size,
         epoch=Epoch(0),
-        created_ms=created,
+        created_ms=0,
+        written_ms=written,
         timestamp_max=newest,
         sealed=sealed,
     )
@@ -70,7 +71,7 @@ def test_entries_past_the_end_of_the_log_are_dropped_l7() -> None:
     assert decode_index(data, segment(0, 40, size=256), 100).offsets == [0, 20]
 
 
-SEGMENTS = [segment(0, 10, newest=1000), segment(10, 20, newest=2000), segment(20, 30, newest=3000, sealed=False)]
+SEGMENTS = [segment(0, 10, written=1000), segment(10, 20, written=2000), segment(20, 30, written=3000, sealed=False)]
 
 
 def names(retention: Retention, now: float = 10.0) -> list[int]:
@@ -95,9 +96,11 @@ def test_retention_never_takes_what_somebody_needs() -> None:
     assert names(Retention(bytes_max=0, keep_from=Offset(5))) == []
 
 
-def test_old_records_written_today_are_not_old() -> None:
-    fresh = [segment(0, 10, created=9_000, newest=-1), segment(10, 11)]
+def test_what_producers_say_of_the_time_keeps_and_removes_nothing() -> None:
+    fresh = [segment(0, 10, written=9_000, newest=-1), segment(10, 11)]
     assert expired(fresh, Retention(age_seconds_max=5), 10.0) == []
+    old = [segment(0, 10, written=1_000, newest=2**63 - 1), segment(10, 11)]
+    assert len(expired(old, Retention(age_seconds_max=5), 10.0)) == 2
 
 
 def test_commits_go_only_behind_two_checkpoints_l12() -> None:

@@ -22,7 +22,7 @@ from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, NoMetrics
 from sulina.storage.files import OsFiles, SystemClock
-from sulina.storage.partition_log import PartitionLog
+from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.steps import Step
 from sulina.types import Epoch, Version
 from tests.support.children import SMALL, data_of, txn_of
@@ -200,8 +200,8 @@ async def under_load(directory: str, first: int, retry: list[list[int]]) -> None
 async def until_stopped(directory: str, count: int) -> None:
     """Append until the disk fails; see that the log has stopped and still can be read; open it again and go on."""
     # One thread: strace counts the calls of each thread.
-    executor = ThreadPoolExecutor(max_workers=1)
-    log = await PartitionLog.open(directory, options=SMALL, executor=executor)
+    threads = LogThreads(*[ThreadPoolExecutor(max_workers=1)] * 2)
+    log = await PartitionLog.open(directory, options=SMALL, threads=threads)
     number = 0
     with contextlib.suppress(LogStopped):
         while number < count:
@@ -221,7 +221,7 @@ async def until_stopped(directory: str, count: int) -> None:
     say("read", read)
     await log.close()
     try:
-        log = await PartitionLog.open(directory, options=SMALL, executor=executor)
+        log = await PartitionLog.open(directory, options=SMALL, threads=threads)
         say("reopened", log.view.version, log.view.next_offset)
         for again in range(number, number + 12):  # the first is a retry
             await append(log, again)

@@ -8,8 +8,12 @@ import random
 
 import pytest
 
+from sulina.core.log_state import Appended
+from sulina.errors import LogStopped
+from sulina.storage.commit_store import DirectoryCommits
 from sulina.testing.files import SimulatedFiles
-from tests.support.crash_world import Prepare, broken_promises, crash_images
+from tests.support.crash_world import PADDING_BYTES, Prepare, World, broken_promises, crash_images
+from tests.support.ledger import append_of
 
 IMAGES = int(os.environ.get("SULINA_CRASH_IMAGES", "10400"))
 SHARDS = 8
@@ -62,6 +66,35 @@ def with_rename_for_link(files: SimulatedFiles) -> None:
 def test_the_run_sees_a_missing_protection_l4_l5(reverted: Prepare) -> None:
     looked, wrong = run(range(MUTATION_CRASHES_MAX), reverted)
     assert wrong, f"{looked} images looked right"
+
+
+def test_the_run_sees_a_commit_that_is_believed_too_early_l5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies after the link and before the sync leaves a commit that a power cut can take back."""
+    monkeypatch.setattr(DirectoryCommits, "restate", lambda *_: None)
+    looked, wrong = run(range(MUTATION_CRASHES_MAX))
+    assert wrong, f"{looked} images looked right"
+
+
+def test_a_failed_directory_sync_is_not_retried_as_if_it_could_succeed_l9() -> None:
+    """The next sync of the directory succeeds and does nothing; only a new name is durable again."""
+    for seed in range(20):
+        world = World(seed)
+        log = world.opened(world.files)
+        for _ in range(5):
+            world.append(log)
+        number = 77_777
+        world.files.fail_sync(lambda path: path.endswith("_delta_log"))
+        again = append_of(number, txn_id="again", padding_bytes=PADDING_BYTES)
+        assert isinstance(log.append([again])[0], LogStopped)
+        log.close()
+        log = world.opened(world.files)
+        ledger = world.promises.ledger
+        ledger.sent |= {number}
+        (answer,) = log.append([again])
+        assert isinstance(answer, Appended)
+        ledger.acked[number] = answer
+        world.append(log)
+        assert broken_promises(world.files.crash(random.Random(seed)), world.promises, seed) == []
 
 
 def test_the_same_seed_gives_the_same_image() -> None:

@@ -358,7 +358,6 @@ class CountedFiles(SimulatedFiles):
         return [handle._path for handle in self.handles if handle._open]
 
 
-@pytest.mark.xfail(reason="Segments.close leaves open the new segments that wait for their commit")
 def test_l9_a_log_that_stopped_and_is_closed_holds_no_file() -> None:
     """Else a partition that is reopened until the disk is repaired uses up the descriptors of the process."""
     for number in range(1, 60):
@@ -370,7 +369,6 @@ def test_l9_a_log_that_stopped_and_is_closed_holds_no_file() -> None:
         assert files.left_open() == [], f"sync {number}"
 
 
-@pytest.mark.xfail(reason="Segments._recover_active leaves the segment open when its index cannot be written")
 def test_l9_a_log_that_cannot_be_opened_holds_no_file() -> None:
     files = CountedFiles()
     run = SimulatedRun(files)

@@ -146,7 +146,6 @@ def test_l3_threads_race_on_a_real_s3_server_and_each_version_has_one_winner(s3:
     check_log(make(), race(make, together=2), THREAD_VERSIONS)  # SeaweedFS takes seconds where all meet
 
 
-@pytest.mark.xfail(reason="put_if_absent takes a version whose commit was cleaned up")
 def test_l3_who_slept_while_its_version_was_taken_and_cleaned_up_does_not_win_it() -> None:
     """L2, L12: the version is long gone from the store, but it was there; a fenced owner must not be acknowledged."""
     store = ObjectCommits(MemoryStore(), "log")
@@ -165,7 +164,6 @@ def test_l3_who_slept_while_its_version_was_taken_and_cleaned_up_does_not_win_it
     assert commits == list(range(commits[0], owner.state.version + 1))
 
 
-@pytest.mark.xfail(reason="after a conflict DirectoryLog.view is stale, and the retry commits what cannot be applied")
 def test_l3_a_retention_that_lost_to_another_one_can_be_tried_again(tmp_path: Path) -> None:
     """L6, L15: what the winner has removed is not removed twice: such a commit would damage the log for good."""
     report = Report()

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from sulina.core.commit import LAST_CHECKPOINT, Claim, checkpoint_name, commit_name
-from sulina.errors import CorruptCommit, CorruptLog, StaleEpoch, VersionConflict, VersionNotRetained
+from sulina.core.commit import LAST_CHECKPOINT, Claim, Seal, checkpoint_name, commit_name
+from sulina.errors import CorruptCommit, CorruptLog, InvalidInput, StaleEpoch, VersionConflict, VersionNotRetained
 from sulina.storage.commit_log import CommitLog
 from sulina.testing.clock import VirtualClock
-from sulina.types import Epoch, Version
+from sulina.types import Epoch, Offset, Version
 
 
 class DictStore:
@@ -121,21 +121,45 @@ def test_without_two_valid_checkpoints_nothing_is_cleaned_up_l12() -> None:
 
 def test_what_a_crash_left_of_a_clean_up_is_cleaned_up_later_l12() -> None:
     store = DictStore()
-    old = grown(store, 35, keep=0)
+    grown(store, 35, keep=0)
     leftover = dict(store.files)
-    del old
-    log = opened(store)
-    for _ in range(40):
-        log.commit([], epoch=log.state.epoch)
-        if log.state.version % 10 == 0:
-            log.write_checkpoint(log.take_checkpoint())
+    go_on(opened(store), 40)
     store.files |= leftover
-    again = opened(store)
-    again.clean_up(again.state.version)
-    assert sorted(name for name in store.files if "checkpoint.json" in name) == [
-        checkpoint_name(60),
-        checkpoint_name(70),
-    ]
+    go_on(opened(store), 20)
+    checkpoints = sorted(name for name in store.files if "checkpoint.json" in name)
+    assert checkpoints == [checkpoint_name(80), checkpoint_name(90)]
+    assert min(name for name in store.files if name.startswith("0") and "check" not in name) == commit_name(80)
+
+
+def test_a_stray_old_commit_does_not_make_clean_up_long_l12() -> None:
+    store = DictStore()
+    stray = grown(store, 5).store.get(commit_name(3))
+    assert stray is not None
+    log = opened(store)
+    go_on(log, 3000)
+    store.files[commit_name(3)] = stray
+    again, before = opened(store), store.gets
+    go_on(again, 25)
+    assert commit_name(3) not in store.files
+    assert store.gets - before < 200
+
+
+def test_a_commit_that_breaks_the_rules_is_never_stored_l6() -> None:
+    store = DictStore()
+    log = grown(store, 12)
+    before = dict(store.files)
+    with pytest.raises(CorruptCommit):
+        log.commit([Seal(segment="00000000000000000000.log", offset_end=Offset(1), size=1)], epoch=log.state.epoch)
+    assert store.files == before
+    assert log.commit([], epoch=Epoch(11)).version == 12
+    assert opened(store).state == log.state
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 31])
+def test_an_epoch_that_no_batch_can_carry_is_refused(epoch: int) -> None:
+    log = grown(DictStore(), 3)
+    with pytest.raises(InvalidInput, match="does not fit"):
+        log.commit([Claim(epoch=Epoch(epoch), broker_id="a")], epoch=Epoch(epoch))
 
 
 def test_a_missing_commit_is_told_and_the_log_does_not_start_again_l2() -> None:

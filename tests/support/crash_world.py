@@ -141,21 +141,30 @@ def broken_promises(files: SimulatedFiles, promises: Promises, seed: int) -> lis
         log = world.opened(files)
         wrong += _look(log, promises)
         after = Ledger(set(ledger.sent), dict(ledger.acked), PADDING_BYTES)
-        # It goes on: with something new, and with something that was acknowledged before.
+        # What was in flight is sent again. Once it is acknowledged it must survive, although nothing new was written.
+        wrong += _sent_again(log, after, sorted(ledger.sent - ledger.acked.keys()) + list(ledger.acked)[-1:])
+        image = world.opened(files.crash(world.rng))
+        wrong += _look(image, Promises(after, promises.start_max, promises.version_min))
+        # It goes on with something new.
         number = next(world.numbers)
         after.sent.add(number)
-        for again in [number, *list(ledger.acked)[-1:]]:
-            (answer,) = log.append([append_of(again, txn_id=f"t{again}", padding_bytes=PADDING_BYTES)])
-            assert isinstance(answer, Appended), answer
-            if after.acked.setdefault(again, answer) != answer:
-                wrong.append(f"{again} was answered {after.acked[again]}, after the crash {answer}")
+        wrong += _sent_again(log, after, [number])
         log.checkpoint()
         log.close()
-        # What was acknowledged since survives the next crash too.
         log = world.opened(files.crash(world.rng))
         return wrong + _look(log, Promises(after, promises.start_max, promises.version_min))
     except Corrupt as error:
         return [*wrong, f"{type(error).__name__}: {error}"]
+
+
+def _sent_again(log: DirectoryLog, ledger: Ledger, numbers: list[int]) -> list[str]:
+    wrong: list[str] = []
+    for number in numbers:
+        (answer,) = log.append([append_of(number, txn_id=f"t{number}", padding_bytes=PADDING_BYTES)])
+        assert isinstance(answer, Appended), answer
+        if ledger.acked.setdefault(number, answer) != answer:
+            wrong.append(f"{number} was answered {ledger.acked[number]}, after the crash {answer}")
+    return wrong
 
 
 def _look(log: DirectoryLog, promises: Promises) -> list[str]:

@@ -86,8 +86,9 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_offset: Offset  # exclusive
     size: int
     epoch: Epoch  # of every batch in it
-    created_ms: int
-    timestamp_max: int
+    created_ms: int  # by the log's clock, as is the next
+    written_ms: int
+    timestamp_max: int  # by the clocks of the producers
     sealed: bool = False
 
 

@@ -143,6 +143,7 @@ class LogState:
 
     def _add(self, commit: Commit, add: Add) -> None:
         active = self.segments[-1] if self.segments else None
+        now_ms = timestamp_ms(commit.timestamp)
         count = add.offset_end - add.offset_start
         if add.offset_start != self.next_offset or count <= 0 or add.size <= 0:
             raise self._corrupt(commit, f"it adds [{add.offset_start}, {add.offset_end}) at {self.next_offset}")
@@ -156,7 +157,8 @@ class LogState:
                 next_offset=self.next_offset,
                 size=0,
                 epoch=self.epoch,
-                created_ms=timestamp_ms(commit.timestamp),
+                created_ms=now_ms,
+                written_ms=now_ms,
                 timestamp_max=add.timestamp_max,
             )
             self.segments.append(active)
@@ -167,6 +169,7 @@ class LogState:
             active,
             next_offset=add.offset_end,
             size=add.position + add.size,
+            written_ms=now_ms,
             timestamp_max=max(active.timestamp_max, add.timestamp_max),
         )
         if add.origin_id != NO_ORIGIN:

@@ -24,9 +24,11 @@ from sulina.core.commit import (
     timestamp_text,
 )
 from sulina.core.log_state import SEQUENCES, Appended, LogState, advanced, grown, repeat_of
-from sulina.core.segment import SegmentLimits, must_roll, segment_name
-from sulina.errors import Conflict, DuplicateSequence, StaleEpoch, VersionConflict
+from sulina.core.segment import SegmentLimits, segment_name, takes_more
+from sulina.errors import Conflict, DuplicateSequence, InvalidInput, StaleEpoch, VersionConflict
 from sulina.types import Epoch, Offset, Version
+
+EPOCHS = 1 << 31  # a record batch has 32 bits for it, one of them the sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,12 @@ def next_commit(
     now: float,
     epoch: Epoch,
 ) -> Commit:
-    """The commit that does `operations` after `state`; StaleEpoch when a newer owner has claimed the log."""
+    """The commit that does `operations` after `state`; StaleEpoch when a newer owner has claimed the log.
+
+    InvalidInput for an epoch that no batch can carry.
+    """
+    if not 0 <= epoch < EPOCHS:
+        raise InvalidInput(f"epoch {epoch} does not fit into a record batch: it must be in 0..{EPOCHS - 1}")
     if epoch < state.epoch:
         raise StaleEpoch(ours=epoch, current=state.epoch)
     start_offset, next_offset = state.start_offset, state.next_offset
@@ -135,13 +142,10 @@ class Plan:
     def __post_init__(self) -> None:
         self._next_offset = self.state.next_offset
         active = self.state.segments[-1] if self.state.segments else None
-        now_ms = int(self.now * 1000)
-        if active is None or must_roll(
-            active, size_bytes=active.size, batch_bytes=0, now_ms=now_ms, limits=self.limits
-        ):
-            self._segment, self._size = self._next_offset, 0
-        else:
+        if active is not None and takes_more(active, now_ms=int(self.now * 1000), limits=self.limits):
             self._segment, self._size = active.base, active.size
+        else:
+            self._segment, self._size = self._next_offset, 0
 
     @property
     def version(self) -> Version:

@@ -18,7 +18,7 @@ class Retention:
     """What the log may forget: a segment goes when any limit says so. None does not limit."""
 
     bytes_max: int | None = None
-    age_seconds_max: float | None = None
+    age_seconds_max: float | None = None  # since a segment was last written
     before_offset: Offset | None = None  # everything below it may go
     keep_from: Offset | None = None  # nothing from here on may go, whatever the others say
 
@@ -47,9 +47,8 @@ def expired(segments: Sequence[SegmentRef], retention: Retention, now: float) ->
 def _past(segment: SegmentRef, retention: Retention, now: float, total_bytes: int) -> bool:
     if retention.bytes_max is not None and total_bytes > retention.bytes_max:
         return True
-    # Old records may be written today: what counts is the newer of the record's time and the segment's.
-    newest = max(segment.timestamp_max, segment.created_ms) / 1000
-    if retention.age_seconds_max is not None and now - newest > retention.age_seconds_max:
+    # By our clock: what a producer says of its records' times may be long past, or far ahead.
+    if retention.age_seconds_max is not None and now - segment.written_ms / 1000 > retention.age_seconds_max:
         return True
     return retention.before_offset is not None and segment.next_offset <= retention.before_offset
 

@@ -37,14 +37,9 @@ class SegmentLimits:
     index_interval_bytes: int = 64 << 10
 
 
-def must_roll(active: SegmentRef, *, size_bytes: int, batch_bytes: int, now_ms: int, limits: SegmentLimits) -> bool:
-    """Whether a batch must go into a new segment; a segment always takes its first batch."""
-    if active.sealed:
-        return True
-    if size_bytes == 0:
-        return False
-    full = size_bytes + batch_bytes > limits.segment_bytes_max
-    return full or now_ms - active.created_ms >= limits.segment_age_seconds_max * 1000
+def takes_more(segment: SegmentRef, *, now_ms: int, limits: SegmentLimits) -> bool:
+    """Whether batches may still go into a segment, if they fit: it is not sealed, and not too old."""
+    return not segment.sealed and now_ms - segment.created_ms < limits.segment_age_seconds_max * 1000
 
 
 @dataclass(slots=True)

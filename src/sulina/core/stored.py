@@ -25,15 +25,6 @@ _LENGTH_MIN = HEADER_BYTES - _LENGTH_END
 STAMP_BYTES = _STAMP.size
 
 
-class StoredBatch(NamedTuple):
-    """A whole batch in a buffer: bytes [start, end), offsets [base_offset, end_offset)."""
-
-    start: int
-    end: int
-    base_offset: Offset
-    end_offset: Offset
-
-
 def stamp(offset: Offset, size_bytes: int, epoch: Epoch) -> bytes:
     """The first bytes of a batch as they are stored; the rest stays as it came."""
     return _STAMP.pack(offset, size_bytes - _LENGTH_END, epoch)
@@ -51,7 +42,7 @@ def max_timestamp_at(data: memoryview, start: int) -> int:
     return found
 
 
-class Run(NamedTuple):
+class StoredRun(NamedTuple):
     """Batches that lie end to end in a buffer: bytes [start, end), offsets [base_offset, end_offset).
 
     Empty when the walk did not reach what was wanted; then `end` and `end_offset` say how far it came.
@@ -73,11 +64,11 @@ def checked_run(
     wanted: Offset,
     until: Offset,
     bytes_max: int,
-) -> Run:
+) -> StoredRun:
     """The whole batches in `data` from the one that holds `wanted` on, every one checked: as many as end before
     `until` and within `bytes_max`, but at least one. `data` was read at `position`, where a batch starts with `offset`.
 
-    CorruptSegment at the first batch that is not what was written.
+    Ends before a batch that is not what was written; CorruptSegment if that is the first.
     """
     # The hot path of every read: one batch a turn, with nothing made but what is needed.
     unpack, checksum, available = _FRONT.unpack_from, crc32c, len(data)
@@ -86,26 +77,28 @@ def checked_run(
     while available - at >= HEADER_BYTES:
         found, length, its_epoch, magic, crc, _, delta = unpack(data, at)
         if found != offset or its_epoch != epoch or magic != MAGIC or delta < 0 or length < _LENGTH_MIN:
+            if start >= 0:
+                break
             raise _misplaced(data, at, path, position, offset, epoch)
         end = at + _LENGTH_END + length
         if end > available:
             break
         end_offset = offset + delta + 1
         if end_offset > wanted:
-            if start < 0:
-                start, base_offset = at, offset
-            elif offset >= until or end - start > bytes_max:
+            if start >= 0 and (offset >= until or end - start > bytes_max):
                 break
             # Keeping the GIL: handing it to another thread and back costs more than most checksums.
             if checksum(data[at + _CRC_START : end], gil_release_mode=0) != crc:
+                if start >= 0:
+                    break
                 raise _damaged(data, at, end, path, position, offset)
+            if start < 0:
+                start, base_offset = at, offset
         at, offset = end, Offset(end_offset)
-    return Run(at if start < 0 else start, at, base_offset if start >= 0 else offset, offset)
+    return StoredRun(at if start < 0 else start, at, base_offset if start >= 0 else offset, offset)
 
 
-def stored_batches(
-    data: memoryview, *, path: str, position: int, offset: Offset, epoch: Epoch
-) -> Iterator[StoredBatch]:
+def stored_batches(data: memoryview, *, path: str, position: int, offset: Offset, epoch: Epoch) -> Iterator[StoredRun]:
     """The whole batches at the front of `data`, one by one, every one checked. As `checked_run`."""
     at = 0
     while True:
@@ -121,7 +114,7 @@ def stored_batches(
         )
         if run.start == run.end:
             return
-        yield StoredBatch(at, at + run.end, offset, run.end_offset)
+        yield StoredRun(at, at + run.end, offset, run.end_offset)
         at, offset = at + run.end, run.end_offset
 
 

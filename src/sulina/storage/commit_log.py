@@ -73,9 +73,11 @@ class CommitLog:
         self._steps = steps
         self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
         self._numbers = itertools.count()
+        self._is_stale = False  # the state is ahead of the store, or half applied
         self._oldest: Version | None = None  # commit in the store; None until somebody asks
-        self._checkpoints: list[Version] = []  # known to be valid; oldest first
-        self._needless: list[Version] = []  # checkpoints that are torn, or older than those we keep
+        self._swept: Version | None = None  # commits below it are gone; None until we have cleaned up
+        self._checkpoints: list[Version] = []  # written and read back by us; oldest first
+        self._older: list[Version] = []  # checkpoints of others: they serve recovery, but clean-up does not trust them
 
     def load(self, names: list[str] | None = None) -> LogState:
         """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog.
@@ -85,6 +87,7 @@ class CommitLog:
         for _ in range(LOAD_ATTEMPTS_MAX):
             try:
                 self.state = self._load(names)
+                self._is_stale = False
                 return self.state
             except FileNotFoundError as error:
                 # Somebody cleaned up between our listing and our reading: the next one has a newer checkpoint.
@@ -125,18 +128,11 @@ class CommitLog:
             return None
 
     def _newest_checkpoint(self, listing: _Listing) -> LogState | None:
-        self._checkpoints = []
-        newest: LogState | None = None
         for version in reversed(listing.checkpoints):
             checkpoint = self._read_checkpoint(version)
-            if checkpoint is None:
-                continue
-            self._checkpoints.insert(0, version)
-            if newest is None:
-                newest = LogState.from_checkpoint(checkpoint, self._limits)
-            if len(self._checkpoints) == CHECKPOINTS_KEPT:
-                break
-        return newest
+            if checkpoint is not None:
+                return LogState.from_checkpoint(checkpoint, self._limits)
+        return None
 
     def _read_checkpoint(self, version: Version) -> Checkpoint | None:
         """None when it is torn, damaged or missing: an older one, or the commits, serve as well."""
@@ -168,20 +164,38 @@ class CommitLog:
         expected_version: Version | None = None,
     ) -> Commit:
         """Write the next version, durable on return. VersionConflict when somebody else did; then the state has it."""
+        if self._is_stale:
+            self.load()
         if expected_version is not None and expected_version != self.state.version:
             raise VersionConflict(expected=expected_version, current=self.state.version)
         now = self._clock.now()
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
-        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch)
         before = self.state.version
-        if not self.store.put_if_absent(commit_name(commit.version), encode(commit)):
-            self.refresh()
-            raise VersionConflict(expected=before, current=self.state.version)
+        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch)
+        # Applied first: a commit that breaks the rules must never be stored, for no log with it could be opened.
+        self._is_stale = True
         self.state.apply(commit)
+        if not self._put_next(commit):
+            self.load()
+            raise VersionConflict(expected=before, current=self.state.version)
+        self._is_stale = False
         return commit
+
+    def _put_next(self, commit: Commit) -> bool:
+        name = commit_name(commit.version)
+        if not self.store.put_if_absent(name, encode(commit)):
+            return False
+        if commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
+            return True
+        # The version was free because it was taken and cleaned up while we slept: clean-up takes the oldest first, and
+        # never the newest, so whoever is up to date has a predecessor.
+        self.store.delete(name)
+        return False
 
     def refresh(self) -> None:
         """Apply what others have committed."""
+        if self._is_stale or self.store.get(commit_name(self.state.version)) is None:
+            self.load()
         while (commit := self._read(Version(self.state.version + 1))) is not None:
             self.state.apply(commit)
 
@@ -203,7 +217,6 @@ class CommitLog:
         if self._oldest is None:
             listing = _Listing.of(self.store.list())
             self._oldest = listing.commits[0] if listing.commits else Version(max(self.state.version, 0))
-            self._needless = [version for version in listing.checkpoints if version not in self._checkpoints]
         return self._oldest
 
     def take_checkpoint(self) -> Checkpoint:
@@ -226,18 +239,25 @@ class CommitLog:
 
     def clean_up(self, keep_from: Version) -> int:
         """Delete the commits below `keep_from` that no recovery needs, and needless checkpoints; say how many files."""
-        start = self.oldest_version()
         kept = self._checkpoints[-CHECKPOINTS_KEPT:]
+        if len(kept) < CHECKPOINTS_KEPT:
+            return 0
         end = disposable_before(kept, keep_from)
+        if self._swept is None:
+            # Once: what came before us need not be without gaps.
+            listing = _Listing.of(self.store.list())
+            self._older = [version for version in listing.checkpoints if version not in self._checkpoints]
+            commits = [version for version in listing.commits if version < end]
+        else:
+            commits = [Version(version) for version in range(self._swept, end)]
         self._steps(Step.CLEANUP_PLANNED)
-        for version in range(start, end):  # oldest first, so that what is left has no gap
+        for version in commits:  # oldest first, so that what is left has no gap
             self.store.delete(commit_name(version))
-            self._oldest = Version(version + 1)
             self._steps(Step.CLEANUP_COMMIT_REMOVED)
-        needless = [version for version in self._needless + self._checkpoints if kept and version < kept[0]]
+        self._swept = self._oldest = max(end, self._swept or end)
+        needless = [version for version in self._older + self._checkpoints if version < kept[0]]
         for version in needless:
             self.store.delete(checkpoint_name(version))
             self._steps(Step.CLEANUP_CHECKPOINT_REMOVED)
-        self._checkpoints = kept
-        self._needless = [version for version in self._needless if version not in needless]
-        return max(0, end - start) + len(needless)
+        self._checkpoints, self._older = kept, []
+        return len(commits) + len(needless)

@@ -59,6 +59,23 @@ class DirectoryCommits:
                 self._files.remove(aside)
             self._steps(Step(f"{kind}.aside_removed"))
 
+    def restate(self, name: str, data: bytes) -> None:
+        """Put what is there already once more, durable on return.
+
+        Its first writer may have died, or failed, before its name was durable. Syncing the directory again would not
+        tell: after a failure the next sync may succeed and do nothing. A new file with a new name does.
+        """
+        aside = f"{self.location}/{name}{_ASIDE}"
+        file = self._files.create(aside)
+        try:
+            file.write(0, [data])
+            file.sync()
+        finally:
+            file.close()
+        self._files.rename(aside, f"{self.location}/{name}")
+        self._files.sync_directory(self.location)
+        self._steps(Step.OPEN_RESTATED)
+
     def get(self, name: str) -> bytes | None:
         try:
             file = self._files.open(f"{self.location}/{name}")

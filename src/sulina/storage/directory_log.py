@@ -5,6 +5,7 @@ the sync of all it refers to. When a write or a sync fails, what is on disk is u
 and the next `open` finds out by checksum.
 """
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from sulina.core.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
-from sulina.core.commit import Add, Checkpoint, Claim, Remove, Seal, SegmentRef
+from sulina.core.commit import Add, Checkpoint, Claim, Remove, Seal, SegmentRef, commit_name
 from sulina.core.log_state import NO_EPOCH, Appended, MemoryLimits, View
 from sulina.core.plan import Plan, Request, checkpoint_due
 from sulina.core.records import decode
@@ -27,6 +28,7 @@ from sulina.errors import (
     CorruptSegment,
     LogLocked,
     LogStopped,
+    NotYet,
     OffsetOutOfRange,
     StaleEpoch,
     SulinaError,
@@ -42,6 +44,8 @@ from sulina.types import Epoch, Offset, Version
 COMMITS_DIRECTORY = "_delta_log"
 LOCK_FILE = ".lock"
 READ_BYTES = 1 << 20
+
+_logger = logging.getLogger("sulina.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,35 +166,40 @@ class DirectoryLog:
             raise
 
     def _recover(self) -> None:
-        state = self.commits.load(self._store.sweep())
-        # A commit whose writer died before this sync could vanish again, with all that builds on it.
-        self._files.sync_directory(self._store.location)
+        names = self._store.sweep()
+        state = self.commits.load(names)
         self._steps(Step.OPEN_LOADED)
+        if state.version < 0:
+            self._refuse_lost_commits(names)
+        else:
+            newest = commit_name(state.version)
+            data = self._store.get(newest)
+            if data is not None:  # else a checkpoint has it, and what a checkpoint has was durable before it
+                self._store.restate(newest, data)
         wanted = self.options.epoch if self.options.epoch is not None else max(state.epoch, Epoch(0))
         if wanted < state.epoch:
             raise StaleEpoch(ours=wanted, current=state.epoch)
-        if state.version < 0:
-            self._refuse_lost_commits()
         self.damage = self.segments.recover(state.segments, state.start_offset, state.next_offset)
-        self._files.sync_directory(self.directory)
-        self._steps(Step.OPEN_SYNCED)
         self.epoch = wanted
         if wanted > state.epoch:
             self.segments.seal()
             self._commit([Claim(epoch=wanted, broker_id=self.options.broker_id)])
-            self._steps(Step.OPEN_CREATED)
+            self._steps(Step.OPEN_CLAIMED)
         elif self.damage is not None:
             # Nothing is appended behind damage: the next batch starts a segment of its own.
-            newest = state.segments[-1]
-            self._commit([Seal(segment=newest.name, offset_end=newest.next_offset, size=newest.size)])
-        self.view = state.view()
+            last = state.segments[-1]
+            self._commit([Seal(segment=last.name, offset_end=last.next_offset, size=last.size)])
+        self.view = self.commits.state.view()
 
-    def _refuse_lost_commits(self) -> None:
-        """A log without commits is new only where there are no records: it never starts at 0 again."""
-        for name in self._files.list(self.directory):
-            if name.endswith(".log") and not name.startswith("spare-"):
-                reason = f"there are no commits, but {name} exists"
-                raise CorruptLog(path=self._store.location, reason=reason)
+    def _refuse_lost_commits(self, names: list[str]) -> None:
+        """A log without commits is new only where there is nothing else: it never starts at 0 again."""
+        files = self._files.list(self.directory)
+        left = [name for name in files if name.endswith(".log")] + [
+            name for name in names if not name.endswith(".aside")
+        ]
+        if left:
+            reason = f"there are no commits, but {min(left)} exists"
+            raise CorruptLog(path=self._store.location, reason=reason)
 
     def close(self) -> None:
         """Let go of the directory. What was committed is durable already."""
@@ -219,7 +228,7 @@ class DirectoryLog:
             return self._stopped_for(len(appends))
         for answer in plan.answers:
             if isinstance(answer, SulinaError):
-                self._metrics.conflicted()
+                self._tell(self._metrics.conflicted)
         return list(plan.answers)
 
     def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
@@ -233,11 +242,13 @@ class DirectoryLog:
         self._steps(Step.APPEND_COMMITTED)
         self.segments.confirm()
         self.view = self.commits.state.view()
-        self._metrics.committed(
-            appends=sum(placement.batch == 0 for placement in plan.placements),
-            size_bytes=sum(operation.size for operation in operations),
-            sync_seconds=synced - started,
-            commit_seconds=committed - synced,
+        self._tell(
+            lambda: self._metrics.committed(
+                appends=sum(placement.batch == 0 for placement in plan.placements),
+                size_bytes=sum(operation.size for operation in operations),
+                sync_seconds=synced - started,
+                commit_seconds=committed - synced,
+            )
         )
 
     def _commit(self, operations: Sequence[Add | Remove | Claim | Seal]) -> None:
@@ -246,8 +257,14 @@ class DirectoryLog:
             self._due.append(self.commits.take_checkpoint())
 
     def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:
-        """Somebody else has committed in our directory: take back what we wrote."""
-        self._metrics.conflicted()
+        self._take_back()
+        if self._failure is not None:
+            return self._stopped_for(count)
+        return [VersionConflict(expected=lost.expected, current=lost.current) for _ in range(count)]
+
+    def _take_back(self) -> None:
+        """Somebody else has committed in our directory: undo what we wrote, and see what they did."""
+        self._tell(self._metrics.conflicted)
         try:
             self.segments.rewind(self.commits.state.segments)
         except OSError as failure:
@@ -255,9 +272,12 @@ class DirectoryLog:
         self.view = self.commits.state.view()
         if self.commits.state.epoch > self.epoch:
             self._failure = StaleEpoch(ours=self.epoch, current=self.commits.state.epoch)
-        if self._failure is not None:
-            return self._stopped_for(count)
-        return [VersionConflict(expected=lost.expected, current=lost.current) for _ in range(count)]
+
+    def _tell(self, hook: Callable[[], None]) -> None:
+        try:
+            hook()
+        except Exception:  # whoever counts must not be able to stop the log
+            _logger.exception("a metrics hook failed")
 
     @property
     def stopped(self) -> LogStopped | None:
@@ -321,6 +341,9 @@ class DirectoryLog:
             raise self.stopped
         try:
             work()
+        except VersionConflict:
+            self._take_back()
+            raise
         except (OSError, Corrupt) as failure:
             self._failure = failure
             raise LogStopped(path=self.directory, cause=failure) from failure
@@ -335,7 +358,9 @@ class DirectoryLog:
         """
         view = self.view
         end = view.next_offset
-        if version is not None and version != view.version:
+        if version is not None and version > view.version:
+            raise NotYet(f"version {version} is not there: the log is at {view.version}")
+        if version is not None and version < view.version:
             end = self.commits.entry(version).next_offset
         if not view.start_offset <= offset <= end:
             raise OffsetOutOfRange(offset=offset, start=view.start_offset, end=end)
@@ -383,7 +408,8 @@ class DirectoryLog:
         except Exception as failure:  # noqa: BLE001 as above
             self._failure = failure
             return
-        self._metrics.checkpointed(seconds=self._clock.monotonic() - started, files_removed=removed)
+        seconds = self._clock.monotonic() - started
+        self._tell(lambda: self._metrics.checkpointed(seconds=seconds, files_removed=removed))
 
 
 def _holding(view: View, offset: Offset) -> SegmentRef:

@@ -1,7 +1,7 @@
 """The real file system and clock, behind `ports.Files` and `ports.Clock`.
 
 Thin: each method is the system call it is named after, repeated until all of it is done. What must be synced,
-and when, is decided by whoever calls. Descriptors are closed on exec, so no child process holds a lock.
+and when, is decided by whoever calls. Descriptors are closed on exec.
 """
 
 import contextlib
@@ -80,6 +80,17 @@ class OsFile:
             os.close(descriptor)
 
 
+class _LockFile(OsFile):
+    """Lets go when it is closed, also where a forked child has the descriptor too."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        super().close()
+
+
 class OsFiles:
     """The file system of this machine."""
 
@@ -92,7 +103,7 @@ class OsFiles:
         return OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644))
 
     def lock(self, path: str) -> OsFile | None:
-        file = OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644))
+        file = _LockFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644))
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

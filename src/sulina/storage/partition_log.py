@@ -17,12 +17,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from sulina.core.batch import BatchLimits, validate
+from sulina.core.batch import check_records, is_quickly_checked, split
 from sulina.core.commit import Commit, Remove
 from sulina.core.log_state import Appended, View
 from sulina.core.plan import Request
 from sulina.core.retention import Retention
 from sulina.errors import (
+    BatchTooLarge,
     CorruptSegment,
     InvalidBatch,
     InvalidInput,
@@ -51,6 +52,7 @@ class _Waiting:
     future: asyncio.Future[Any]
     append: Append | None = None
     call: Callable[[], Any] | None = None
+    is_unchecked: bool = False  # its records have yet to be looked at
     is_settled: bool = False
     settled: asyncio.Future[None] | None = None  # for whoever was cancelled, and must wait all the same
 
@@ -58,13 +60,14 @@ class _Waiting:
 class PartitionLog:
     """Open with `PartitionLog.open`; use on the loop that opened it; then `close`."""
 
-    def __init__(self, log: DirectoryLog, clock: Clock, executor: Executor, owns_executor: bool) -> None:
+    def __init__(self, log: DirectoryLog, clock: Clock, threads: "LogThreads", owns_threads: bool) -> None:
         self._log = log
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._executor = executor
-        self._owns_executor = owns_executor
+        self._threads = threads
+        self._owns_threads = owns_threads
         self._closing = asyncio.Event()
+        self._closed: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
         self._lock = threading.Lock()  # for the three below
         self._queue: deque[_Waiting] = deque()
@@ -83,7 +86,7 @@ class PartitionLog:
         options: LogOptions | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
-        executor: Executor | None = None,
+        threads: "LogThreads | None" = None,
         metrics: LogMetrics | None = None,
         steps: Steps = no_steps,
     ) -> Self:
@@ -92,21 +95,29 @@ class PartitionLog:
         log = DirectoryLog(
             directory, files=files or OsFiles(), clock=clock, options=options, metrics=metrics, steps=steps
         )
-        owned = executor is None
-        executor = executor or ThreadPoolExecutor(max_workers=3, thread_name_prefix="sulina-log")
+        owned = threads is None
+        threads = threads or LogThreads.of(writers=2, readers=2)
+        opening = asyncio.get_running_loop().run_in_executor(threads.writers, log.open)
         try:
-            await asyncio.get_running_loop().run_in_executor(executor, log.open)
-        except BaseException:
+            await asyncio.shield(opening)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                # The thread goes on. When it has opened the log, nobody wants it any more.
+                opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else log.close())
             if owned:
-                executor.shutdown(wait=False)
+                threads.shutdown()
             raise
-        return cls(log, clock, executor, owned)
+        return cls(log, clock, threads, owned)
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the directory. Once is enough."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
+        if self._closed is None:
+            self._closing.set()
+            self._closed = self._loop.create_task(self._close(), name="log-close")
+        # A caller that is cancelled does not leave the directory locked.
+        await asyncio.shield(self._closed)
+
+    async def _close(self) -> None:
         while True:
             with self._lock:
                 if not self._is_writing:
@@ -117,12 +128,12 @@ class PartitionLog:
         self._start_checkpoint()
         if self._checkpointing is not None:
             await self._checkpointing
-        await self._loop.run_in_executor(self._executor, self._log.close)
+        await self._loop.run_in_executor(self._threads.writers, self._log.close)
         for _, _, waiter in self._offset_waiters + self._version_waiters:
             if not waiter.done():
                 waiter.set_exception(LogClosed(path=self._log.directory))
-        if self._owns_executor:
-            self._executor.shutdown(wait=False)
+        if self._owns_threads:
+            self._threads.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,16 +172,21 @@ class PartitionLog:
             raise LogClosed(path=self._log.directory)
         if txn_id is not None:
             _check_txn_id(txn_id)
-        batches = validate(data, self._log.options.batches)
+        limits = self._log.options.batches
+        batches = split(data, limits)
         if not batches:
             raise InvalidBatch("there is no record batch to append")
+        is_unchecked = not is_quickly_checked(batches)
+        if not is_unchecked:
+            check_records(data, batches, limits)
         size, limit = len(data), self._log.options.waiting_bytes_max
-        # One append is always taken, however large: else it could never be.
-        if self._waiting_bytes and self._waiting_bytes + size > limit:
+        if size > limit:
+            raise BatchTooLarge(size_bytes=size, limit_bytes=limit)
+        if self._waiting_bytes + size > limit:
             raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
         append = Append(Request(batches, txn_id, expected_version), memoryview(data))
         self._waiting_bytes += size
-        waiting = _Waiting(self._loop.create_future(), append=append)
+        waiting = _Waiting(self._loop.create_future(), append=append, is_unchecked=is_unchecked)
         try:
             answer: Appended = await self._enqueue(waiting)
         except asyncio.CancelledError:
@@ -194,7 +210,7 @@ class PartitionLog:
 
     def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> "Transaction":
         """Start a transaction at the version that readers see now. Nothing is written before its commit."""
-        transaction = Transaction(self, self._log.options.batches, self.view.version, txn_id)
+        transaction = Transaction(self, self._log.options, self.view.version, txn_id)
         for part in data:
             transaction.add(part)
         return transaction
@@ -230,7 +246,7 @@ class PartitionLog:
             self._queue.append(waiting)
             is_writing, self._is_writing = self._is_writing, True
         if not is_writing:
-            self._executor.submit(self._write_rounds)
+            self._threads.writers.submit(self._write_rounds)
         return waiting.future
 
     # The writer's thread
@@ -246,7 +262,7 @@ class PartitionLog:
             self._loop.call_soon_threadsafe(self._settle, group, answers)
         else:
             # Let other logs have the thread.
-            self._executor.submit(self._write_rounds)
+            self._threads.writers.submit(self._write_rounds)
             return
         self._loop.call_soon_threadsafe(self._tell_idle)
 
@@ -268,11 +284,23 @@ class PartitionLog:
         try:
             if group[0].call is not None:
                 return [group[0].call()]
-            appends = [waiting.append for waiting in group if waiting.append is not None]
-            return list(self._log.append(appends))
+            refused = [self._refusal(waiting) for waiting in group]
+            appends = [w.append for w, error in zip(group, refused, strict=True) if w.append is not None and not error]
+            answers = iter(self._log.append(appends))
+            return [error or next(answers) for error in refused]
         except Exception as error:  # noqa: BLE001
-            # Whatever it is, it belongs to whoever asked: the thread must not end with the future open.
-            return [error]
+            # Whatever it is, it belongs to whoever asked: the thread must not end with their futures open.
+            return [error for _ in group]
+
+    def _refusal(self, waiting: _Waiting) -> InvalidInput | None:
+        """What is wrong with records that would have taken too long to check on the loop."""
+        if waiting.append is None or not waiting.is_unchecked:
+            return None
+        try:
+            check_records(waiting.append.data, waiting.append.request.batches, self._log.options.batches)
+        except InvalidInput as error:
+            return error
+        return None
 
     # Back on the loop
 
@@ -300,7 +328,7 @@ class PartitionLog:
     async def _checkpoint(self) -> None:
         while self._log.is_checkpoint_due and self._log.stopped is None:
             started = self._clock.monotonic()
-            await self._loop.run_in_executor(self._executor, self._log.checkpoint)
+            await self._loop.run_in_executor(self._threads.writers, self._log.checkpoint)
             # Its syncs slow down those of the commits, so a busy log rests from it. What became due meanwhile is
             # written after the rest, the newest only.
             with contextlib.suppress(TimeoutError):
@@ -310,7 +338,8 @@ class PartitionLog:
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []
         for waiter in idle:
-            waiter.set_result(None)
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _wake(self, waiters: list[tuple[int, int, asyncio.Future[None]]], reached: int) -> None:
         while waiters and waiters[0][0] <= reached:
@@ -347,23 +376,28 @@ class PartitionLog:
 
     # Reading
 
+    async def _read(self, call: Callable[[], Result]) -> Result:
+        if self._closing.is_set():
+            raise LogClosed(path=self._log.directory)
+        return await self._loop.run_in_executor(self._threads.readers, call)
+
     async def read(self, offset: Offset, *, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
         """Batches from `offset` on, as of a version or the newest one; empty at the end of the log.
 
         At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
         OffsetOutOfRange, VersionNotRetained, CorruptSegment.
         """
-        return await self._loop.run_in_executor(self._executor, self._log.read, offset, max_bytes, version)
+        return await self._read(lambda: self._log.read(offset, max_bytes, version))
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
         """The first offset whose record has this timestamp or a later one; None when there is none."""
-        return await self._loop.run_in_executor(self._executor, self._log.offset_for_timestamp, timestamp_ms)
+        return await self._read(lambda: self._log.offset_for_timestamp(timestamp_ms))
 
     async def commits(self, start: Version, end: Version) -> list[Commit]:
         """The commits of versions [start, end). VersionNotRetained."""
 
         end = min(end, Version(self.view.version + 1))
-        return await self._loop.run_in_executor(self._executor, lambda: list(self._log.commits.entries(start, end)))
+        return await self._read(lambda: list(self._log.commits.entries(start, end)))
 
 
 def _check_txn_id(txn_id: str) -> None:
@@ -375,13 +409,34 @@ def _check_txn_id(txn_id: str) -> None:
         raise InvalidInput(f"txn_id must be text that UTF-8 can hold: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class LogThreads:
+    """The threads that logs share. Readers have their own, so that they cannot keep writers waiting."""
+
+    writers: Executor
+    readers: Executor
+
+    @classmethod
+    def of(cls, *, writers: int, readers: int) -> "LogThreads":
+        """So many new threads; a log uses two writers at most."""
+        return cls(
+            ThreadPoolExecutor(max_workers=writers, thread_name_prefix="sulina-write"),
+            ThreadPoolExecutor(max_workers=readers, thread_name_prefix="sulina-read"),
+        )
+
+    def shutdown(self) -> None:
+        """Let the threads end when they have done what they were given."""
+        self.writers.shutdown(wait=False)
+        self.readers.shutdown(wait=False)
+
+
 class Transaction:
     """Batches that become visible together, if nobody else commits first."""
 
-    def __init__(self, log: PartitionLog, limits: BatchLimits, version: Version, txn_id: str | None) -> None:
+    def __init__(self, log: PartitionLog, options: LogOptions, version: Version, txn_id: str | None) -> None:
         self._log = log
-        self._limits = limits
-        self._parts: list[bytes] = []
+        self._options = options
+        self._data = bytearray()
         self._is_open = True
         self.version = version  # at which it began
         self.txn_id = txn_id
@@ -389,20 +444,27 @@ class Transaction:
     def add(self, data: Bytes) -> None:
         """Buffer one or more batches. InvalidInput."""
         self._check_open()
-        validate(data, self._limits)
-        self._parts.append(bytes(data))
+        size, limit = len(self._data) + len(data), self._options.waiting_bytes_max
+        if size > limit:
+            raise BatchTooLarge(size_bytes=size, limit_bytes=limit)
+        split(data, self._options.batches)
+        self._data += data
 
     async def commit(self, expected_version: Version | None = None) -> Appended:
-        """Append all of it. VersionConflict when the log has moved on since the transaction began."""
+        """Append all of it. VersionConflict when the log has moved on since the transaction began.
+
+        After an error it is still open: it may be tried again, with another expected version if need be.
+        """
         self._check_open()
-        self._is_open = False
         expected = self.version if expected_version is None else expected_version
-        return await self._log.append(b"".join(self._parts), txn_id=self.txn_id, expected_version=expected)
+        answer = await self._log.append(bytes(self._data), txn_id=self.txn_id, expected_version=expected)
+        self._is_open = False
+        return answer
 
     def abort(self) -> None:
         """Forget it. Nothing was written."""
         self._is_open = False
-        self._parts.clear()
+        self._data.clear()
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -27,7 +27,7 @@ from sulina.core.segment import (
     index_name,
     segment_name,
 )
-from sulina.core.stored import StoredBatch, checked_run, max_timestamp_at, size_at, stored_batches
+from sulina.core.stored import StoredRun, checked_run, max_timestamp_at, size_at, stored_batches
 from sulina.errors import CorruptSegment
 from sulina.ports import Bytes, File, Files
 from sulina.storage.steps import Step, Steps, no_steps
@@ -99,7 +99,8 @@ class Segments:
         self._steps = steps
         self._active: _Active | None = None
         self._written: list[_Written] = []
-        self._lock = threading.Lock()  # for the two below
+        self._lock = threading.Lock()  # for the three below
+        self._doubted: set[Offset] = set()  # segments whose index was rebuilt because of damage
         self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
         self._positions: OrderedDict[tuple[Offset, Offset], int] = OrderedDict()  # by segment and offset
 
@@ -134,17 +135,19 @@ class Segments:
             file = self._files.open(path)
         except FileNotFoundError:
             return CorruptSegment(path=path, position=0, offset=newest.base, reason="the file is missing")
-        if file.size() > newest.size:
-            file.truncate(newest.size)
-            # What is cut must not come back behind what is written next.
-            file.sync()
-            self._steps(Step.OPEN_TRUNCATED)
-        index, damage = self._load_index(newest)
-        if damage is not None:
+        try:
+            if file.size() > newest.size:
+                file.truncate(newest.size)
+                self._steps(Step.OPEN_TRUNCATED)
+            index, damage = self._load_index(newest)
+            if damage is not None:
+                file.close()
+                return damage
+            self._write_index(newest.base, index)
+            index_file = self._files.open(self.path(index_name(newest.base)))
+        except BaseException:
             file.close()
-            return damage
-        self._write_index(newest.base, index)
-        index_file = self._files.open(self.path(index_name(newest.base)))
+            raise
         self._active = _Active(newest.base, file, index, index_file, newest.timestamp_max)
         return None
 
@@ -252,14 +255,17 @@ class Segments:
                 self._files.remove(self.path(index_name(removal.offset_start)))
             with self._lock:
                 self._indexes.pop(removal.segment, None)
+                self._doubted.discard(removal.offset_start)
 
     def close(self) -> None:
         """Let go of the files."""
-        if self._active is not None:
-            self._active.file.close()
-            if self._active.index_file is not None:
-                self._active.index_file.close()
-            self._active = None
+        segments = [written.segment for written in self._written] + ([self._active] if self._active else [])
+        self._active = None
+        self._written.clear()
+        for segment in segments:
+            segment.file.close()
+            if segment.index_file is not None:
+                segment.index_file.close()
 
     # Reading
 
@@ -268,7 +274,11 @@ class Segments:
         try:
             return self._read(segment, self._position_of(segment, offset), offset, end, max_bytes)
         except CorruptSegment:
-            # The index may have sent us to the wrong place. Without it, damage is damage.
+            # The index may have sent us to the wrong place. Without it, damage is damage; once is enough to know.
+            with self._lock:
+                if segment.base in self._doubted:
+                    raise
+                self._doubted.add(segment.base)
             index, _ = self._rebuild_index(segment)
             return self._read(segment, index.floor(offset), offset, end, max_bytes)
 
@@ -331,7 +341,7 @@ class Segments:
 
     def scan(
         self, segment: SegmentRef, position: int = 0, offset: Offset | None = None
-    ) -> Iterator[tuple[memoryview, StoredBatch, int]]:
+    ) -> Iterator[tuple[memoryview, StoredRun, int]]:
         """Every batch of a segment from `position` on, checked, with the position of its buffer. CorruptSegment."""
         first = segment.base if offset is None else offset
         path = self.path(segment.name)

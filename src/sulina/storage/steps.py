@@ -12,12 +12,12 @@ class Step(StrEnum):
     """What has just been done."""
 
     OPEN_LOCKED = "open.locked"
-    OPEN_CREATED = "open.created"  # version 0 exists
     OPEN_ASIDE_REMOVED = "open.aside_removed"
     OPEN_LOADED = "open.loaded"
+    OPEN_RESTATED = "open.restated"  # the newest commit is durable, whoever wrote it
     OPEN_ORPHAN_REMOVED = "open.orphan_removed"
     OPEN_TRUNCATED = "open.truncated"
-    OPEN_SYNCED = "open.synced"
+    OPEN_CLAIMED = "open.claimed"  # version 0 exists, or a new epoch
 
     ROLL_SEALED = "roll.sealed"  # the index of the full segment is complete
     ROLL_CREATED = "roll.created"

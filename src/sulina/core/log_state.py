@@ -141,6 +141,16 @@ class LogState:
             raise self._corrupt(commit, f"epoch {commit.epoch} was never claimed, {self.epoch} was")
         self.version = commit.version
 
+    def check(self, commit: Commit) -> None:
+        """CorruptCommit if `apply` would raise it; changes nothing."""
+        LogState(
+            version=self.version,
+            epoch=self.epoch,
+            start_offset=self.start_offset,
+            next_offset=self.next_offset,
+            segments=list(self.segments),
+        ).apply(commit)
+
     def _add(self, commit: Commit, add: Add) -> None:
         active = self.segments[-1] if self.segments else None
         now_ms = timestamp_ms(commit.timestamp)

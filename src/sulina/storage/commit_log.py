@@ -73,7 +73,6 @@ class CommitLog:
         self._steps = steps
         self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
         self._numbers = itertools.count()
-        self._is_stale = False  # the state is ahead of the store, or half applied
         self._oldest: Version | None = None  # commit in the store; None until somebody asks
         self._swept: Version | None = None  # commits below it are gone; None until we have cleaned up
         self._checkpoints: list[Version] = []  # written and read back by us; oldest first
@@ -87,12 +86,11 @@ class CommitLog:
         for _ in range(LOAD_ATTEMPTS_MAX):
             try:
                 self.state = self._load(names)
-                self._is_stale = False
                 return self.state
             except FileNotFoundError as error:
-                # Somebody cleaned up between our listing and our reading: the next one has a newer checkpoint.
+                # Somebody may have cleaned up since our listing: then the next one has a newer checkpoint.
                 names, gone = None, error
-        raise CorruptLog(path=self.store.location, reason=f"{gone} vanished while it was read")
+        raise CorruptLog(path=self.store.location, reason=f"{gone}, and no checkpoint covers it")
 
     def _load(self, names: list[str] | None) -> LogState:
         hint = self._hint()
@@ -106,15 +104,12 @@ class CommitLog:
         self._oldest = None
         if state is None:
             state = LogState(limits=self._limits)
-        for version in listing.commits:
-            if version <= state.version:
-                continue
-            if version != state.version + 1:
-                reason = f"commit {state.version + 1} is missing, {version} exists, and no checkpoint covers it"
-                raise CorruptLog(path=self.store.location, reason=reason)
-            commit = self._read(version)
+        newest = listing.commits[-1] if listing.commits else state.version
+        # Not only what is listed: a listing may miss what was created while it was made.
+        while state.version < newest:
+            commit = self._read(Version(state.version + 1))
             if commit is None:
-                raise FileNotFoundError(commit_name(version))
+                raise FileNotFoundError(f"commit {state.version + 1} is missing, {newest} exists")
             state.apply(commit)
         return state
 
@@ -164,21 +159,18 @@ class CommitLog:
         expected_version: Version | None = None,
     ) -> Commit:
         """Write the next version, durable on return. VersionConflict when somebody else did; then the state has it."""
-        if self._is_stale:
-            self.load()
         if expected_version is not None and expected_version != self.state.version:
             raise VersionConflict(expected=expected_version, current=self.state.version)
         now = self._clock.now()
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
         before = self.state.version
         commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch)
-        # Applied first: a commit that breaks the rules must never be stored, for no log with it could be opened.
-        self._is_stale = True
-        self.state.apply(commit)
+        # Before it is stored: no log with a commit that breaks the rules could ever be opened.
+        self.state.check(commit)
         if not self._put_next(commit):
-            self.load()
+            self.refresh()
             raise VersionConflict(expected=before, current=self.state.version)
-        self._is_stale = False
+        self.state.apply(commit)
         return commit
 
     def _put_next(self, commit: Commit) -> bool:
@@ -194,8 +186,8 @@ class CommitLog:
 
     def refresh(self) -> None:
         """Apply what others have committed."""
-        if self._is_stale or self.store.get(commit_name(self.state.version)) is None:
-            self.load()
+        if self.state.version < 0 or self.store.get(commit_name(self.state.version)) is None:
+            self.load()  # it was cleaned up while we slept
         while (commit := self._read(Version(self.state.version + 1))) is not None:
             self.state.apply(commit)
 

@@ -231,8 +231,10 @@ class Segments:
             active, self._active = self._active, None
             active.file.close()
             if active.index_file is not None:
-                active.index_file.sync()
-                active.index_file.close()
+                try:
+                    active.index_file.sync()
+                finally:
+                    active.index_file.close()
             with self._lock:
                 self._remember(segment_name(active.base), active.index)
             self._steps(Step.ROLL_SEALED)

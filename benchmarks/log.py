@@ -96,7 +96,7 @@ def append_speed(
 
     def ours() -> float:
         directory = f"{place}-ours-{next(numbers)}"
-        os.mkdir(directory)
+        asyncio.run(append_all(directory, batches, 0, group_bytes, batch_bytes))  # a new log takes no spare file
         if recycled:
             os.rename(spares[0], f"{directory}/{SPARE}")
         seconds = asyncio.run(append_all(directory, batches, total, group_bytes, batch_bytes, groups))

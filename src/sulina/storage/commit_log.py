@@ -63,6 +63,7 @@ class CommitLog:
         *,
         clock: Clock,
         writer: str,
+        is_alone: bool = False,
         limits: MemoryLimits | None = None,
         steps: Steps = no_steps,
     ) -> None:
@@ -72,6 +73,7 @@ class CommitLog:
         self._clock = clock
         self._steps = steps
         self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
+        self._is_alone = is_alone  # nobody else can commit: a lock says so
         self._numbers = itertools.count()
         self._oldest: Version | None = None  # commit in the store; None until somebody asks
         self._swept: Version | None = None  # commits below it are gone; None until we have cleaned up
@@ -177,7 +179,7 @@ class CommitLog:
         name = commit_name(commit.version)
         if not self.store.put_if_absent(name, encode(commit)):
             return False
-        if commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
+        if self._is_alone or commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
             return True
         # The version was free because it was taken and cleaned up while we slept: clean-up takes the oldest first, and
         # never the newest, so whoever is up to date has a predecessor.

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Names = list[str]  # inside the classes, `list` is a method
 
 _ASIDE = ".aside"
+_STEPS = {
+    kind: [Step(f"{kind}.{step}") for step in ("aside_created", "aside_written", "aside_synced", "linked")]
+    + [Step(f"{kind}.directory_synced"), Step(f"{kind}.aside_removed")]
+    for kind in ("commit", "checkpoint")
+}
 _numbers = itertools.count()
 
 
@@ -31,33 +36,33 @@ class DirectoryCommits:
         self._steps = steps
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        kind = _kind(name)
+        created, written, synced, linked, durable, removed = _STEPS[_kind(name)]
         target = f"{self.location}/{name}"
         aside = f"{self.location}/{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
         file = self._files.create(aside)
         try:
             try:
-                self._steps(Step(f"{kind}.aside_created"))
+                self._steps(created)
                 file.write(0, [data])
-                self._steps(Step(f"{kind}.aside_written"))
+                self._steps(written)
                 # Before the name exists: a commit must never be seen torn.
                 file.sync()
             finally:
                 file.close()
-            self._steps(Step(f"{kind}.aside_synced"))
+            self._steps(synced)
             try:
                 self._files.link(aside, target)
             except FileExistsError:
                 return False
-            self._steps(Step(f"{kind}.linked"))
+            self._steps(linked)
             # The link is not durable without it.
             self._files.sync_directory(self.location)
-            self._steps(Step(f"{kind}.directory_synced"))
+            self._steps(durable)
             return True
         finally:
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(aside)
-            self._steps(Step(f"{kind}.aside_removed"))
+            self._steps(removed)
 
     def restate(self, name: str, data: bytes) -> None:
         """Put what is there already once more, durable on return.

@@ -61,7 +61,7 @@ class LogOptions:
     spare_segments_max: int = 1  # removed files that are kept to be written anew
     group_bytes_max: int = 16 << 20  # in one commit
     waiting_bytes_max: int = 64 << 20  # to be committed
-    versions_kept: int = 10_000  # commits for time travel
+    versions_kept: int = 1_000  # commits for time travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ class DirectoryLog:
         self._steps = steps
         self._store = DirectoryCommits(files, f"{directory}/{COMMITS_DIRECTORY}", steps)
         writer = self.options.writer_id or f"{self.options.broker_id}:{secrets.token_hex(4)}"
-        self.commits = CommitLog(self._store, clock=clock, writer=writer, limits=self.options.memory, steps=steps)
+        self.commits = CommitLog(
+            self._store, clock=clock, writer=writer, is_alone=True, limits=self.options.memory, steps=steps
+        )
         self.segments = Segments(
             files,
             directory,
@@ -193,10 +195,8 @@ class DirectoryLog:
 
     def _refuse_lost_commits(self, names: list[str]) -> None:
         """A log without commits is new only where there is nothing else: it never starts at 0 again."""
-        files = self._files.list(self.directory)
-        left = [name for name in files if name.endswith(".log")] + [
-            name for name in names if not name.endswith(".aside")
-        ]
+        left = [name for name in self._files.list(self.directory) if name.endswith(".log")]
+        left += [name for name in names if not name.endswith(".aside")]
         if left:
             reason = f"there are no commits, but {min(left)} exists"
             raise CorruptLog(path=self._store.location, reason=reason)

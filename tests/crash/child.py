@@ -166,7 +166,9 @@ async def every_step(directory: str, first: int, kill: list[Any] | None = None) 
 async def torn(directory: str, first: int) -> None:
     """Dies with bytes past the last commit, two segments without a commit, and a commit aside."""
     hook = Hook(directory, [Step.COMMIT_ASIDE_SYNCED, 2])
-    log = await PartitionLog.open(directory, options=SMALL, steps=hook)
+    # One after the other, so that the data is there when the commit is.
+    threads = LogThreads(ThreadPoolExecutor(2), ThreadPoolExecutor(1))
+    log = await PartitionLog.open(directory, options=SMALL, threads=threads, steps=hook)
     await append(log, first)
     await append(log, *range(first + 1, first + 13))
 

@@ -7,7 +7,7 @@ One thread commits; another may write checkpoints and clean up at the same time.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sulina.core.commit import (
@@ -38,6 +38,15 @@ from sulina.types import Epoch, Version
 
 HINT_EVERY = 10 * CHECKPOINT_EVERY  # versions; a stale hint costs a longer listing, no more
 LOAD_ATTEMPTS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A commit, the name of its file, and its bytes."""
+
+    commit: Commit
+    name: str
+    data: bytes
 
 
 @dataclass(slots=True)
@@ -163,27 +172,33 @@ class CommitLog:
         """Write the next version, durable on return. VersionConflict when somebody else did; then the state has it."""
         if expected_version is not None and expected_version != self.state.version:
             raise VersionConflict(expected=expected_version, current=self.state.version)
+        prepared = self.prepare(operations, epoch=epoch)
+        return self.finish(prepared, lambda: self.store.put_if_absent(prepared.name, prepared.data))
+
+    def prepare(self, operations: Sequence[Add | Remove | Claim | Seal], *, epoch: Epoch) -> "Prepared":
+        """The next version, not yet stored. StaleEpoch, InvalidInput; CorruptCommit if it breaks the rules."""
         now = self._clock.now()
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
-        before = self.state.version
         commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch)
         # Before it is stored: no log with a commit that breaks the rules could ever be opened.
         self.state.check(commit)
-        if not self._put_next(commit):
+        return Prepared(commit, commit_name(commit.version), encode(commit))
+
+    def finish(self, prepared: "Prepared", put: Callable[[], bool]) -> Commit:
+        """Store a prepared commit by `put`, and go on to its version. VersionConflict."""
+        commit, before = prepared.commit, self.state.version
+        if not put() or not self._has_predecessor(commit):
             self.refresh()
             raise VersionConflict(expected=before, current=self.state.version)
         self.state.apply(commit)
         return commit
 
-    def _put_next(self, commit: Commit) -> bool:
-        name = commit_name(commit.version)
-        if not self.store.put_if_absent(name, encode(commit)):
-            return False
+    def _has_predecessor(self, commit: Commit) -> bool:
         if self._is_alone or commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
             return True
         # The version was free because it was taken and cleaned up while we slept: clean-up takes the oldest first, and
         # never the newest, so whoever is up to date has a predecessor.
-        self.store.delete(name)
+        self.store.delete(commit_name(commit.version))
         return False
 
     def refresh(self) -> None:

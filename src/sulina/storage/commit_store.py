@@ -36,22 +36,33 @@ class DirectoryCommits:
         self._steps = steps
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        created, written, synced, linked, durable, removed = _STEPS[_kind(name)]
-        target = f"{self.location}/{name}"
-        aside = f"{self.location}/{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
-        file = self._files.create(aside)
+        return self.publish(name, self.stage(name, data))
+
+    def stage(self, name: str, data: bytes) -> str:
+        """Write a file aside, durable on return; the answer is its name there."""
+        created, written, synced, *_ = _STEPS[_kind(name)]
+        aside = f"{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
+        file = self._files.create(f"{self.location}/{aside}")
+        try:
+            self._steps(created)
+            file.write(0, [data])
+            self._steps(written)
+            # Before the name exists: a commit must never be seen torn.
+            file.sync()
+        except OSError:
+            self.delete(aside)
+            raise
+        finally:
+            file.close()
+        self._steps(synced)
+        return aside
+
+    def publish(self, name: str, aside: str) -> bool:
+        """Give a staged file its name, durable on return; or answer False because the name exists."""
+        *_, linked, durable, removed = _STEPS[_kind(name)]
         try:
             try:
-                self._steps(created)
-                file.write(0, [data])
-                self._steps(written)
-                # Before the name exists: a commit must never be seen torn.
-                file.sync()
-            finally:
-                file.close()
-            self._steps(synced)
-            try:
-                self._files.link(aside, target)
+                self._files.link(f"{self.location}/{aside}", f"{self.location}/{name}")
             except FileExistsError:
                 return False
             self._steps(linked)
@@ -60,8 +71,7 @@ class DirectoryCommits:
             self._steps(durable)
             return True
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                self._files.remove(aside)
+            self.delete(aside)
             self._steps(removed)
 
     def restate(self, name: str, data: bytes) -> None:

@@ -9,13 +9,15 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from sulina.core.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
-from sulina.core.commit import Add, Checkpoint, Claim, Remove, Seal, SegmentRef, commit_name
+from sulina.core.commit import Add, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
 from sulina.core.log_state import NO_EPOCH, Appended, MemoryLimits, View
 from sulina.core.plan import Plan, Request, checkpoint_due
 from sulina.core.records import decode
@@ -123,8 +125,10 @@ class DirectoryLog:
         clock: Clock,
         options: LogOptions | None = None,
         metrics: LogMetrics | None = None,
+        stager: Executor | None = None,
         steps: Steps = no_steps,
     ) -> None:
+        self._stager = stager  # its threads write commit files aside while ours writes their data; None: one by one
         self.directory = directory
         self.options = options or LogOptions()
         self.damage: CorruptSegment | None = None  # found at the end of the log when it was opened
@@ -233,11 +237,22 @@ class DirectoryLog:
 
     def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
         batches = _placed(plan, appends, self.epoch)
-        started = self._clock.monotonic()
-        self.segments.write(batches)
-        synced = self._clock.monotonic()
         operations = plan.operations
-        self._commit(operations)
+        started = self._clock.monotonic()
+        prepared = self.commits.prepare(operations, epoch=self.epoch)
+        if self._stager is None:
+            self.segments.write(batches)
+            put = partial(self._store.put_if_absent, prepared.name, prepared.data)
+        else:
+            # Two files, two syncs: one beside the other. The commit gets its name when both are done.
+            staging = self._stager.submit(self._store.stage, prepared.name, prepared.data)
+            try:
+                self.segments.write(batches)
+            finally:
+                wait([staging])
+            put = partial(self._store.publish, prepared.name, staging.result())
+        synced = self._clock.monotonic()
+        self._checkpoint_after(self.commits.finish(prepared, put))
         committed = self._clock.monotonic()
         self._steps(Step.APPEND_COMMITTED)
         self.segments.confirm()
@@ -252,7 +267,9 @@ class DirectoryLog:
         )
 
     def _commit(self, operations: Sequence[Add | Remove | Claim | Seal]) -> None:
-        commit = self.commits.commit(operations, epoch=self.epoch)
+        self._checkpoint_after(self.commits.commit(operations, epoch=self.epoch))
+
+    def _checkpoint_after(self, commit: Commit) -> None:
         if checkpoint_due(commit.version):
             self._due.append(self.commits.take_checkpoint())
 
@@ -332,8 +349,7 @@ class DirectoryLog:
         commit = self.commits.commit([Claim(epoch=epoch, broker_id=self.options.broker_id)], epoch=epoch)
         self.epoch = commit.epoch
         self.segments.seal()
-        if checkpoint_due(commit.version):
-            self._due.append(self.commits.take_checkpoint())
+        self._checkpoint_after(commit)
         self.view = self.commits.state.view()
 
     def _or_stop(self, work: Callable[[], None]) -> None:

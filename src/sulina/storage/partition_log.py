@@ -92,11 +92,17 @@ class PartitionLog:
     ) -> Self:
         """Recover the log in `directory`, or start one. LogLocked, StaleEpoch, CorruptCommit, CorruptLog."""
         clock = clock or SystemClock()
-        log = DirectoryLog(
-            directory, files=files or OsFiles(), clock=clock, options=options, metrics=metrics, steps=steps
-        )
         owned = threads is None
         threads = threads or LogThreads.of(writers=2, readers=2)
+        log = DirectoryLog(
+            directory,
+            files=files or OsFiles(),
+            clock=clock,
+            options=options,
+            metrics=metrics,
+            stager=threads.stagers,
+            steps=steps,
+        )
         opening = asyncio.get_running_loop().run_in_executor(threads.writers, log.open)
         try:
             await asyncio.shield(opening)
@@ -415,19 +421,23 @@ class LogThreads:
 
     writers: Executor
     readers: Executor
+    stagers: Executor | None = None  # write commit files beside the data; None: the writers do both in turn
 
     @classmethod
     def of(cls, *, writers: int, readers: int) -> "LogThreads":
-        """So many new threads; a log uses two writers at most."""
+        """So many new threads, and a helper for each writer; a log uses two writers at most."""
         return cls(
             ThreadPoolExecutor(max_workers=writers, thread_name_prefix="sulina-write"),
             ThreadPoolExecutor(max_workers=readers, thread_name_prefix="sulina-read"),
+            ThreadPoolExecutor(max_workers=writers, thread_name_prefix="sulina-stage"),
         )
 
     def shutdown(self) -> None:
         """Let the threads end when they have done what they were given."""
         self.writers.shutdown(wait=False)
         self.readers.shutdown(wait=False)
+        if self.stagers is not None:
+            self.stagers.shutdown(wait=False)
 
 
 class Transaction:

@@ -109,3 +109,4 @@ def test_commits_go_only_behind_two_checkpoints_l12() -> None:
     assert disposable_before([Version(50), Version(60)], Version(100)) == 50
     assert disposable_before([Version(40), Version(50), Version(60)], Version(100)) == 50
     assert disposable_before([Version(50), Version(60)], Version(30)) == 30
+    assert disposable_before([Version(50), Version(60)], Version(-900)) == 0

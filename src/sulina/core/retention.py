@@ -61,4 +61,4 @@ def disposable_before(checkpoints: Iterable[Version], keep_from: Version) -> Ver
     newest = sorted(checkpoints, reverse=True)[:CHECKPOINTS_KEPT]
     if len(newest) < CHECKPOINTS_KEPT:
         return Version(0)
-    return Version(min(newest[-1], keep_from))
+    return Version(max(0, min(newest[-1], keep_from)))

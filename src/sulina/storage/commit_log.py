@@ -84,10 +84,9 @@ class CommitLog:
         self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
         self._is_alone = is_alone  # nobody else can commit: a lock says so
         self._numbers = itertools.count()
-        self._oldest: Version | None = None  # commit in the store; None until somebody asks
         self._swept: Version | None = None  # commits below it are gone; None until we have cleaned up
-        self._checkpoints: list[Version] = []  # written and read back by us; oldest first
-        self._older: list[Version] = []  # checkpoints of others: they serve recovery, but clean-up does not trust them
+        # Written and read back by us, oldest first. Those of others serve recovery, but clean-up does not trust them.
+        self._checkpoints: list[Version] = []
 
     def load(self, names: list[str] | None = None) -> LogState:
         """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog.
@@ -112,7 +111,6 @@ class CommitLog:
         if state is None and hint is not None:
             listing = _Listing.of(self.store.list())
             state = self._newest_checkpoint(listing)
-        self._oldest = None
         if state is None:
             state = LogState(limits=self._limits)
         newest = listing.commits[-1] if listing.commits else state.version
@@ -223,10 +221,10 @@ class CommitLog:
 
     def oldest_version(self) -> Version:
         """The oldest commit that is retained."""
-        if self._oldest is None:
-            listing = _Listing.of(self.store.list())
-            self._oldest = listing.commits[0] if listing.commits else Version(max(self.state.version, 0))
-        return self._oldest
+        if self._swept is not None:
+            return self._swept
+        commits = _Listing.of(self.store.list()).commits
+        return commits[0] if commits else Version(max(self.state.version, 0))
 
     def take_checkpoint(self) -> Checkpoint:
         """The state as it is now, to be stored by `write_checkpoint`, in another thread if need be."""
@@ -252,10 +250,11 @@ class CommitLog:
         if len(kept) < CHECKPOINTS_KEPT:
             return 0
         end = disposable_before(kept, keep_from)
+        checkpoints = self._checkpoints
         if self._swept is None:
             # Once: what came before us need not be without gaps.
             listing = _Listing.of(self.store.list())
-            self._older = [version for version in listing.checkpoints if version not in self._checkpoints]
+            checkpoints = listing.checkpoints
             commits = [version for version in listing.commits if version < end]
         else:
             commits = [Version(version) for version in range(self._swept, end)]
@@ -263,10 +262,10 @@ class CommitLog:
         for version in commits:  # oldest first, so that what is left has no gap
             self.store.delete(commit_name(version))
             self._steps(Step.CLEANUP_COMMIT_REMOVED)
-        self._swept = self._oldest = max(end, self._swept or end)
-        needless = [version for version in self._older + self._checkpoints if version < kept[0]]
+        self._swept = max(end, self._swept or end)
+        needless = [version for version in checkpoints if version < kept[0]]
         for version in needless:
             self.store.delete(checkpoint_name(version))
             self._steps(Step.CLEANUP_CHECKPOINT_REMOVED)
-        self._checkpoints, self._older = kept, []
+        self._checkpoints = kept
         return len(commits) + len(needless)

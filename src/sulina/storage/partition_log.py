@@ -178,6 +178,11 @@ class PartitionLog:
             raise LogClosed(path=self._log.directory)
         if txn_id is not None:
             _check_txn_id(txn_id)
+        size, limit = len(data), self._log.options.waiting_bytes_max
+        if size > limit:
+            raise BatchTooLarge(size_bytes=size, limit_bytes=limit)
+        if self._waiting_bytes + size > limit:
+            raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
         limits = self._log.options.batches
         batches = split(data, limits)
         if not batches:
@@ -185,11 +190,6 @@ class PartitionLog:
         is_unchecked = not is_quickly_checked(batches)
         if not is_unchecked:
             check_records(data, batches, limits)
-        size, limit = len(data), self._log.options.waiting_bytes_max
-        if size > limit:
-            raise BatchTooLarge(size_bytes=size, limit_bytes=limit)
-        if self._waiting_bytes + size > limit:
-            raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
         append = Append(Request(batches, txn_id, expected_version), memoryview(data))
         self._waiting_bytes += size
         waiting = _Waiting(self._loop.create_future(), append=append, is_unchecked=is_unchecked)

@@ -8,21 +8,46 @@ SulinaError
 │   │   ├── CorruptBatch            its CRC32C does not hold
 │   │   └── UnknownCodec            a compression that the format does not know
 │   ├── BatchTooLarge               more bytes than the limit, as sent
-│   └── DecompressedTooLarge        more bytes than the limit, once decompressed
+│   ├── DecompressedTooLarge        more bytes than the limit, once decompressed
+│   ├── InvalidSettings             a policy, schema or position outside the rules
+│   ├── InvalidRecord               a record that its topic's schema does not allow
+│   ├── NotSerializable             a value, key or header that has no form in bytes
+│   ├── KeysSpanPartitions          one batch cannot be atomic in several partitions
+│   └── NotReliable                 the topic keeps nothing, so there is nothing to read or seek
 ├── Conflict                        somebody else was first; nothing was written
 │   ├── VersionConflict             another commit took the version           (retry)
 │   ├── StaleEpoch                  a newer owner exists
 │   ├── StaleOrigin                 a newer instance of this producer exists
 │   ├── SequenceGap                 a producer's earlier batch is missing
-│   └── DuplicateSequence           written long ago; its offsets are no longer known
+│   ├── DuplicateSequence           written long ago; its offsets are no longer known
+│   ├── AlreadyExists               with other settings
+│   ├── SchemaConflict              another schema than that of the data that exists
+│   ├── SubscriptionBusy            others are attached
+│   └── NamespaceNotEmpty           it has topics
+├── NotFound                        there is no such thing
+│   ├── NamespaceNotFound
+│   ├── TopicNotFound
+│   ├── PartitionNotFound
+│   ├── SubscriptionNotFound
+│   └── ConsumerNotFound            it has been detached
+├── CursorMoved                     a seek moved the subscription: subscribe again (retry)
 ├── NotAvailable                    the log does not have it
 │   ├── NotYet                      the offset or version is not there yet    (retry)
 │   ├── OffsetOutOfRange            before the first retained offset, or past the end
 │   └── VersionNotRetained          its commit has been cleaned up
 ├── QueueFull                       too much is waiting to be committed       (retry)
+├── LimitReached                    the node has as many of them as it may
+├── NoSubscribers                   nobody is attached, and the topic keeps nothing
+├── NotServing                      not started, or on its way out            (retry)
+│   └── Draining                    the topic is moving; names the new owner once known
+├── Disconnected                    the connection is gone, the outcome may be unknown (retry)
+├── ProtocolError                   the other side sent what it must not
+├── Compacted                       the watch is too old: list again          (retry)
+├── LeaseLost                       it ended before it was kept alive
 ├── LogClosed                       the log was closed
 ├── LogLocked                       another process is writing this directory
 ├── LogStopped                      a write failed; reopen after repair
+├── MetadataFailed                  the metadata store could not be written   (retry)
 └── Corrupt                         stored bytes are not what was written
     ├── CorruptSegment
     ├── CorruptCommit
@@ -31,13 +56,34 @@ SulinaError
 `retryable` says whether the same call can succeed later without a change.
 """
 
+import re
 from typing import ClassVar
+
+_CODES: dict[str, type["SulinaError"]] = {}
 
 
 class SulinaError(Exception):
-    """The root of the tree."""
+    """The root of the tree. `code` is its stable name on every surface."""
 
     retryable: ClassVar[bool] = False
+    code: ClassVar[str] = "error"
+
+    def __init_subclass__(cls) -> None:
+        """Errors are known by the name of their class, in snake case."""
+        cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        _CODES[cls.code] = cls
+
+    def details(self) -> dict[str, object]:
+        """The facts, as plain values: what a surface shows beside the message."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | None)}
+
+
+def from_code(code: str, message: str, details: dict[str, object]) -> SulinaError:
+    """The error that the other side of a connection raised."""
+    kind = _CODES.get(code, SulinaError)
+    error = kind.__new__(kind, message)
+    error.__dict__.update(details)
+    return error
 
 
 class InvalidInput(SulinaError):
@@ -88,6 +134,40 @@ class DecompressedTooLarge(InvalidInput):
         self.limit_bytes = limit_bytes
 
 
+class InvalidSettings(InvalidInput):
+    """A policy, schema or position outside the rules."""
+
+
+class InvalidRecord(InvalidInput):
+    """A record that its topic's schema does not allow; nothing of its batch was written."""
+
+    def __init__(self, *, index: int, reason: str) -> None:
+        super().__init__(f"record {index} does not fit the topic's schema: {reason}")
+        self.index, self.reason = index, reason
+
+
+class NotSerializable(InvalidInput):
+    """A value, key or header that has no form in bytes; nothing was sent."""
+
+
+class KeysSpanPartitions(InvalidInput):
+    """The keys of one batch belong to several partitions, and a batch is all or nothing in one."""
+
+    def __init__(self, *, topic: str, partitions: str) -> None:
+        super().__init__(
+            f"the keys belong to partitions {partitions} of {topic}: send one batch for each, or name a partition"
+        )
+        self.topic, self.partitions = topic, partitions
+
+
+class NotReliable(InvalidInput):
+    """The topic keeps nothing, so there is nothing to read, seek or count."""
+
+    def __init__(self, *, topic: str) -> None:
+        super().__init__(f"{topic} is not reliable: it keeps no records")
+        self.topic = topic
+
+
 class Conflict(SulinaError):
     """Somebody else was first; nothing was written."""
 
@@ -134,6 +214,92 @@ class DuplicateSequence(Conflict):
         self.origin_id, self.sequence, self.last = origin_id, sequence, last
 
 
+class AlreadyExists(Conflict):
+    """It exists with other settings, which were left as they are."""
+
+    def __init__(self, *, kind: str, name: str, difference: str) -> None:
+        super().__init__(f"{kind} {name} exists and differs: {difference}")
+        self.kind, self.name, self.difference = kind, name, difference
+
+
+class SchemaConflict(Conflict):
+    """The topic has data of another schema; a schema is for ever once data exists."""
+
+    def __init__(self, *, topic: str, ours: str, current: str) -> None:
+        super().__init__(f"{topic} has data of schema {current}, not {ours}")
+        self.topic, self.ours, self.current = topic, ours, current
+
+
+class SubscriptionBusy(Conflict):
+    """Consumers are attached that leave no room for this."""
+
+    def __init__(self, *, topic: str, subscription: str, reason: str) -> None:
+        super().__init__(f"subscription {subscription} of {topic}: {reason}")
+        self.topic, self.subscription, self.reason = topic, subscription, reason
+
+
+class NamespaceNotEmpty(Conflict):
+    """It has topics; delete them first."""
+
+    def __init__(self, *, namespace: str, topics: int) -> None:
+        super().__init__(f"namespace {namespace} has {topics} topics; delete them first")
+        self.namespace, self.topics = namespace, topics
+
+
+class NotFound(SulinaError):
+    """There is no such thing."""
+
+
+class NamespaceNotFound(NotFound):
+    """Create it first."""
+
+    def __init__(self, *, namespace: str) -> None:
+        super().__init__(f"there is no namespace {namespace}")
+        self.namespace = namespace
+
+
+class TopicNotFound(NotFound):
+    """Create it first."""
+
+    def __init__(self, *, topic: str) -> None:
+        super().__init__(f"there is no topic {topic}")
+        self.topic = topic
+
+
+class PartitionNotFound(NotFound):
+    """The topic has fewer partitions."""
+
+    def __init__(self, *, topic: str, partition: int, partitions: int) -> None:
+        super().__init__(f"{topic} has partitions 0 to {partitions - 1}, not {partition}")
+        self.topic, self.partition, self.partitions = topic, partition, partitions
+
+
+class SubscriptionNotFound(NotFound):
+    """Create it, or subscribe."""
+
+    def __init__(self, *, topic: str, subscription: str) -> None:
+        super().__init__(f"{topic} has no subscription {subscription}")
+        self.topic, self.subscription = topic, subscription
+
+
+class ConsumerNotFound(NotFound):
+    """It has been detached, or never was attached to this connection."""
+
+    def __init__(self, *, consumer: int) -> None:
+        super().__init__(f"there is no consumer {consumer} on this connection")
+        self.consumer = consumer
+
+
+class CursorMoved(SulinaError):
+    """A seek moved the subscription, and let its consumers go: subscribe again."""
+
+    retryable = True
+
+    def __init__(self, *, topic: str, subscription: str) -> None:
+        super().__init__(f"subscription {subscription} of {topic} was moved by a seek; subscribe again")
+        self.topic, self.subscription = topic, subscription
+
+
 class NotAvailable(SulinaError):
     """The log does not have it."""
 
@@ -170,6 +336,72 @@ class QueueFull(SulinaError):
         self.waiting_bytes, self.limit_bytes = waiting_bytes, limit_bytes
 
 
+class LimitReached(SulinaError):
+    """There are as many of them as there may be."""
+
+    def __init__(self, *, kind: str, limit: int) -> None:
+        super().__init__(f"there may be {limit} {kind}, and there are")
+        self.kind, self.limit = kind, limit
+
+
+class NoSubscribers(SulinaError):
+    """Nobody is attached, and the topic keeps nothing: nobody would ever see the records."""
+
+    def __init__(self, *, topic: str) -> None:
+        super().__init__(f"nobody is subscribed to {topic}, which keeps no records")
+        self.topic = topic
+
+
+class NotServing(SulinaError):
+    """The node is starting, or on its way out."""
+
+    retryable = True
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(f"the node is not serving: {reason}")
+        self.reason = reason
+
+
+class Draining(NotServing):
+    """The topic takes no more records here. Nothing was written; ask the owner, once it is known."""
+
+    def __init__(self, *, topic: str, owner: str | None = None) -> None:
+        super().__init__(reason=f"{topic} is moving" + (f" to {owner}" if owner else ""))
+        self.topic, self.owner = topic, owner
+
+
+class Disconnected(SulinaError):
+    """The connection is gone. What was waiting has an unknown outcome: retry it with the same txn_id."""
+
+    retryable = True
+
+    def __init__(self, *, url: str, reason: str) -> None:
+        super().__init__(f"no connection to {url}: {reason}")
+        self.url, self.reason = url, reason
+
+
+class ProtocolError(SulinaError):
+    """The other side sent what it must not."""
+
+
+class Compacted(SulinaError):
+    """A watch begins before what the store remembers, or fell too far behind: list again, then watch from there."""
+
+    retryable = True
+
+    def __init__(self, *, after: int, oldest: int) -> None:
+        super().__init__(f"changes after revision {after} are gone; the oldest kept is {oldest}")
+        self.after, self.oldest = after, oldest
+
+
+class LeaseLost(SulinaError):
+    """The lease ended before it was kept alive; its keys are gone."""
+
+    def __init__(self, *, lease_id: int) -> None:
+        super().__init__(f"lease {lease_id} has ended")
+        self.lease_id = lease_id
+
+
 class LogClosed(SulinaError):
     """The log was closed."""
 
@@ -195,6 +427,17 @@ class LogStopped(SulinaError):
 
     def __init__(self, *, path: str, cause: BaseException) -> None:
         super().__init__(f"the log in {path} stopped: {cause}; repair the cause, then open it again")
+        self.path, self.cause = path, cause
+        self.__cause__ = cause
+
+
+class MetadataFailed(SulinaError):
+    """The metadata store could not be written, and whether it was is unknown. It goes on once its disk does."""
+
+    retryable = True
+
+    def __init__(self, *, path: str, cause: BaseException) -> None:
+        super().__init__(f"the metadata in {path} could not be written: {cause}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
 

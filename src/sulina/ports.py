@@ -1,9 +1,12 @@
-"""What the shells need of the world, as small Protocols. The real ones are in `storage`, the fakes in `testing`.
+"""What the shells need of the world, as small Protocols. The real ones are in `storage` and `metadata`, the fakes in
+`testing`.
 
-All calls block; whoever calls them from an event loop does so in a thread.
+Calls on files and commit stores block; whoever calls them from an event loop does so in a thread. Calls on the
+metadata store are asynchronous.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 Bytes = bytes | bytearray | memoryview
@@ -111,4 +114,117 @@ class CommitStore(Protocol):
 
     def delete(self, name: str) -> None:
         """No error when there is none."""
+        ...
+
+
+# The metadata store: small values under keys, with a revision that rises with every transaction.
+
+TXN_OPERATIONS_MAX = 128  # compares, puts and deletes of one transaction, each; what etcd takes
+VALUE_BYTES_MAX = 1 << 20
+NO_REVISION = 0  # of a key that does not exist
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key with its value, and the revision that last changed it."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The entries under a prefix, sorted by key, as of one revision of the whole store."""
+
+    entries: list[Entry]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A key must have been changed last by `revision`; `NO_REVISION`: it must not exist."""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A value to store. With a lease, it goes when the lease does."""
+
+    key: str
+    value: bytes
+    lease_id: int = 0  # none
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """Whether all compares held, so that everything was done; and the revision of the store after it."""
+
+    is_done: bool
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key put (`value`) or deleted (None) by one revision."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Lease(Protocol):
+    """A timed right: the keys that were put with it go when it ends."""
+
+    @property
+    def lease_id(self) -> int:
+        """To put keys with."""
+        ...
+
+    async def keep_alive(self) -> float:
+        """Start its time anew; how many seconds it has now. LeaseLost."""
+        ...
+
+    async def revoke(self) -> None:
+        """End it now, and its keys with it. No error when it has ended."""
+        ...
+
+
+class MetadataStore(Protocol):
+    """Where brokers keep what they share. Every call is atomic and durable on return, and sees what came before it."""
+
+    async def get(self, key: str) -> Entry | None:
+        """One entry, or None."""
+        ...
+
+    async def list(self, prefix: str) -> Listing:
+        """All entries whose keys begin with `prefix`."""
+        ...
+
+    async def txn(
+        self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> TxnResult:
+        """All puts and deletes in one revision if every compare holds, else nothing.
+
+        A key may be named once among puts and deletes; deleting one that does not exist is no error.
+        InvalidInput (too many operations, a value too large, a key named twice), LeaseLost.
+        """
+        ...
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
+        """The changes under `prefix` of every revision greater than `after`, in order, for as long as it is iterated.
+
+        Changes of one revision come together. Compacted when `after` is too old (list again, then watch from there),
+        or when the reader is so slow that its queue overflows.
+        """
+        ...
+
+    async def lease(self, ttl_seconds: float) -> Lease:
+        """A new lease."""
+        ...
+
+    async def close(self) -> None:
+        """Let go; watches end."""
         ...

@@ -25,6 +25,18 @@ def _checked(kind: str, name: str, pattern: re.Pattern[str]) -> None:
         raise InvalidName(kind=kind, name=shown, pattern=pattern.pattern)
 
 
+def checked_namespace(name: str) -> str:
+    """The name itself. InvalidName."""
+    _checked("namespace", name, _NAMESPACE)
+    return name
+
+
+def checked_subscription(name: str) -> str:
+    """The name itself. InvalidName."""
+    _checked("subscription", name, _TOPIC)
+    return name
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
     """`/namespace/topic`, checked once, here; safe in a path, a key or a URL ever after."""

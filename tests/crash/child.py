@@ -15,13 +15,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from sulina.clock import SystemClock
 from sulina.core.commit import CHECKPOINT_EVERY, Claim
 from sulina.core.retention import Retention
 from sulina.errors import LogStopped, SulinaError, VersionConflict
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, NoMetrics
-from sulina.storage.files import OsFiles, SystemClock
+from sulina.storage.files import OsFiles
 from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.steps import Step
 from sulina.types import Epoch, Version

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
+from sulina.clock import SystemClock
 from sulina.core.commit import Claim, commit_name, commit_version
 from sulina.core.retention import Retention, expired
 from sulina.errors import Conflict, VersionConflict
@@ -23,7 +24,7 @@ from sulina.ports import CommitStore
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits, ObjectCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY
-from sulina.storage.files import OsFiles, SystemClock
+from sulina.storage.files import OsFiles
 from sulina.types import Epoch
 from tests.support.children import TIMEOUT_SECONDS, Report, append, check, check_recovery, end, opened, start_child
 

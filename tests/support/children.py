@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from sulina.clock import SystemClock
 from sulina.core.batch import split
 from sulina.core.commit import commit_version
 from sulina.core.log_state import Appended, MemoryLimits
 from sulina.core.plan import Request
 from sulina.core.segment import SegmentLimits, index_name
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE, Append, DirectoryLog, LogOptions
-from sulina.storage.files import OsFiles, SystemClock
+from sulina.storage.files import OsFiles
 from sulina.types import Offset, Version
 from tests.support.ledger import Ledger, batch, contents, records_of
 

@@ -2,8 +2,8 @@ import time
 
 import pytest
 
+from sulina.clock import SystemClock
 from sulina.ports import Clock
-from sulina.storage.files import SystemClock
 from sulina.testing import VirtualClock
 
 

@@ -1,4 +1,4 @@
-"""The real file system and clock, behind `ports.Files` and `ports.Clock`.
+"""The real file system, behind `ports.Files`.
 
 Thin: each method is the system call it is named after, repeated until all of it is done. What must be synced,
 and when, is decided by whoever calls. Descriptors are closed on exec.
@@ -8,25 +8,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import sys
-import time
 from collections.abc import Sequence
 
 from sulina.ports import Bytes
 
 IOV_MAX = 1024  # buffers that one pwritev takes, on Linux and macOS
-
-
-class SystemClock:
-    """The clock of this machine."""
-
-    __slots__ = ()
-
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 class OsFile:
@@ -157,3 +145,35 @@ def _sync_contents(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache
     else:
         os.fdatasync(descriptor)  # flushes a changed size too, but not the times
+
+
+class _VolatileFile(OsFile):
+    """Nothing need survive, so nothing waits for the disk."""
+
+    __slots__ = ()
+
+    def sync(self) -> None:
+        pass
+
+
+class VolatileFiles(OsFiles):
+    """For logs that go with their process: as `OsFiles`, but nothing is synced."""
+
+    __slots__ = ()
+
+    def open(self, path: str) -> OsFile:
+        return _VolatileFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def create(self, path: str) -> OsFile:
+        return _VolatileFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644))
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+
+def remove_tree(path: str) -> None:
+    """A directory and all in it, durably; no error when it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+    with contextlib.suppress(FileNotFoundError):
+        OsFiles().sync_directory(os.path.dirname(path))

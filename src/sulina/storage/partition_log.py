@@ -17,6 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from sulina.clock import SystemClock
 from sulina.core.batch import check_records, is_quickly_checked, split
 from sulina.core.commit import Commit, Remove
 from sulina.core.log_state import Appended, View
@@ -34,7 +35,7 @@ from sulina.errors import (
 )
 from sulina.ports import Bytes, Clock, Files
 from sulina.storage.directory_log import READ_BYTES, Append, DirectoryLog, LogMetrics, LogOptions, Slice
-from sulina.storage.files import OsFiles, SystemClock
+from sulina.storage.files import OsFiles
 from sulina.storage.steps import Steps, no_steps
 from sulina.types import Epoch, Offset, Version
 
@@ -164,6 +165,10 @@ class PartitionLog:
         """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
         return self._log.damage
 
+    def reconfigure(self, options: LogOptions) -> None:
+        """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened."""
+        self._log.options = options
+
     # Appending
 
     async def append(
@@ -174,6 +179,24 @@ class PartitionLog:
         A known `txn_id`, or batches that their producer has sent before, get the answer of the first time.
         InvalidInput, Conflict, QueueFull, LogStopped, LogClosed.
         """
+        waiting = self._submit(data, txn_id, expected_version)
+        try:
+            answer: Appended = await waiting.future
+        except asyncio.CancelledError:
+            await self._withdraw(waiting)
+            raise
+        return answer
+
+    def append_nowait(
+        self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
+    ) -> asyncio.Future[Appended]:
+        """As `append`, for whoever has no time to wait: what is refused at once raises here, the rest is the future's.
+
+        `data` must not change until the future is done, also if that is cancelled.
+        """
+        return self._submit(data, txn_id, expected_version).future
+
+    def _submit(self, data: Bytes, txn_id: str | None, expected_version: Version | None) -> _Waiting:
         if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
         if txn_id is not None:
@@ -193,12 +216,8 @@ class PartitionLog:
         append = Append(Request(batches, txn_id, expected_version), memoryview(data))
         self._waiting_bytes += size
         waiting = _Waiting(self._loop.create_future(), append=append, is_unchecked=is_unchecked)
-        try:
-            answer: Appended = await self._enqueue(waiting)
-        except asyncio.CancelledError:
-            await self._withdraw(waiting)
-            raise
-        return answer
+        self._enqueue(waiting)
+        return waiting
 
     async def _withdraw(self, waiting: _Waiting) -> None:
         """Whoever appended has been cancelled: after this its buffer is its own again."""

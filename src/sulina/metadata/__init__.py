@@ -1,0 +1,6 @@
+"""Where brokers keep what they share, behind `ports.MetadataStore`: in memory for tests, in SQLite for one node."""
+
+from sulina.metadata.memory import MemoryMetadata
+from sulina.metadata.sqlite import SqliteMetadata
+
+__all__ = ["MemoryMetadata", "SqliteMetadata"]

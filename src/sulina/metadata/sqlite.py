@@ -1,0 +1,308 @@
+"""Metadata in one SQLite file: the default of a single node.
+
+- A transaction is durable when `txn` returns. Those that come while one is being committed wait, and then share one
+  commit of SQLite and one sync; each still has its own revision and sees the ones before it.
+- Everything that touches the file runs in one thread; the loop never waits for it. Reads do not wait for more than the
+  one commit that runs.
+- A commit that fails (disk full, IO error) fails all who share it with MetadataFailed, and the revision stays. Whether
+  it is on disk is unknown until the next commit, which replaces it, or the next open, which may find it.
+- Watches get what was committed, and only that. Leases begin anew, with all their time, when the file is opened.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Generic, Self, TypeVar
+
+from sulina.clock import SystemClock
+from sulina.errors import LimitReached, LogClosed, QueueFull, SulinaError
+from sulina.metadata.checks import (
+    HISTORY_CHANGES_MAX,
+    LEASES_MAX,
+    WATCH_QUEUE_CHANGES_MAX,
+    check_key,
+    check_prefix,
+    check_ttl,
+    check_txn,
+    check_watch,
+)
+from sulina.metadata.leases import Deadlines, HeldLease, LeaseTimer
+from sulina.metadata.tables import Draft, Tables
+from sulina.metadata.watches import History, Watches
+from sulina.ports import Change, Clock, Compare, Entry, Listing, Put, TxnResult
+
+WAITING_BYTES_MAX = 64 << 20  # of calls that wait for the thread; a single one may have more
+CALL_BYTES = 1024  # what a call counts besides its values
+
+Revisions = Sequence[Sequence[Change]]  # the changes of each
+Context = TypeVar("Context")
+Result = TypeVar("Result")
+
+_logger = logging.getLogger("sulina.metadata")
+
+
+class SqliteMetadata:
+    """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
+
+    def __init__(self, tables: Tables, thread: Executor, clock: Clock, watch_queue_changes_max: int) -> None:
+        self._tables = tables
+        self._thread = thread
+        self._watches = Watches(queue_changes_max=watch_queue_changes_max)
+        self._reads: _Lane[Tables] = _Lane(thread, self._run_reads, self._settle)
+        self._writes: _Lane[Draft] = _Lane(thread, self._run_writes, self._settle)
+        self._deadlines = Deadlines(clock)
+        self._timer = LeaseTimer(self._deadlines, self._expire)
+        for lease_id, ttl_seconds in tables.leases.items():
+            self._deadlines.start(lease_id, ttl_seconds)
+        self._timer.arm()
+        self._closed: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        path: str,
+        *,
+        clock: Clock | None = None,
+        history_changes_max: int = HISTORY_CHANGES_MAX,
+        watch_queue_changes_max: int = WATCH_QUEUE_CHANGES_MAX,
+    ) -> Self:
+        """Open the file, or create it. LogLocked, Corrupt, MetadataFailed, InvalidInput (another kind of file)."""
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sulina-metadata")
+        opening = thread.submit(Tables, path, history_changes_max=history_changes_max)
+        try:
+            tables = await asyncio.shield(asyncio.wrap_future(opening))
+        except asyncio.CancelledError:
+            # The thread goes on. When it has opened the file, nobody wants it any more.
+            opening.add_done_callback(lambda done: None if done.exception() else done.result().close())
+            await asyncio.wrap_future(thread.submit(thread.shutdown, wait=False))  # until that is so
+            raise
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(tables, thread, clock or SystemClock(), watch_queue_changes_max)
+
+    async def get(self, key: str) -> Entry | None:
+        check_key(key)
+        self._check_open()
+        return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
+
+    async def list(self, prefix: str) -> Listing:
+        check_prefix(prefix)
+        self._check_open()
+        return await self._reads.call(lambda tables: tables.list(prefix, ended=self._deadlines.ended()))
+
+    async def txn(
+        self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> TxnResult:
+        compares, puts, deletes = tuple(compares), tuple(puts), tuple(deletes)
+        size_bytes = check_txn(compares, puts, deletes)
+        self._check_open()
+        return await self._writes.call(lambda draft: draft.txn(compares, puts, deletes), size_bytes)
+
+    def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Sequence[Change], None]:
+        check_watch(prefix, after)
+
+        async def read_history() -> History:
+            self._check_open()
+            return await self._reads.call(lambda tables: tables.history(prefix, after=after))
+
+        return self._watches.follow(prefix, after, read_history)
+
+    async def lease(self, ttl_seconds: float) -> HeldLease:
+        check_ttl(ttl_seconds)
+        self._check_open()
+        lease_id = await self._writes.call(lambda draft: self._grant(draft, ttl_seconds))
+        return HeldLease(lease_id, keep_alive=self._keep_alive, revoke=self._revoke)
+
+    async def expire(self) -> None:
+        """End the leases whose time is over, as the timer does. For tests that own the clock."""
+        self._check_open()
+        await self._writes.call(_nothing)
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go of the file; watches end. Once is enough."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_task(self._close(), name="metadata-close")
+            self._timer.stop()
+            self._watches.end()
+        # A caller that is cancelled does not leave the file locked.
+        await asyncio.shield(self._closed)
+
+    async def _close(self) -> None:
+        await self._reads.wait_idle()
+        await self._writes.wait_idle()
+        try:
+            await asyncio.wrap_future(self._thread.submit(self._tables.close))
+        finally:
+            self._thread.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise LogClosed(path=self._tables.path)
+
+    def _keep_alive(self, lease_id: int) -> float:
+        self._check_open()
+        return self._deadlines.restart(lease_id)
+
+    async def _revoke(self, lease_id: int) -> None:
+        self._check_open()
+        await self._writes.call(lambda draft: draft.end_lease(lease_id))
+
+    def _expire(self) -> None:
+        with contextlib.suppress(QueueFull):  # those who wait will see to it
+            self._writes.call_soon(_nothing).add_done_callback(_note_failure)
+
+    def _settle(self, changes: Revisions) -> None:
+        """After work of the thread, on the loop: in the order of the commits."""
+        for same_revision in changes:
+            self._watches.publish(same_revision)
+        if self._closed is None:
+            self._timer.arm()
+
+    # In the thread.
+
+    def _run_reads(self, calls: "Sequence[_Call[Tables]]") -> Revisions:
+        """Leases that have ended go first, so that a listing is what its revision says. Should that fail, their keys
+        are hidden all the same."""
+        changes: Revisions = ()
+        if self._deadlines.ended():
+            try:
+                changes = self._transact([])
+            except SulinaError as error:
+                _note_error(error)
+        for call in calls:
+            call.run(self._tables)
+        return changes
+
+    def _run_writes(self, calls: "Sequence[_Call[Draft]]") -> Revisions:
+        try:
+            return self._transact(calls)
+        except SulinaError as error:
+            for call in calls:
+                call.error = _copy(error)
+            return []
+
+    def _grant(self, draft: Draft, ttl_seconds: float) -> int:
+        if len(self._deadlines) + len(draft.granted) >= LEASES_MAX:
+            raise LimitReached(kind="leases", limit=LEASES_MAX)
+        return draft.grant(ttl_seconds)
+
+    def _transact(self, calls: "Sequence[_Call[Draft]]") -> Revisions:
+        with self._tables.transaction() as draft:
+            for lease_id in self._deadlines.ended():
+                draft.end_lease(lease_id)
+            for call in calls:
+                call.run(draft)
+        for lease_id in draft.ended:
+            self._deadlines.forget(lease_id)
+        for lease_id, ttl_seconds in draft.granted.items():
+            self._deadlines.start(lease_id, ttl_seconds)
+        return draft.changes
+
+
+class _Call(Generic[Context]):
+    """What the thread is to do, and how it went."""
+
+    __slots__ = ("_run", "error", "future", "result", "size_bytes")
+
+    def __init__(self, run: Callable[[Context], Any], future: asyncio.Future[Any], size_bytes: int) -> None:
+        self._run = run
+        self.future = future
+        self.size_bytes = size_bytes
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self, context: Context) -> None:
+        """Errors of Sulina's are the answer to this call; others end the group."""
+        try:
+            self.result = self._run(context)
+        except SulinaError as error:
+            self.error = error
+
+    def answer(self) -> None:
+        if self.future.done():  # its caller was cancelled
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class _Lane(Generic[Context]):
+    """Calls of one kind on their way to the thread. While one group of them is there, the next one gathers."""
+
+    def __init__(
+        self,
+        thread: Executor,
+        work: Callable[[Sequence[_Call[Context]]], Revisions],
+        settle: Callable[[Revisions], None],
+    ) -> None:
+        self._thread = thread
+        self._work = work
+        self._settle = settle
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[_Call[Context]] = []
+        self._waiting_bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def call(self, run: Callable[[Context], Result], size_bytes: int = 0) -> Result:
+        """QueueFull. A caller that is cancelled while its call waits takes it back."""
+        result: Result = await self.call_soon(run, size_bytes)
+        return result
+
+    def call_soon(self, run: Callable[[Context], Any], size_bytes: int = 0) -> asyncio.Future[Any]:
+        size_bytes += CALL_BYTES
+        if self._waiting and self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+            raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=WAITING_BYTES_MAX)
+        call = _Call(run, self._loop.create_future(), size_bytes)
+        self._waiting.append(call)
+        self._waiting_bytes += size_bytes
+        if self._idle.is_set():
+            self._idle.clear()
+            self._loop.call_soon(self._start)
+        return call.future
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    def _start(self) -> None:
+        calls = [call for call in self._waiting if not call.future.done()]
+        self._waiting, self._waiting_bytes = [], 0
+        if calls:
+            work = asyncio.wrap_future(self._thread.submit(self._work, calls), loop=self._loop)
+            work.add_done_callback(lambda done: self._finish(calls, done))
+        else:
+            self._idle.set()
+
+    def _finish(self, calls: Sequence[_Call[Context]], done: "asyncio.Future[Revisions]") -> None:
+        failure = done.exception()
+        for call in calls:
+            call.error = failure or call.error
+            call.answer()
+        self._settle(() if failure else done.result())
+        # Not at once: those who were just answered may have more, and it would miss the group.
+        self._loop.call_soon(self._start)
+
+
+def _nothing(draft: Draft) -> None:
+    """Leases that have ended go with every write, also with this one."""
+
+
+def _copy(error: SulinaError) -> SulinaError:
+    """The same error for another task: a traceback belongs to one."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error
+    return copy
+
+
+def _note_error(error: BaseException) -> None:
+    _logger.error("lease_expiry_failed error=%s", error)
+
+
+def _note_failure(done: "asyncio.Future[Any]") -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _note_error(error)

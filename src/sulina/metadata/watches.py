@@ -1,0 +1,136 @@
+"""Watches of one store: what was changed before they began, then what is changed while they last.
+
+Each watch sees every revision that touches its prefix once, whole, and in order, or is told that it cannot
+(`Compacted`). It is registered before its history is read, so nothing falls between the two; what comes by both ways is
+delivered once. A reader that is too slow loses its own watch only.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from sulina.errors import Compacted, LimitReached
+from sulina.metadata.checks import WATCHES_MAX
+from sulina.ports import Change
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The changes under a prefix after some revision, those of one revision together, up to `revision` of the store."""
+
+    revisions: Sequence[Sequence[Change]]
+    revision: int
+
+
+class Watches:
+    """The running watches. Use on one event loop."""
+
+    def __init__(self, *, queue_changes_max: int) -> None:
+        self._queue_changes_max = queue_changes_max
+        self._watchers: set[_Watcher] = set()
+
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+    def publish(self, changes: Sequence[Change]) -> None:
+        """Hand all changes of one revision, greater than those before, to whom they concern."""
+        for watcher in self._watchers:
+            mine = [change for change in changes if change.key.startswith(watcher.prefix)]
+            if mine:
+                watcher.offer(mine)
+
+    def end(self) -> None:
+        """End all watches. What still waits in their queues is not delivered."""
+        for watcher in self._watchers:
+            watcher.end()
+
+    async def follow(
+        self, prefix: str, after: int, read_history: Callable[[], Awaitable[History]]
+    ) -> AsyncGenerator[Sequence[Change], None]:
+        """One watch. It is freed when the generator is closed, cancelled or forgotten. Compacted, LimitReached."""
+        if len(self._watchers) >= WATCHES_MAX:
+            raise LimitReached(kind="metadata watches", limit=WATCHES_MAX)
+        watcher = _Watcher(prefix, after, self._queue_changes_max)
+        self._watchers.add(watcher)
+        try:
+            history = await read_history()
+            watcher.skip_to(history.revision)
+            waiting = deque(history.revisions)
+            del history
+            while True:
+                changes = waiting.popleft() if waiting and watcher.is_running else await watcher.take()
+                if changes is None:
+                    return
+                watcher.delivered = changes[0].revision
+                yield changes
+        finally:
+            self._watchers.discard(watcher)
+
+
+class _Watcher:
+    """A bounded queue with one reader."""
+
+    __slots__ = (
+        "_overflowed_at",
+        "_queue",
+        "_queue_changes_max",
+        "_queued_changes",
+        "_seen",
+        "_wake",
+        "delivered",
+        "is_ended",
+        "prefix",
+    )
+
+    def __init__(self, prefix: str, after: int, queue_changes_max: int) -> None:
+        self.prefix = prefix
+        self.delivered = after  # the newest revision that the reader has got
+        self.is_ended = False
+        self._seen = after  # of the history, or queued: older ones are not offered again
+        self._overflowed_at: int | None = None  # the first revision that did not fit
+        self._queue: deque[Sequence[Change]] = deque()
+        self._queued_changes = 0
+        self._queue_changes_max = queue_changes_max
+        self._wake = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_ended and self._overflowed_at is None
+
+    def offer(self, changes: Sequence[Change]) -> None:
+        revision = changes[0].revision
+        if revision <= self._seen or not self.is_running:
+            return
+        self._seen = revision
+        if self._queue and self._queued_changes + len(changes) > self._queue_changes_max:
+            self._overflowed_at = revision
+            self._queue.clear()
+        else:
+            self._queue.append(changes)
+            self._queued_changes += len(changes)
+        self._wake.set()
+
+    def skip_to(self, revision: int) -> None:
+        """The history had everything up to `revision`."""
+        self._seen = max(self._seen, revision)
+        while self._queue and self._queue[0][0].revision <= revision:
+            self._queued_changes -= len(self._queue.popleft())
+
+    async def take(self) -> Sequence[Change] | None:
+        """The next changes; None when the store was closed. Compacted."""
+        while not self._queue and self.is_running:
+            self._wake.clear()
+            await self._wake.wait()
+        if self.is_ended:
+            return None
+        if self._overflowed_at is not None:
+            raise Compacted(after=self.delivered, oldest=self._overflowed_at)
+        changes = self._queue.popleft()
+        self._queued_changes -= len(changes)
+        return changes
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._queue.clear()
+        self._wake.set()

@@ -1,0 +1,595 @@
+"""One contract for every `MetadataStore`: memory and SQLite now, etcd later.
+
+The tests of the contract see the port only. What differs is in a `World`: how a store is made, how time passes (a real
+store would have to wait), how history is forgotten. What only a file can do is in tests/metadata/test_sqlite.py.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sulina.clock import SystemClock
+from sulina.errors import Compacted, InvalidInput, LeaseLost, LogClosed
+from sulina.metadata import MemoryMetadata, SqliteMetadata
+from sulina.metadata.checks import KEY_BYTES_MAX
+from sulina.ports import (
+    NO_REVISION,
+    TXN_OPERATIONS_MAX,
+    VALUE_BYTES_MAX,
+    Change,
+    Clock,
+    Compare,
+    MetadataStore,
+    Put,
+    TxnResult,
+)
+from sulina.testing import VirtualClock
+
+HIGHEST = "\U0010ffff"
+HISTORY_CHANGES = 3_000
+QUEUE_CHANGES = 600
+WAIT_SECONDS = 20.0  # for what must come
+
+
+class World:
+    """A store of one kind, and what a test can do to it besides calling the port."""
+
+    ttl_seconds = 10.0
+    owns_time = True
+    lasts = False  # the store can be closed and opened again
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory / "metadata.db")
+        self.clock = VirtualClock()
+        self._opened: list[MemoryMetadata | SqliteMetadata] = []
+
+    async def open(self, clock: Clock | None = None) -> MetadataStore:
+        store = await self.make(clock or self.clock)
+        self._opened.append(store)
+        return store
+
+    async def make(self, clock: Clock) -> MemoryMetadata | SqliteMetadata:
+        return MemoryMetadata(clock, history_changes_max=HISTORY_CHANGES, watch_queue_changes_max=QUEUE_CHANGES)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Where time is real: sleep for so long."""
+        self.clock.advance(seconds)
+        await self._opened[-1].expire()
+
+    async def forget_history(self, store: MetadataStore) -> None:
+        """Where there is a call for it: call it."""
+        for _ in range(HISTORY_CHANGES // TXN_OPERATIONS_MAX + 1):
+            await store.txn(puts=[Put(f"/history/{number}", b"") for number in range(TXN_OPERATIONS_MAX)])
+
+    def watches(self) -> int:
+        return len(self._opened[-1]._watches)
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
+
+
+class SqliteWorld(World):
+    lasts = True
+
+    async def make(self, clock: Clock) -> MemoryMetadata | SqliteMetadata:
+        return await SqliteMetadata.open(
+            self.path, clock=clock, history_changes_max=HISTORY_CHANGES, watch_queue_changes_max=QUEUE_CHANGES
+        )
+
+
+@pytest.fixture(params=[World, SqliteWorld], ids=["in_memory", "in_sqlite"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    world: World = request.param(tmp_path)
+    yield world
+    await world.close()
+
+
+@pytest.fixture
+async def store(world: World) -> MetadataStore:
+    return await world.open()
+
+
+async def put(store: MetadataStore, key: str, value: bytes = b"", lease_id: int = 0) -> int:
+    return (await store.txn(puts=[Put(key, value, lease_id)])).revision
+
+
+async def value_of(store: MetadataStore, key: str) -> bytes | None:
+    entry = await store.get(key)
+    return entry.value if entry else None
+
+
+async def keys(store: MetadataStore, prefix: str = "/") -> list[str]:
+    return [entry.key for entry in (await store.list(prefix)).entries]
+
+
+async def take(watch: AsyncIterator[Sequence[Change]], revisions: int) -> list[list[Change]]:
+    """The next so many. Cancelling would end the watch, so a test that waits for ever ends by its own time limit."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        return [list(await anext(watch)) for _ in range(revisions)]
+
+
+async def next_of(watch: AsyncIterator[Sequence[Change]]) -> Sequence[Change]:
+    return await anext(watch)
+
+
+async def add_one(store: MetadataStore, key: str) -> int:
+    """Compare and swap until it works; how often it did not."""
+    for lost in range(10_000):
+        entry = await store.get(key)
+        old, revision = (int(entry.value), entry.revision) if entry else (0, NO_REVISION)
+        done = await store.txn(compares=[Compare(key, revision)], puts=[Put(key, b"%d" % (old + 1))])
+        if done.is_done:
+            return lost
+    raise AssertionError("never won")
+
+
+# Entries, transactions, revisions.
+
+
+async def test_what_was_put_is_got_back_with_its_revision(store: MetadataStore) -> None:
+    assert await store.get("/a") is None
+    assert await store.txn(puts=[Put("/a", b"1"), Put("/b", bytes(range(256)))]) == TxnResult(True, 1)
+    assert await put(store, "/a", b"") == 2
+    a, b = await store.get("/a"), await store.get("/b")
+    assert a is not None
+    assert b is not None
+    assert (a.key, a.value, a.revision) == ("/a", b"", 2)
+    assert (b.key, b.value, b.revision) == ("/b", bytes(range(256)), 1)
+
+
+async def test_only_what_changes_something_raises_the_revision(store: MetadataStore) -> None:
+    assert await store.txn() == TxnResult(True, 0)
+    assert await store.txn(deletes=["/none"]) == TxnResult(True, 0)
+    assert await put(store, "/a", b"same") == 1
+    assert await put(store, "/a", b"same") == 2
+    assert await store.txn(compares=[Compare("/a", 2)]) == TxnResult(True, 2)
+    assert await store.txn(compares=[Compare("/a", 1)], puts=[Put("/a", b"other")]) == TxnResult(False, 2)
+    assert await store.txn(deletes=["/a", "/none"]) == TxnResult(True, 3)
+    assert await store.get("/a") is None
+    assert (await store.list("/")).revision == 3
+
+
+async def test_a_transaction_is_done_whole_or_not_at_all(store: MetadataStore) -> None:
+    await put(store, "/a", b"a")
+    await put(store, "/b", b"b")
+    compares = [Compare("/a", 1), Compare("/b", 1), Compare("/c", NO_REVISION)]
+    assert not (await store.txn(compares=compares, puts=[Put("/c", b"")], deletes=["/a"])).is_done
+    assert await keys(store) == ["/a", "/b"]
+    compares[1] = Compare("/b", 2)
+    assert await store.txn(compares=compares, puts=[Put("/c", b"")], deletes=["/a"]) == TxnResult(True, 3)
+    assert await keys(store) == ["/b", "/c"]
+
+
+async def test_a_key_that_must_not_exist_is_created_once(store: MetadataStore) -> None:
+    create = [Compare("/leader", NO_REVISION)]
+    assert (await store.txn(compares=create, puts=[Put("/leader", b"one")])).is_done
+    assert not (await store.txn(compares=create, puts=[Put("/leader", b"two")])).is_done
+    assert await value_of(store, "/leader") == b"one"
+    await store.txn(deletes=["/leader"])
+    assert (await store.txn(compares=create, puts=[Put("/leader", b"three")])).is_done
+
+
+@pytest.mark.parametrize("key", ["", "a", "a/b", "/" + "x" * KEY_BYTES_MAX, "/" + "é" * 512, "/\ud800"])
+async def test_a_key_outside_the_rules_is_refused(store: MetadataStore, key: str) -> None:
+    with pytest.raises(InvalidInput):
+        await store.get(key)
+    for wrong in ({"puts": [Put(key, b"")]}, {"deletes": [key]}, {"compares": [Compare(key, 0)]}):
+        with pytest.raises(InvalidInput):
+            await store.txn(**wrong)
+    if key:
+        with pytest.raises(InvalidInput):
+            await store.list(key)
+        with pytest.raises(InvalidInput):
+            await anext(store.watch(key, after=0))
+    assert (await store.list("/")).revision == 0
+
+
+async def test_what_is_too_much_is_refused_and_the_most_is_taken(store: MetadataStore) -> None:
+    many = [f"/{number}" for number in range(TXN_OPERATIONS_MAX + 1)]
+    for wrong in (
+        {"puts": [Put(key, b"") for key in many]},
+        {"deletes": many},
+        {"compares": [Compare(key, 0) for key in many]},
+        {"puts": [Put("/a", b""), Put("/a", b"")]},
+        {"puts": [Put("/a", b"")], "deletes": ["/a"]},
+        {"deletes": ["/a", "/a"]},
+        {"puts": [Put("/a", bytes(VALUE_BYTES_MAX + 1))]},
+        {"compares": [Compare("/a", -1)]},
+        {"puts": [Put("/a", b"", -1)]},
+    ):
+        with pytest.raises(InvalidInput):
+            await store.txn(**wrong)
+    for ttl_seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput):
+            await store.lease(ttl_seconds)
+    with pytest.raises(InvalidInput):
+        await anext(store.watch("/", after=-1))
+    longest = "/" + "x" * (KEY_BYTES_MAX - 1)
+    assert await put(store, longest, bytes(VALUE_BYTES_MAX)) == 1
+    assert await value_of(store, longest) == bytes(VALUE_BYTES_MAX)
+    puts = [Put(key, b"") for key in many[1:]]
+    done = await store.txn(compares=[Compare(put.key, 0) for put in puts], puts=puts, deletes=[longest])
+    assert done == TxnResult(True, 2)
+
+
+async def test_a_listing_is_by_the_exact_prefix_in_order_of_code_points(store: MetadataStore) -> None:
+    names = ["/a", "/a%", "/a_", "/aXb", "/a/", "/a/b", "/A", "/é", "/\uffff", "/\U00010000", "/a\0", "/a\0b"]
+    names += [f"/{HIGHEST}", f"/{HIGHEST}{HIGHEST}", f"/{HIGHEST}x", "/a'; DROP TABLE entries; --", "/[a]*?"]
+    random.Random(1).shuffle(names)
+    await store.txn(puts=[Put(name, name.encode()) for name in names])
+    for prefix in ["", "/", *names, "/b", "/%", "/_", "/a%%", f"/a{HIGHEST}"]:
+        listing = await store.list(prefix)
+        assert [entry.key for entry in listing.entries] == sorted(name for name in names if name.startswith(prefix))
+        assert all(entry.value == entry.key.encode() and entry.revision == 1 for entry in listing.entries)
+        assert listing.revision == 1
+
+
+# At the same time.
+
+
+async def test_of_fifty_who_swap_one_value_each_wins_once(store: MetadataStore) -> None:
+    await asyncio.gather(*(add_one(store, "/counter") for _ in range(50)))
+    assert await value_of(store, "/counter") == b"50"
+    assert (await store.list("/")).revision == 50  # exactly one winner for each
+    rivals = [store.txn(compares=[Compare("/counter", 50)], puts=[Put("/counter", b"%d" % n)]) for n in range(50)]
+    results = await asyncio.gather(*rivals)
+    assert [result.revision for result in results if result.is_done] == [51]
+
+
+async def test_a_listing_never_sees_half_of_a_transaction(store: MetadataStore) -> None:
+    rounds = 40
+
+    async def write(writer: int) -> None:
+        for number in range(rounds):
+            await store.txn(puts=[Put(f"/pair/{writer}/{side}", b"%d" % number) for side in "ab"])
+
+    async def read() -> None:
+        revision = -1
+        while revision < 4 * rounds:
+            listing = await store.list("/pair/")
+            assert listing.revision >= revision  # nor does time go back
+            assert max((entry.revision for entry in listing.entries), default=0) == listing.revision
+            revision = listing.revision
+            values = [entry.value for entry in listing.entries]
+            assert values[::2] == values[1::2]
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as tasks:
+        for writer in range(4):
+            tasks.create_task(write(writer))
+            tasks.create_task(read())
+
+
+async def test_whoever_is_cancelled_leaves_things_whole(store: MetadataStore) -> None:
+    chance = random.Random(5)
+    watch = store.watch("/", after=0)
+    for number in range(60):
+        tasks = [
+            asyncio.create_task(store.txn(puts=[Put(f"/{task}/{side}", b"%d" % number) for side in "ab"]))
+            for task in range(5)
+        ]
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        for task in chance.sample(tasks, 3):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(task.cancelled() for task in tasks) <= 3
+        values = [entry.value for entry in (await store.list("/")).entries]
+        assert values[::2] == values[1::2]
+    listing = await store.list("/")
+    seen = await take(watch, listing.revision)
+    assert [changes[0].revision for changes in seen] == list(range(1, listing.revision + 1))
+    replayed = {change.key: change.value for changes in seen for change in changes}
+    assert replayed == {entry.key: entry.value for entry in listing.entries}
+    await add_one(store, "/after")
+
+
+# Watches.
+
+
+async def test_a_watch_gets_history_then_what_comes_whole_and_in_order(store: MetadataStore) -> None:
+    await put(store, "/w/a", b"1")
+    await store.txn(puts=[Put("/w/b", b"2"), Put("/other", b"")], deletes=["/w/a"])
+    watch = store.watch("/w/", after=0)
+    assert await take(watch, 1) == [[Change("/w/a", b"1", 1)]]
+    await put(store, "/other")
+    await store.txn(puts=[Put("/w/c", b"4"), Put("/w/b", b"5")])
+    second, fourth = await take(watch, 2)
+    assert sorted(second, key=lambda change: change.key) == [Change("/w/a", None, 2), Change("/w/b", b"2", 2)]
+    assert sorted(fourth, key=lambda change: change.key) == [Change("/w/b", b"5", 4), Change("/w/c", b"4", 4)]
+    waiting = asyncio.ensure_future(next_of(watch))
+    await store.txn(deletes=["/w/c"])
+    assert list(await waiting) == [Change("/w/c", None, 5)]
+
+
+async def test_a_watch_from_a_listing_misses_nothing(store: MetadataStore) -> None:
+    await put(store, "/a", b"1")
+    listing = await store.list("/")
+    await put(store, "/b", b"2")
+    assert await take(store.watch("/", after=listing.revision), 1) == [[Change("/b", b"2", 2)]]
+
+
+async def test_a_watch_that_begins_in_the_future_waits_for_it(store: MetadataStore) -> None:
+    watch = store.watch("/", after=3)
+    waiting = asyncio.ensure_future(next_of(watch))
+    for number in range(5):
+        await put(store, "/a", b"%d" % number)
+    assert list(await waiting) == [Change("/a", b"3", 4)]
+    assert await take(watch, 1) == [[Change("/a", b"4", 5)]]
+
+
+async def test_watches_that_begin_in_the_middle_have_no_gap_and_no_repeat(store: MetadataStore) -> None:
+    last, chance = 200, random.Random(3)
+
+    async def write() -> None:
+        for _ in range(last // 10):
+            await store.txn(puts=[Put(f"/{chance.randrange(5)}", b"")])
+
+    async def read(after: int) -> list[int]:
+        for _ in range(chance.randrange(60)):
+            await asyncio.sleep(0)
+        return [changes[0].revision for changes in await take(store.watch("/", after=after), last - after)]
+
+    watches = [asyncio.create_task(read(after)) for after in (0, 1, 50, 100, 190) for _ in range(4)]
+    await asyncio.gather(*(write() for _ in range(10)))
+    for task, after in zip(watches, [after for after in (0, 1, 50, 100, 190) for _ in range(4)], strict=True):
+        assert await task == list(range(after + 1, last + 1))
+
+
+async def test_a_watch_from_before_the_history_is_told_so(world: World, store: MetadataStore) -> None:
+    await put(store, "/first")
+    await world.forget_history(store)
+    with pytest.raises(Compacted) as told:
+        await take(store.watch("/", after=0), 1)
+    assert told.value.after == 0
+    listing = await store.list("/")
+    assert told.value.oldest <= listing.revision
+    watch = store.watch("/", after=listing.revision)  # what the error tells to do
+    await put(store, "/next")
+    assert await take(watch, 1) == [[Change("/next", b"", listing.revision + 1)]]
+
+
+async def test_a_reader_too_slow_loses_its_own_watch_only(world: World, store: MetadataStore) -> None:
+    slow, quick, elsewhere = store.watch("/", after=0), store.watch("/", after=0), store.watch("/quiet", after=0)
+    await put(store, "/a", b"first")
+    assert await take(slow, 1) == await take(quick, 1)
+    waiting = asyncio.ensure_future(next_of(elsewhere))
+    for number in range(QUEUE_CHANGES + 1):
+        await put(store, "/a", b"%d" % number)
+        await take(quick, 1)
+    with pytest.raises(Compacted) as told:
+        await take(slow, 1)
+    assert told.value.after == 1
+    with pytest.raises(StopAsyncIteration):
+        await anext(slow)
+    await store.txn(puts=[Put("/a", b"last"), Put("/quiet", b"")])
+    assert len((await take(quick, 1))[0]) == 2
+    assert [change.key for change in await waiting] == ["/quiet"]
+
+
+async def test_a_watch_that_is_closed_or_cancelled_is_freed(world: World, store: MetadataStore) -> None:
+    closed, cancelled = store.watch("/", after=0), store.watch("/", after=0)
+    await put(store, "/a")
+    await take(closed, 1)
+    assert world.watches() == 1
+    async with contextlib.aclosing(closed):  # type: ignore[type-var]
+        pass
+    assert world.watches() == 0
+    await take(cancelled, 1)
+    waiting = asyncio.ensure_future(next_of(cancelled))
+    await asyncio.sleep(0)
+    assert world.watches() == 1
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert world.watches() == 0
+    for watch in (closed, cancelled):
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+
+
+async def test_closing_the_store_ends_watches_and_refuses_calls(store: MetadataStore) -> None:
+    lease = await store.lease(10)
+    watches = [asyncio.ensure_future(next_of(store.watch(prefix, after=0))) for prefix in ("/", "/a", "/b")]
+    unread = store.watch("/", after=0)
+    await put(store, "/c")
+    await take(unread, 1)
+    await put(store, "/c")
+    await asyncio.wait(watches[:1])
+    waiting = [asyncio.ensure_future(put(store, f"/{number}")) for number in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.gather(store.close(), store.close())
+    assert sorted(await asyncio.gather(*waiting)) == [3, 4, 5, 6, 7]  # what was asked for before is done
+    await asyncio.wait(watches[1:])
+    assert [type(watch.exception()) for watch in watches[1:]] == [StopAsyncIteration] * 2
+    with pytest.raises(StopAsyncIteration):
+        await anext(unread)
+    for call in (store.get("/c"), store.list("/"), store.txn(), store.lease(1), anext(store.watch("/", after=0))):
+        with pytest.raises(LogClosed):
+            await call
+    for end in (lease.keep_alive(), lease.revoke()):
+        with pytest.raises(LogClosed):
+            await end
+    await store.close()
+
+
+# Leases.
+
+
+async def test_a_lease_takes_its_keys_with_it_in_one_revision(world: World, store: MetadataStore) -> None:
+    lease, other = await store.lease(world.ttl_seconds), await store.lease(world.ttl_seconds * 100)
+    assert 0 < lease.lease_id != other.lease_id > 0
+    await store.txn(puts=[Put(f"/l/{number}", b"", lease.lease_id) for number in range(3)])
+    await store.txn(puts=[Put("/l/other", b"", other.lease_id), Put("/l/none", b"")])
+    await world.pass_time(world.ttl_seconds * 1.5)
+    assert await keys(store) == ["/l/none", "/l/other"]
+    listing = await store.list("/")
+    assert listing.revision == 3
+    (ended,) = await take(store.watch("/", after=2), 1)
+    assert sorted(change.key for change in ended) == ["/l/0", "/l/1", "/l/2"]
+    assert {(change.value, change.revision) for change in ended} == {(None, 3)}
+    with pytest.raises(LeaseLost):
+        await lease.keep_alive()
+    with pytest.raises(LeaseLost) as lost:
+        await put(store, "/l/0", b"", lease.lease_id)
+    assert lost.value.lease_id == lease.lease_id
+    await lease.revoke()
+    assert (await store.list("/")).revision == 3
+
+
+async def test_the_end_of_a_large_lease_comes_whole_whatever_the_bounds(world: World, store: MetadataStore) -> None:
+    lease = await store.lease(world.ttl_seconds)
+    names = [f"/l/{number:05d}" for number in range(HISTORY_CHANGES + 100)]
+    for first in range(0, len(names), TXN_OPERATIONS_MAX):
+        some = names[first : first + TXN_OPERATIONS_MAX]
+        revision = (await store.txn(puts=[Put(name, b"", lease.lease_id) for name in some])).revision
+    live = asyncio.ensure_future(next_of(store.watch("/", after=revision)))
+    await store.list("/")
+    await lease.revoke()
+    for changes in (await live, *await take(store.watch("/", after=revision), 1)):
+        assert sorted(change.key for change in changes) == names
+
+
+async def test_a_lease_that_is_kept_alive_stays(world: World, store: MetadataStore) -> None:
+    lease = await store.lease(world.ttl_seconds)
+    await put(store, "/a", b"", lease.lease_id)
+    for _ in range(4):
+        await world.pass_time(world.ttl_seconds * 0.6)
+        assert await lease.keep_alive() == pytest.approx(world.ttl_seconds)
+    assert await keys(store) == ["/a"]
+    await world.pass_time(world.ttl_seconds * 1.5)
+    assert await keys(store) == []
+
+
+async def test_a_lease_can_be_ended_early_and_twice(world: World, store: MetadataStore) -> None:
+    empty, lease = await store.lease(world.ttl_seconds), await store.lease(world.ttl_seconds)
+    await store.txn(puts=[Put("/a", b"", lease.lease_id), Put("/b", b"", lease.lease_id)])
+    await empty.revoke()
+    assert (await store.list("/")).revision == 1  # nothing went
+    await lease.revoke()
+    await lease.revoke()
+    assert await take(store.watch("/", after=1), 1) == [[Change("/a", None, 2), Change("/b", None, 2)]]
+    with pytest.raises(LeaseLost):
+        await lease.keep_alive()
+    with pytest.raises(LeaseLost):
+        await put(store, "/a", b"", 1 << 40)  # never was
+
+
+async def test_a_key_belongs_to_the_lease_of_its_last_put(world: World, store: MetadataStore) -> None:
+    short, long = await store.lease(world.ttl_seconds), await store.lease(world.ttl_seconds * 100)
+    for key in ("/detached", "/moved", "/deleted", "/stays"):
+        await put(store, key, b"", short.lease_id)
+    await put(store, "/detached", b"")
+    await put(store, "/moved", b"", long.lease_id)
+    await store.txn(deletes=["/deleted"])
+    await put(store, "/deleted", b"")
+    await world.pass_time(world.ttl_seconds * 1.5)
+    assert await keys(store) == ["/deleted", "/detached", "/moved"]
+    await long.revoke()
+    assert await keys(store) == ["/deleted", "/detached"]
+
+
+async def test_a_lost_compare_comes_before_a_lost_lease_and_neither_writes(store: MetadataStore) -> None:
+    lease = await store.lease(10)
+    await lease.revoke()
+    wrong = await store.txn(compares=[Compare("/a", 5)], puts=[Put("/a", b"", lease.lease_id)])
+    assert wrong == TxnResult(False, 0)
+    with pytest.raises(LeaseLost):
+        await store.txn(puts=[Put("/b", b""), Put("/a", b"", lease.lease_id)])
+    assert (await store.list("/")).entries == []
+
+
+async def test_an_ended_lease_is_seen_by_nobody_before_any_timer(world: World, store: MetadataStore) -> None:
+    if not world.owns_time:
+        pytest.skip("time passes by itself")
+    for call in range(4):
+        lease = await store.lease(world.ttl_seconds)
+        await put(store, "/a", b"", lease.lease_id)
+        world.clock.advance(world.ttl_seconds)  # and nothing else happens
+        if call == 0:
+            assert await store.get("/a") is None
+        elif call == 1:
+            assert await keys(store) == []
+        elif call == 2:
+            assert (await store.txn(compares=[Compare("/a", NO_REVISION)], puts=[Put("/a", b"")])).is_done
+        with pytest.raises(LeaseLost):
+            await lease.keep_alive()
+
+
+async def test_a_lease_ends_by_itself(world: World) -> None:
+    store = await world.open(SystemClock())
+    await store.lease(3600)
+    lease, shorter = await store.lease(0.2), await store.lease(0.05)
+    revision = await put(store, "/a", b"", lease.lease_id)
+    await put(store, "/b", b"", shorter.lease_id)
+    ended = await take(store.watch("/", after=revision + 1), 2)
+    assert [[(change.key, change.value) for change in changes] for changes in ended] == [[("/b", None)], [("/a", None)]]
+
+
+# All of it against a model.
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_history_is_that_of_a_dictionary(world: World, store: MetadataStore, seed: int) -> None:
+    if not world.owns_time:
+        pytest.skip("time passes by itself")
+    chance = random.Random(seed)
+    model: dict[str, tuple[bytes, int, int]] = {}  # value, revision, lease
+    leases: dict[int, float] = {}
+    replayed: dict[str, bytes] = {}
+    revision = seen = 0
+    names = [f"/{folder}/{name}" for folder in ("a", "a_", "b%") for name in range(4)]
+    watch = store.watch("/", after=0)
+    for _ in range(300):
+        step = chance.random()
+        if step < 0.6:
+            picked = chance.sample(names, chance.randrange(5))
+            cut = chance.randrange(len(picked) + 1)
+            puts = [Put(key, chance.randbytes(3), chance.choice([0, 0, *leases])) for key in picked[:cut]]
+            compared = chance.sample(names, chance.randrange(3))
+            compares = [Compare(key, model.get(key, (b"", 0, 0))[1]) for key in compared]
+            if chance.random() < 0.2:
+                compares.append(Compare(chance.choice(names), chance.randrange(revision + 1)))
+            holds = all(model.get(compare.key, (b"", 0, 0))[1] == compare.revision for compare in compares)
+            gone = [key for key in picked[cut:] if key in model]
+            if holds and (puts or gone):
+                revision += 1
+                model.update((put.key, (put.value, revision, put.lease_id)) for put in puts)
+                for key in gone:
+                    del model[key]
+            done = await store.txn(compares=compares, puts=puts, deletes=picked[cut:])
+            assert done == TxnResult(holds, revision), seed
+        elif step < 0.7:
+            ttl_seconds = chance.choice([2.0, 5.0, 9.0])
+            leases[(await store.lease(ttl_seconds)).lease_id] = world.clock.monotonic() + ttl_seconds
+        elif step < 0.8:
+            await world.pass_time(chance.choice([0.5, 3.0]))
+            for lease_id in [lease for lease, end in leases.items() if end <= world.clock.monotonic()]:
+                del leases[lease_id]
+                keys_of = [key for key, (_, _, lease) in model.items() if lease == lease_id]
+                revision += bool(keys_of)
+                for key in keys_of:
+                    del model[key]
+        elif step < 0.82 and world.lasts and not leases:
+            await store.close()
+            store = await world.open()
+            watch = store.watch("/", after=seen)
+        prefix = chance.choice(["", "/", "/a", "/a/", "/a_", "/b%/", "/a/1"])
+        expected = [(key, *model[key][:2]) for key in sorted(model) if key.startswith(prefix)]
+        listing = await store.list(prefix)
+        assert [(entry.key, entry.value, entry.revision) for entry in listing.entries] == expected, seed
+        assert listing.revision == revision, seed
+        while seen < revision and chance.random() < 0.9:
+            seen += 1
+            for change in (await take(watch, 1))[0]:
+                assert change.revision == seen, seed
+                replayed[change.key] = change.value or b""
+                if change.value is None:
+                    del replayed[change.key]
+        if seen == revision:
+            assert replayed == {key: value for key, (value, _, _) in model.items()}, seed

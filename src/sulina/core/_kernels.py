@@ -6,7 +6,8 @@
 - Inside, a position is an address: passing arrays around would count references for each record, at a fifth
   of the speed.
 - A kernel never raises: it returns a fault, which `raise_fault` turns into InvalidBatch.
-- The lock of the interpreter is free while a kernel runs. The buffer must not change meanwhile.
+- The lock of the interpreter is free while a kernel of bulk runs: the buffer must not change meanwhile. Those for
+  small batches keep it, as giving it away and getting it back takes longer than all that they do.
 
 Importing this takes a second, and the first use compiles (the result is cached on disk).
 """
@@ -20,7 +21,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sulina.core.batch import RECORD_BYTES_MIN, BatchHeader
+from sulina.core.batch import _BASE_OFFSET_MAX as BASE_OFFSET_MAX
+from sulina.core.batch import HEADER_BYTES, RECORD_BYTES_MIN, BatchHeader
 from sulina.core.compression import Bytes
 from sulina.errors import InvalidBatch
 
@@ -81,6 +83,10 @@ def _kernel(function: Function) -> Function:
 def _inlined(function: Function) -> Function:
     # A call that returns many numbers costs more than all that is done in it.
     return _compiled(function, forceinline=True)
+
+
+def _short_kernel(function: Function) -> Function:
+    return _compiled(function, nogil=False)
 
 
 def _compiled(function: Function, **options: bool) -> Function:
@@ -467,3 +473,110 @@ def encode_records(
             position = _put_bytes(position, header_value_memory + header_value_ends[at], value_size)
         header += header_count
     return position - start, 0
+
+
+@_short_kernel
+def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, count: int) -> tuple[int, int]:
+    """Write `count` records without headers to `out`; returns their bytes, or a fault and its record.
+
+    `sizes` are those of the values, then those of the keys if there are any, -1 for null; `data` is their bytes in
+    the same order. Without `timestamps` all records have that of the first.
+    """
+    start = position = _address(out)
+    limit = start + len(out)
+    value_memory = key_memory = _address(data)
+    data_end = value_memory + len(data)
+    for row in range(count):
+        key_memory += max(sizes[row], 0)
+    value_end, delta, key_size = key_memory, 0, -1
+    for row in range(count):
+        if len(timestamps):
+            delta = timestamps[row] - timestamps[0]
+            if ((timestamps[row] ^ timestamps[0]) & (timestamps[row] ^ delta)) < 0:  # the sign says: overflow
+                return BAD_TIMESTAMP, row
+        if len(sizes) > count:
+            key_size = sizes[count + row]
+        value_size = sizes[row]
+        if max(key_size, 0) > data_end - key_memory or max(value_size, 0) > value_end - value_memory:
+            return BAD_INPUT, row
+        size = 2 + _varint_size(delta) + _varint_size(row)
+        size += _varint_size(key_size) + max(key_size, 0) + _varint_size(value_size) + max(value_size, 0)
+        if _varint_size(size) + size > limit - position:
+            return BAD_INPUT, row
+        position = _put_varint(position, size)
+        _store(position, np.uint8(0))
+        position = _put_varint(position + 1, delta)
+        position = _put_varint(position, row)
+        position = _put_bytes(position, key_memory, key_size)
+        position = _put_bytes(position, value_memory, value_size)
+        _store(position, np.uint8(0))
+        position += 1
+        key_memory += max(key_size, 0)
+        value_memory += max(value_size, 0)
+    return position - start, 0
+
+
+@_inlined
+def _big_endian(position: int, size: int) -> int:
+    number = 0
+    for at in range(position, position + size):
+        number = number << 8 | int(_byte(at))
+    return number
+
+
+@_short_kernel
+def plain_run(buffer: U8, start: int, start_offset: int, wanted: int, limits: tuple[int, int]) -> tuple[int, int]:
+    """The end of the batches from `start` on that are plain, and how many of their records are not before an offset.
+
+    Plain is what `batch.split` takes, uncompressed, with data. The run ends behind the batch that has enough records.
+    `limits` are the bytes and the records of a batch.
+    """
+    memory, position, rows = _address(buffer), start, 0
+    while rows < wanted and len(buffer) - position >= HEADER_BYTES:
+        header = memory + position
+        offset, size, count = _big_endian(header, 8), 12 + _big_endian(header + 8, 4), _big_endian(header + 57, 4)
+        if size < HEADER_BYTES or size > len(buffer) - position or size > limits[0] or _byte(header + 16) != 2:
+            break
+        if count < 1 or count > limits[1] or count * RECORD_BYTES_MIN > size - HEADER_BYTES:
+            break
+        if _big_endian(header + 23, 4) != count - 1 or _big_endian(header + 21, 2) & 0x2F:  # codec, log's time, control
+            break
+        if offset < 0 or offset > BASE_OFFSET_MAX:
+            break
+        rows += min(max(offset + count - start_offset, 0), count)
+        position += size
+    return position, rows
+
+
+# One row of the table that `find_rows` fills. What is null starts at -1.
+OFFSET, TIMESTAMP, KEY_START, KEY_END, VALUE_START, VALUE_END, HEADERS_START, HEADERS_COUNT = range(8)
+ROW_FIELDS = 8
+
+
+@_short_kernel
+def find_rows(buffer: U8, start: int, end: int, start_offset: int, rows: I64) -> tuple[int, int]:
+    """Where the records of a plain run lie, from an offset on, until `rows` is full; returns a fault and its record."""
+    memory, found = _address(buffer), 0
+    position = memory + start
+    while position < memory + end and found < len(rows):
+        base_offset, limit = _big_endian(position, 8), position + 12 + _big_endian(position + 8, 4)
+        base_timestamp, count = _big_endian(position + 27, 8), _big_endian(position + 57, 4)
+        position += HEADER_BYTES
+        for index in range(count):
+            spot = _record(position, limit, index, base_timestamp)
+            position, timestamp, key, key_size, value, value_size, headers, header_count, _, _ = spot
+            if position < 0:
+                return position, index
+            if base_offset + index < start_offset:
+                continue
+            if found == len(rows):
+                return 0, 0
+            row = rows[found]
+            row[OFFSET], row[TIMESTAMP] = base_offset + index, timestamp
+            row[KEY_START], row[KEY_END] = key - memory if key_size >= 0 else -1, key - memory + key_size
+            row[VALUE_START], row[VALUE_END] = value - memory if value_size >= 0 else -1, value - memory + value_size
+            row[HEADERS_START], row[HEADERS_COUNT] = headers - memory, header_count
+            found += 1
+        if position != limit:
+            return TRAILING, count
+    return 0, 0

@@ -42,6 +42,18 @@ def max_timestamp_at(data: memoryview, start: int) -> int:
     return found
 
 
+def bounds(data: memoryview) -> list[tuple[int, int, int, int]]:
+    """Of each batch in checked bytes: where it starts and ends in them, its first offset and the one after its last."""
+    found = []
+    position = 0
+    while position < len(data):
+        offset, length, _, _, _, _, last_delta = _FRONT.unpack_from(data, position)
+        end = position + _LENGTH_END + length
+        found.append((position, end, offset, offset + last_delta + 1))
+        position = end
+    return found
+
+
 class StoredRun(NamedTuple):
     """Batches that lie end to end in a buffer: bytes [start, end), offsets [base_offset, end_offset).
 

@@ -1,0 +1,324 @@
+"""The rules by which one subscription sends the records of one partition to its consumers.
+
+- A record is in one place: acked, held by one consumer, ready to be sent, delayed, dying, or not read yet.
+- What is ready goes before what has not been read. A failed delivery (nack, timeout) counts; a consumer that leaves
+  does not make its records fail, it gives them back.
+- key_shared: a record waits while another consumer holds records of its slot, so the order within a key is kept.
+- Everything is bounded: when too many records are unacked, nothing new is read until some are.
+
+`want` says what to read, `take` shares it out; time is an argument.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sulina.core.cursor import Cursor
+from sulina.core.members import Member, Members, SubscriptionKind
+from sulina.core.ranges import Range, RangeMap, RangeSet
+
+UNACKED_RECORDS_MAX = 10_000  # of one subscription in one partition, before nothing new is read
+END = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchRules:
+    """The topic's policy, as far as it matters here."""
+
+    ack_timeout_seconds: float = 30.0
+    redelivery_delay_seconds: float = 1.0
+    deliveries_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The offsets of a stored batch, and the slots of its records if keys matter."""
+
+    start: int
+    end: int
+    slots: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class Sending:
+    """What one consumer is to be sent: `ranges`, which lie in the batches of these numbers."""
+
+    member: Member
+    attempt: int
+    ranges: list[Range] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    def add(self, start: int, end: int, batch: int) -> None:
+        """More of the same."""
+        if self.ranges and self.ranges[-1][1] == start:
+            self.ranges[-1] = (self.ranges[-1][0], end)
+        else:
+            self.ranges.append((start, end))
+        if not self.batches or self.batches[-1] != batch:
+            self.batches.append(batch)
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """One sending of which something is not acked."""
+
+    deadline: float
+    member: Member
+    remaining: int
+    span: Range
+
+
+class Dispatch:
+    """One subscription in one partition."""
+
+    def __init__(
+        self, cursor: Cursor, members: Members, rules: DispatchRules, unacked_max: int = UNACKED_RECORDS_MAX
+    ) -> None:
+        self.cursor = cursor
+        self.rules = rules
+        self.read_offset = cursor.offset  # everything below has been read
+        self.dying = RangeSet()  # tried too often; on the way to the dead-letter topic
+        self._members = members
+        self._unacked_max = unacked_max
+        self._ready = RangeSet()
+        self._delayed: list[tuple[float, int, int]] = []  # a heap: due, range
+        self._delayed_count = 0
+        self._held: dict[Member, RangeMap] = {}  # by number of sending
+        self._outstanding: OrderedDict[int, _Outstanding] = OrderedDict()
+        self._number = 0
+        self._slots: dict[int, int] = {}  # of records that were read and are not acked
+        self._holders: dict[int, tuple[Member, int]] = {}  # of slots: who, and how many records
+
+    @property
+    def in_flight(self) -> int:
+        """Records that consumers have and have not acked."""
+        return sum(sending.remaining for sending in self._outstanding.values())
+
+    @property
+    def _unacked(self) -> int:
+        return self.read_offset - self.cursor.offset - self.cursor.acked.count
+
+    # What to read
+
+    def want(self, end_offset: int) -> Range | None:
+        """The offsets to read next, given the end of the log; None: nobody could be sent anything."""
+        if self._ready:
+            ready = self._first_ready()
+            if ready is not None:
+                return ready
+        if self.read_offset < end_offset and self._unacked < self._unacked_max:
+            keyed = self._members.kind == SubscriptionKind.KEY_SHARED
+            able = any(member.is_able for member in self._members.present) if keyed else self._peek()
+            if able:
+                return (self.read_offset, END)
+        return None
+
+    def _peek(self) -> bool:
+        if self._members.kind == SubscriptionKind.SHARED:
+            return any(member.is_able for member in self._members.present)
+        return bool(self._members.present) and self._members.present[0].is_able
+
+    def _first_ready(self) -> Range | None:
+        if self._members.kind != SubscriptionKind.KEY_SHARED:
+            return next(iter(self._ready)) if self._peek() else None
+        blocked: set[int] = set()
+        for start, end in self._ready:
+            for offset in range(start, end):
+                slot = self._slots[offset]
+                if slot not in blocked:
+                    if self._receiver(slot) is not None:
+                        return (offset, end)
+                    blocked.add(slot)
+        return None
+
+    def _receiver(self, slot: int) -> Member | None:
+        owner = self._members.owner_of(slot)
+        if owner is None or not owner.is_able:
+            return None
+        holder = self._holders.get(slot)
+        return owner if holder is None or holder[0] is owner else None
+
+    # Sharing it out
+
+    def take(self, wanted: Range, batches: Sequence[Batch], now: float) -> list[Sending]:
+        """Share out what was read because it was wanted. Batches follow one another and begin at or before it."""
+        sendings: dict[tuple[Member, int], Sending] = {}
+        blocked: set[int] | None = None  # slots in which something waits that nothing may overtake
+        for number, batch in enumerate(batches):
+            start, end = max(batch.start, wanted[0]), min(batch.end, wanted[1])
+            if start >= end:
+                continue
+            is_new = start >= self.read_offset
+            pieces = self.cursor.unacked(start, end) if is_new else self._ready.within(start, end)
+            if batch.slots:
+                if blocked is None:
+                    blocked = {self._slots[o] for part in self._ready for o in range(*part)} if is_new else set()
+                self._share_by_slot(batch, number, pieces, blocked, sendings)
+            elif pieces:
+                member = self._members.next_able()
+                if member is None:
+                    break
+                for low, high in pieces:
+                    self._send(low, high, member, number, sendings)
+            if is_new:
+                self.read_offset = end
+        for sending in sendings.values():
+            self._hold(sending, now)
+        return list(sendings.values())
+
+    def _share_by_slot(
+        self,
+        batch: Batch,
+        number: int,
+        pieces: Sequence[Range],
+        blocked: set[int],
+        sendings: dict[tuple[Member, int], Sending],
+    ) -> None:
+        for low, high in pieces:
+            for offset in range(low, high):
+                slot = batch.slots[offset - batch.start]
+                self._slots[offset] = slot
+                member = None if slot in blocked else self._receiver(slot)
+                if member is None:
+                    blocked.add(slot)
+                    self._ready.add(offset, offset + 1)
+                    continue
+                holder = self._holders.get(slot)
+                self._holders[slot] = (member, 1 if holder is None else holder[1] + 1)
+                self._send(offset, offset + 1, member, number, sendings)
+
+    def _send(
+        self, start: int, end: int, member: Member, batch: int, sendings: dict[tuple[Member, int], Sending]
+    ) -> None:
+        self._ready.remove(start, end)
+        member.credit -= end - start
+        for low, high, failed in self.cursor.attempts.pieces(start, end, 0):
+            sending = sendings.get((member, failed))
+            if sending is None:
+                sending = sendings[member, failed] = Sending(member, failed + 1)
+            sending.add(low, high, batch)
+
+    def _hold(self, sending: Sending, now: float) -> None:
+        self._number += 1
+        held = self._held.setdefault(sending.member, RangeMap())
+        for start, end in sending.ranges:
+            held.put(start, end, self._number)
+        self._outstanding[self._number] = _Outstanding(
+            now + self.rules.ack_timeout_seconds,
+            sending.member,
+            sum(end - start for start, end in sending.ranges),
+            (sending.ranges[0][0], sending.ranges[-1][1]),
+        )
+
+    # What consumers say
+
+    def ack(self, member: Member, ranges: Sequence[Range]) -> int:
+        """These are done; how many of them the consumer held. What it does not hold is not its to ack."""
+        count = 0
+        for start, end in ranges:
+            for low, high in self._release(member, start, end):
+                count += self.cursor.ack(low, high)
+                if self._slots:
+                    for offset in range(low, high):
+                        self._slots.pop(offset, None)
+        return count
+
+    def nack(self, member: Member, ranges: Sequence[Range], due: float) -> int:
+        """These are to be sent again, once they are due; how many of them the consumer held."""
+        pieces = [piece for start, end in ranges for piece in self._release(member, start, end)]
+        self._fail(pieces, due)
+        return sum(end - start for start, end in pieces)
+
+    def detach(self, member: Member) -> None:
+        """The consumer has left, or is being replaced: what it holds is anybody's."""
+        for start, end in self._release(member, 0, END):
+            self._ready.add(start, end)
+        self._held.pop(member, None)
+
+    def _release(self, member: Member, start: int, end: int, number: int | None = None) -> list[Range]:
+        held = self._held.get(member)
+        if held is None:
+            return []
+        released = []
+        for low, high, sent in held.pop(start, end, number):
+            outstanding = self._outstanding[sent]
+            outstanding.remaining -= high - low
+            if not outstanding.remaining:
+                del self._outstanding[sent]
+            released.append((low, high))
+            if self._holders:
+                self._let_go(low, high)
+        return released
+
+    def _let_go(self, start: int, end: int) -> None:
+        for offset in range(start, end):
+            slot = self._slots[offset]
+            member, count = self._holders[slot]
+            if count == 1:
+                del self._holders[slot]
+            else:
+                self._holders[slot] = (member, count - 1)
+
+    def _fail(self, pieces: Sequence[Range], due: float) -> None:
+        limit = self.rules.deliveries_max
+        for start, end in pieces:
+            for low, high, failed in self.cursor.failed(start, end):
+                if limit is not None and failed >= limit:
+                    self.dying.add(low, high)
+                else:
+                    self._delay(low, high, due)
+
+    def _delay(self, start: int, end: int, due: float) -> None:
+        heapq.heappush(self._delayed, (due, start, end))
+        self._delayed_count += end - start
+
+    # What time does
+
+    def tick(self, now: float) -> int:
+        """Let pass what is due; how many records were not acked in time."""
+        late = 0
+        while self._outstanding:
+            number, oldest = next(iter(self._outstanding.items()))
+            if oldest.deadline > now:
+                break
+            pieces = self._release(oldest.member, *oldest.span, number)
+            late += sum(end - start for start, end in pieces)
+            self._fail(pieces, now + self.rules.redelivery_delay_seconds)
+        while self._delayed and self._delayed[0][0] <= now:
+            _, start, end = heapq.heappop(self._delayed)
+            self._delayed_count -= end - start
+            for low, high in self.cursor.unacked(start, end):
+                self._ready.add(low, high)
+        return late
+
+    def next_tick(self) -> float | None:
+        """When `tick` will have something to do."""
+        times = [self._delayed[0][0]] if self._delayed else []
+        if self._outstanding:
+            times.append(next(iter(self._outstanding.values())).deadline)
+        return min(times, default=None)
+
+    # What the shell has done
+
+    def buried(self, start: int, end: int) -> None:
+        """Dying records are in the dead-letter topic."""
+        self.dying.remove(start, end)
+        self.cursor.ack(start, end)
+        for offset in range(start, end) if self._slots else ():
+            self._slots.pop(offset, None)
+
+    def spared(self, start: int, end: int, due: float) -> None:
+        """Dying records could not be put into the dead-letter topic; they are delivered once more."""
+        self.dying.remove(start, end)
+        self._delay(start, end, due)
+
+    def skip_to(self, offset: int) -> int:
+        """The log no longer has what lies below `offset`; how many unacked records that costs."""
+        for member in list(self._held):
+            self._release(member, 0, offset)
+        self._ready.remove(0, offset)
+        self.dying.remove(0, offset)
+        self._slots = {place: slot for place, slot in self._slots.items() if place >= offset}
+        self.read_offset = max(self.read_offset, offset)
+        return self.cursor.skip_to(offset)

@@ -1,0 +1,70 @@
+"""Where a subscription or a reader begins, as one word: `earliest`, `latest`, `offset:42`, `timestamp:…`, `version:7`.
+
+A version begins at the first record that its commit added; a timestamp at the first record as new or newer.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Self
+
+from sulina.errors import InvalidSettings
+
+_NUMBER_MAX = 2**63 - 1
+
+
+class At(StrEnum):
+    """What a position counts."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSET = "offset"
+    TIMESTAMP = "timestamp"
+    VERSION = "version"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a partition that is looked up when it is used."""
+
+    at: At
+    value: int = 0  # an offset, milliseconds since 1970, or a version
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the word. Timestamps are milliseconds since 1970 or ISO 8601 (UTC unless it says otherwise)."""
+        word, colon, rest = text.partition(":")
+        if word in (At.EARLIEST, At.LATEST) and not colon:
+            return cls(At(word))
+        if word in (At.OFFSET, At.TIMESTAMP, At.VERSION):
+            number = _number(rest)
+            if number is None and word == At.TIMESTAMP:
+                number = _milliseconds(rest)
+            if number is not None:
+                return cls(At(word), number)
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        raise InvalidSettings(
+            f"position {shown!r} is none of earliest, latest, offset:N, version:N, timestamp:MS, timestamp:ISO"
+        )
+
+    def __str__(self) -> str:
+        return self.at.value if self.at in (At.EARLIEST, At.LATEST) else f"{self.at.value}:{self.value}"
+
+
+EARLIEST = Position(At.EARLIEST)
+LATEST = Position(At.LATEST)
+
+
+def _number(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        return None
+    return number if (number := int(text)) <= _NUMBER_MAX else None
+
+
+def _milliseconds(text: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    milliseconds = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return milliseconds if milliseconds >= 0 else None

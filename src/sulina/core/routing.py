@@ -1,0 +1,32 @@
+"""Which partition a record goes to: by its key, with the hash that Kafka's own clients use, or in turn."""
+
+from collections.abc import Iterable
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """MurmurHash2 as in Kafka's Java client, as an unsigned integer of 32 bits."""
+    length = len(data)
+    h = (_SEED ^ length) & _MASK
+    end = length & ~3
+    for position in range(0, end, 4):
+        k = int.from_bytes(data[position : position + 4], "little") * _M & _MASK
+        k = (k ^ k >> 24) * _M & _MASK
+        h = h * _M & _MASK ^ k
+    if length > end:
+        h = (h ^ int.from_bytes(data[end:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Where the records of `key` go."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def partitions_of(keys: Iterable[bytes | None], partitions: int) -> set[int]:
+    """The partitions that the keys of some records name; records without a key name none."""
+    return {partition_of(key, partitions) for key in keys if key is not None}

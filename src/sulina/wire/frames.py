@@ -1,0 +1,188 @@
+"""The frames of a session: what a client and a node say to each other over a WebSocket, or in one process.
+
+- A request has an `id` that its `Answer` or `Failed` repeats. Any number may be under way; answers come in any order,
+  but the publishes of a session to one partition are appended in the order in which they were sent.
+- Records travel as record batches, encoded by whoever publishes, decoded by whoever reads.
+- A node sends a consumer no more records than it has credit for, except to complete a batch. `ranges` says which
+  offsets of a delivery's batches are the consumer's; it acks, or nacks, those.
+- An `Ack` with an id is answered when the cursor is durable; with id 0 it is not answered.
+
+On the wire a frame is a msgpack array whose first element is its tag.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sulina.core.members import SubscriptionKind
+from sulina.errors import ProtocolError, SulinaError, from_code
+from sulina.wire.messages import Name
+
+FRAME_BYTES_MAX = 72 << 20  # the largest batch, and what is around it
+RANGES_MAX = 10_000
+
+Ranges = Annotated[list[tuple[int, int]], Meta(max_length=RANGES_MAX)]
+Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Credit = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class Frame(Struct, frozen=True, array_like=True, tag_field="type"):
+    """The root of all frames."""
+
+
+# From the client
+
+
+class Publish(Frame, frozen=True, tag="pub"):
+    """Append batches to one partition; None: the node chooses, by the key of the records or in turn."""
+
+    id: Id
+    topic: Name
+    data: memoryview
+    partition: int | None = None
+    txn_id: str | None = None
+    expected_version: int | None = None
+    schema_id: str | None = None
+
+
+class Fetch(Frame, frozen=True, tag="fetch"):
+    """Read batches of one partition, waiting up to `wait_ms` for the first."""
+
+    id: Id
+    topic: Name
+    partition: int
+    offset: int
+    max_bytes: int = 1 << 20
+    version: int | None = None
+    min_version: int | None = None
+    wait_ms: int = 0
+
+
+class Subscribe(Frame, frozen=True, tag="sub"):
+    """Attach a consumer under a handle that the client chooses. The subscription is made if there is none."""
+
+    id: Id
+    consumer: Id
+    topic: Name
+    subscription: Name
+    kind: SubscriptionKind = SubscriptionKind.EXCLUSIVE
+    start: Name = "latest"
+    credit: Credit = 1000
+    name: Name = ""
+
+
+class AddCredit(Frame, frozen=True, tag="credit"):
+    """The consumer can take so many records more."""
+
+    consumer: Id
+    records: Credit
+
+
+class AckRecords(Frame, frozen=True, tag="ack"):
+    """These records are done."""
+
+    id: Id
+    consumer: Id
+    partition: int
+    ranges: Ranges
+
+
+class NackRecords(Frame, frozen=True, tag="nack"):
+    """These records are to be delivered again, after a delay; None: the topic's own."""
+
+    id: Id
+    consumer: Id
+    partition: int
+    ranges: Ranges
+    delay_ms: Annotated[int, Meta(ge=0, le=24 * 3600 * 1000)] | None = None
+
+
+class Detach(Frame, frozen=True, tag="detach"):
+    """The consumer leaves; what it has not acked goes to others."""
+
+    id: Id
+    consumer: Id
+
+
+class Call(Frame, frozen=True, tag="call"):
+    """Anything else that a node can be asked, by the name of the method and its arguments."""
+
+    id: Id
+    method: Name
+    arguments: dict[str, Any] = {}
+
+
+# From the node
+
+
+class Answer(Frame, frozen=True, tag="ok"):
+    """What was asked for: plain values, in the shape of one of `messages`, or None."""
+
+    id: Id
+    result: Any = None
+
+
+class Failed(Frame, frozen=True, tag="err"):
+    """Nothing was done, unless the error says otherwise."""
+
+    id: Id
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    def error(self) -> SulinaError:
+        """As it was raised on the node."""
+        return from_code(self.code, self.message, self.details)
+
+
+class Deliver(Frame, frozen=True, tag="msg"):
+    """Records for a consumer: whole batches, of which `ranges` are its own."""
+
+    consumer: Id
+    partition: int
+    attempt: int  # 1 the first time
+    data: memoryview
+    ranges: list[tuple[int, int]]
+
+
+class Detached(Frame, frozen=True, tag="gone"):
+    """The node has let the consumer go: after a seek or a change of the topic, it may subscribe again."""
+
+    consumer: Id
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    def error(self) -> SulinaError:
+        """As it was raised on the node."""
+        return from_code(self.code, self.message, self.details)
+
+
+FromClient = Publish | Fetch | Subscribe | AddCredit | AckRecords | NackRecords | Detach | Call
+FromNode = Answer | Failed | Deliver | Detached
+
+_encoder = msgspec.msgpack.Encoder()
+_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+
+
+def encode_frame(frame: FromClient | FromNode) -> bytes:
+    """One binary message."""
+    return _encoder.encode(frame)
+
+
+def decode_from_client(data: bytes) -> FromClient:
+    """ProtocolError says what is wrong with it."""
+    try:
+        return _from_client.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a frame: {error}") from None
+
+
+def decode_from_node(data: bytes) -> FromNode:
+    """ProtocolError says what is wrong with it."""
+    try:
+        return _from_node.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a frame: {error}") from None

@@ -1,0 +1,131 @@
+"""What a node says about its topics and subscriptions: the same shapes in JSON, in frames and in Python."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sulina.core.members import SubscriptionKind
+from sulina.core.topic import Ack, Policy, TopicSettings
+
+Name = Annotated[str, Meta(max_length=500)]
+
+
+class TopicState(StrEnum):
+    """Whether a partition takes records."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Published(Struct, frozen=True, kw_only=True):
+    """Where the records of one publish went. A `memory` ack knows neither offset nor version."""
+
+    partition: int
+    base_offset: int | None
+    count: int
+    version: int | None
+    ack: Ack
+
+
+class NamespaceInfo(Struct, frozen=True, kw_only=True):
+    """A namespace, and what its topics inherit."""
+
+    namespace: str
+    policy: Policy
+    topics: int
+
+
+class SegmentInfo(Struct, frozen=True, kw_only=True):
+    """One file of a log."""
+
+    name: str
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    is_sealed: bool
+
+
+class PartitionInfo(Struct, frozen=True, kw_only=True):
+    """A partition as its log has it now."""
+
+    topic: str
+    partition: int
+    state: TopicState
+    epoch: int
+    version: int
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    segments: list[SegmentInfo]
+    error: str | None = None  # why it takes no records
+
+
+class TopicInfo(Struct, frozen=True, kw_only=True):
+    """A topic with its settings as they were given, and its policy as it works."""
+
+    topic: str
+    settings: TopicSettings
+    policy: Policy
+    schema_id: str
+    state: TopicState
+    subscriptions: list[str]
+
+
+class TopicPage(Struct, frozen=True, kw_only=True):
+    """Some topics in the order of their names; `next` is what to list after, None at the end."""
+
+    topics: list[TopicInfo]
+    next: str | None
+
+
+class SubscriptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a subscription is created with; `start` counts only then."""
+
+    kind: SubscriptionKind = SubscriptionKind.EXCLUSIVE
+    start: Name = "latest"
+
+
+class CursorInfo(Struct, frozen=True, kw_only=True):
+    """How far a subscription has come in one partition."""
+
+    partition: int
+    offset: int  # everything before it is acked
+    acked: list[tuple[int, int]]  # beyond it, half-open; the first thousand
+    end_offset: int
+    lag: int  # records that are not acked
+    in_flight: int  # records that consumers have and have not acked
+
+
+class SubscriptionInfo(Struct, frozen=True, kw_only=True):
+    """A subscription, its consumers and its cursors."""
+
+    topic: str
+    subscription: str
+    kind: SubscriptionKind
+    start: str
+    consumers: list[str]
+    cursors: list[CursorInfo]
+    lag: int
+
+
+class Fetched(Struct, frozen=True, kw_only=True):
+    """Whole batches as they are stored; the first may begin before the offset that was asked for."""
+
+    data: memoryview
+    offset: int  # that was asked for: records before it are to be passed over
+    next_offset: int
+    version: int
+    end_offset: int
+
+
+class NodeInfo(Struct, frozen=True, kw_only=True):
+    """The node that answers."""
+
+    broker_id: str
+    version: str
+    is_ready: bool
+    topics: int
+    connections: int
+    uptime_seconds: float

@@ -1,0 +1,354 @@
+"""The rules of delivery, against a model that follows every record: nothing lost, nothing doubled, order kept."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sulina.core.cursor import Cursor
+from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
+from sulina.core.members import SLOTS, Member, Members, SubscriptionKind, slot_of
+
+KINDS = list(SubscriptionKind)
+
+
+def dispatch_of(
+    kind: SubscriptionKind = SubscriptionKind.EXCLUSIVE, *members: Member, unacked_max: int = 10_000, **rules: Any
+) -> Dispatch:
+    group = Members(kind)
+    for member in members:
+        group.attach(member)
+    return Dispatch(Cursor(0), group, DispatchRules(**rules), unacked_max)
+
+
+def pump(dispatch: Dispatch, batches: list[Batch], now: float = 0.0) -> list[Sending]:
+    """Read and share out until nothing more can be sent."""
+    sent: list[Sending] = []
+    end = batches[-1].end if batches else 0
+    while (wanted := dispatch.want(end)) is not None:
+        more = dispatch.take(wanted, [batch for batch in batches if batch.end > wanted[0]], now)
+        sent += more
+        assert more or dispatch.want(end) != wanted, "no progress"
+    return sent
+
+
+def test_records_go_out_in_order_while_there_is_credit_p12() -> None:
+    member = Member("a", credit=5)
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member)
+    batches = [Batch(0, 3), Batch(3, 6), Batch(6, 9)]
+    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(0, 6)]], "whole batches, one overdraws"
+    assert member.credit == -1
+    member.credit += 2
+    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(6, 9)]]
+
+
+def test_a_blocked_connection_gets_nothing_p3() -> None:
+    slow, quick = Member("a", credit=100, is_blocked=True), Member("b", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.SHARED, slow, quick)
+    assert {sending.member.name for sending in pump(dispatch, [Batch(n, n + 1) for n in range(10)])} == {"b"}
+
+
+def test_shared_consumers_take_turns_p12() -> None:
+    members = [Member(name, credit=100) for name in "abc"]
+    dispatch = dispatch_of(SubscriptionKind.SHARED, *members)
+    sent = pump(dispatch, [Batch(n, n + 1) for n in range(9)])
+    assert sorted(sum(end - start for start, end in sending.ranges) for sending in sent) == [3, 3, 3]
+
+
+def test_failover_goes_to_the_next_in_the_order_of_offsets_p12() -> None:
+    first, second = Member("a", credit=4), Member("b", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.FAILOVER, first, second)
+    batches = [Batch(n, n + 1) for n in range(8)]
+    assert [(s.member, s.ranges) for s in pump(dispatch, batches)] == [(first, [(0, 4)])]
+    dispatch.ack(first, [(1, 2)])
+    dispatch._members.detach(first)
+    dispatch.detach(first)
+    sent = [(low, high) for sending in pump(dispatch, batches) for low, high in sending.ranges]
+    assert sent == [(0, 1), (2, 4), (4, 8)]
+
+
+def test_a_nack_comes_back_when_it_is_due_and_counts_p12() -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member)
+    batches = [Batch(0, 3)]
+    pump(dispatch, batches)
+    assert dispatch.nack(member, [(1, 2)], due=5.0) == 1
+    dispatch.tick(4.9)
+    assert pump(dispatch, batches) == []
+    assert dispatch.next_tick() == 5.0
+    dispatch.tick(5.0)
+    assert [(s.ranges, s.attempt) for s in pump(dispatch, batches, 5.0)] == [([(1, 2)], 2)]
+
+
+def test_what_is_not_acked_in_time_comes_back_and_a_late_ack_does_not_count_p7() -> None:
+    first, second = Member("a", credit=1), Member("b", credit=0)
+    dispatch = dispatch_of(SubscriptionKind.SHARED, first, second, ack_timeout_seconds=10, redelivery_delay_seconds=0)
+    batches = [Batch(0, 1)]
+    pump(dispatch, batches, 0.0)
+    assert dispatch.tick(9.0) == 0
+    assert dispatch.tick(10.0) == 1
+    second.credit = 1
+    assert [s.member.name for s in pump(dispatch, batches, 10.0)] == ["b"]
+    assert dispatch.ack(first, [(0, 1)]) == 0, "not its own any more"
+    assert dispatch.ack(second, [(0, 1)]) == 1
+    assert dispatch.cursor.offset == 1
+
+
+def test_a_second_delivery_has_its_own_time_p7() -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member, ack_timeout_seconds=10, redelivery_delay_seconds=0)
+    batches = [Batch(0, 3)]
+    pump(dispatch, batches, 0.0)
+    dispatch.nack(member, [(1, 2)], due=5.0)
+    dispatch.tick(5.0)
+    pump(dispatch, batches, 5.0)
+    assert dispatch.tick(10.0) == 2, "the first delivery is late, the second is not"
+    assert dispatch.tick(15.0) == 1
+
+
+def test_a_record_dies_after_so_many_deliveries_and_leaving_does_not_count_p12() -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member, deliveries_max=2)
+    batches = [Batch(0, 2)]
+    pump(dispatch, batches)
+    dispatch.detach(member)
+    pump(dispatch, batches)
+    dispatch.nack(member, [(0, 1)], due=0.0)
+    dispatch.tick(0.0)
+    assert [s.attempt for s in pump(dispatch, batches)] == [2]
+    dispatch.nack(member, [(0, 1)], due=0.0)
+    assert list(dispatch.dying) == [(0, 1)]
+    dispatch.tick(1000.0)
+    dispatch.buried(0, 1)
+    assert dispatch.cursor.offset == 1
+
+
+def test_nothing_new_is_read_while_too_much_is_unacked() -> None:
+    member = Member("a", credit=1_000_000)
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member, unacked_max=10)
+    batches = [Batch(n, n + 1) for n in range(100)]
+    dispatch.take((0, 2**62), batches[:10], 0.0)
+    assert dispatch.want(100) is None
+    dispatch.ack(member, [(4, 5)])
+    assert dispatch.want(100) is not None
+
+
+def test_most_keys_stay_when_a_consumer_comes() -> None:
+    members = Members(SubscriptionKind.KEY_SHARED, [Member("a"), Member("b"), Member("c")])
+    before = {slot: members.owner_of(slot) for slot in range(0, SLOTS, 8)}
+    members.attach(Member("d"))
+    moved = sum(members.owner_of(slot) is not owner for slot, owner in before.items())
+    assert 0.15 < moved / len(before) < 0.35, "a quarter goes to the new one"
+
+
+def test_a_key_waits_for_its_former_consumer_p12() -> None:
+    first = Member("a", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, first)
+    slots = [slot_of(b"%d" % number) for number in range(20)]
+    batches = [Batch(0, 20, slots), Batch(20, 40, slots)]
+    pump(dispatch, batches[:1])
+    second = Member("b", credit=100)
+    dispatch._members.attach(second)
+    moved = [n for n in range(20) if dispatch._members.owner_of(slots[n]) is second]
+    assert moved
+    sent = pump(dispatch, batches)
+    assert {s.member for s in sent} == {first}, "what has moved waits"
+    dispatch.ack(first, [(moved[0], moved[0] + 1)])
+    later = pump(dispatch, batches)
+    assert [(s.member, s.ranges) for s in later] == [(second, [(moved[0] + 20, moved[0] + 21)])]
+
+
+class Deliveries(RuleBasedStateMachine):
+    """A world of consumers that come, go, ack, fail and dawdle."""
+
+    @initialize(kind=st.sampled_from(KINDS), limit=st.sampled_from([None, 2]), unacked_max=st.sampled_from([5, 1000]))
+    def begin(self, kind: SubscriptionKind, limit: int | None, unacked_max: int) -> None:
+        self.now = 0.0
+        self.unacked_max = unacked_max
+        self.rules_of = DispatchRules(ack_timeout_seconds=10, redelivery_delay_seconds=2, deliveries_max=limit)
+        self.members = Members(kind)
+        self.dispatch = Dispatch(Cursor(0), self.members, self.rules_of, unacked_max)
+        self.batches: list[Batch] = []
+        self.slots: list[int] = []
+        self.holder: dict[int, Member] = {}  # offset -> who holds it
+        self.acked: set[int] = set()
+        self.names = 0
+        self.newest = -1  # that was ever sent
+
+    @property
+    def end(self) -> int:
+        return len(self.slots)
+
+    @rule(slots=st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    def append(self, slots: list[int]) -> None:
+        keyed = slots if self.members.kind == SubscriptionKind.KEY_SHARED else []
+        self.batches.append(Batch(self.end, self.end + len(slots), keyed))
+        self.slots += slots
+
+    @rule(credit=st.integers(0, 12))
+    def attach(self, credit: int) -> None:
+        if self.members.is_free and len(self.members.present) < 4:
+            self.names += 1
+            self.members.attach(Member(f"m{self.names}", credit=credit))
+
+    @precondition(lambda self: self.members.present)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        member = data.draw(st.sampled_from(self.members.present))
+        self.members.detach(member)
+        self.dispatch.detach(member)
+        self.holder = {offset: who for offset, who in self.holder.items() if who is not member}
+
+    @precondition(lambda self: self.members.present)
+    @rule(data=st.data(), records=st.integers(1, 20), is_blocked=st.booleans())
+    def credit(self, data: st.DataObject, records: int, is_blocked: bool) -> None:
+        member = data.draw(st.sampled_from(self.members.present))
+        member.credit += records
+        member.is_blocked = is_blocked
+
+    @rule(late_credit=st.booleans())
+    def deliver(self, late_credit: bool) -> None:
+        wanted = self.dispatch.want(self.end)
+        if wanted is None:
+            return
+        for member in self.members.present:  # who gets credit while the log is being read
+            member.credit += 10 if late_credit else 0
+        able = {member for member in self.members.present if member.is_able}
+        found = [batch for batch in self.batches if batch.end > wanted[0]][:3]
+        for sending in self.dispatch.take(wanted, found, self.now):
+            assert sending.member in able, "sent to somebody without credit"
+            covered = {o for number in sending.batches for o in range(found[number].start, found[number].end)}
+            for offset in (o for part in sending.ranges for o in range(*part)):
+                assert offset in covered
+                self._sent(offset, sending)
+
+    def _sent(self, offset: int, sending: Sending) -> None:
+        assert offset not in self.acked, "sent after it was acked"
+        assert offset not in self.holder, "sent to two at a time"
+        if sending.attempt == 1 and self.members.kind in (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER):
+            self._check_order(offset, range(offset))
+        if self.members.kind == SubscriptionKind.KEY_SHARED:
+            if sending.attempt == 1:
+                self._check_order(offset, [o for o in range(offset) if self.slots[o] == self.slots[offset]])
+            others = {who for o, who in self.holder.items() if self.slots[o] == self.slots[offset]}
+            assert others <= {sending.member}, "a key with two consumers"
+        self.holder[offset] = sending.member
+
+    def _check_order(self, offset: int, before: Iterable[int]) -> None:
+        failed = self.dispatch.cursor.attempts
+        late = [o for o in before if o not in self.acked and o not in self.holder and not failed.get(o, 0)]
+        assert not late, f"{offset} overtakes {late}"
+
+    @precondition(lambda self: self.holder)
+    @rule(data=st.data(), how=st.sampled_from(["ack", "ack", "nack"]), length=st.integers(1, 8))
+    def settle(self, data: st.DataObject, how: str, length: int) -> None:
+        first = data.draw(st.sampled_from(sorted(self.holder)))
+        member = self.holder[first]
+        mine = [o for o in range(first, first + length) if self.holder.get(o) is member]
+        span = [(first, first + length)]
+        if how == "ack":
+            assert self.dispatch.ack(member, span) == len(mine)
+            self.acked |= set(mine)
+        else:
+            assert self.dispatch.nack(member, span, self.now + 1) == len(mine)
+        for offset in mine:
+            del self.holder[offset]
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 11.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.dispatch.tick(self.now)
+        held = {o for member in self.members.present for o in self._held(member)}
+        assert held <= set(self.holder)
+        self.holder = {offset: who for offset, who in self.holder.items() if offset in held}
+
+    def _held(self, member: Member) -> list[int]:
+        return [o for low, high, _ in self.dispatch._held.get(member, ()) for o in range(low, high)]
+
+    @precondition(lambda self: self.dispatch.dying)
+    @rule(works=st.booleans())
+    def bury(self, works: bool) -> None:
+        start, end = next(iter(self.dispatch.dying))
+        if works:
+            self.dispatch.buried(start, end)
+            self.acked |= set(range(start, end))
+        else:
+            self.dispatch.spared(start, end, self.now + 1)
+
+    @rule()
+    def restart(self) -> None:
+        """Only what was stored survives."""
+        cursor = Cursor.load("/key", self.dispatch.cursor.stored())
+        self.members = Members(self.members.kind)
+        self.dispatch = Dispatch(cursor, self.members, self.rules_of, self.unacked_max)
+        self.holder = {}
+
+    @invariant()
+    def every_record_is_in_one_place(self) -> None:
+        if not hasattr(self, "dispatch"):
+            return
+        dispatch = self.dispatch
+        assert {o for o in range(self.end) if not dispatch.cursor.unacked(o, o + 1)} == self.acked
+        places = [o for part in dispatch._ready for o in range(*part)]
+        places += [o for part in dispatch.dying for o in range(*part)]
+        places += list(self.holder)
+        places += [o for _, low, high in dispatch._delayed for o in range(low, high)]
+        assert sorted(places) == [o for o in range(dispatch.read_offset) if o not in self.acked]
+        assert dispatch.in_flight == len(self.holder)
+
+    def teardown(self) -> None:
+        """Whatever happened, a consumer that comes and acks gets everything in the end."""
+        if not hasattr(self, "dispatch"):
+            return
+        for member in list(self.members.present):
+            self.members.detach(member)
+            self.dispatch.detach(member)
+        last = Member("last", credit=10**9)
+        self.members.attach(last)
+        for _ in range(5 * self.end + 10):
+            self.now += 5
+            self.dispatch.tick(self.now)
+            for start, end in list(self.dispatch.dying):
+                self.dispatch.buried(start, end)
+            wanted = self.dispatch.want(self.end)
+            if wanted is not None:
+                found = [batch for batch in self.batches if batch.end > wanted[0]]
+                for sending in self.dispatch.take(wanted, found, self.now):
+                    self.dispatch.ack(last, sending.ranges)
+        assert self.dispatch.cursor.offset == self.end, "records that nobody ever got"
+
+
+Deliveries.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestDeliveries = Deliveries.TestCase
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_retention_took_holds_nobody_up(kind: SubscriptionKind) -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(kind, member)
+    keyed = [1, 1, 1, 1] if kind == SubscriptionKind.KEY_SHARED else []
+    pump(dispatch, [Batch(0, 4, keyed)])
+    dispatch.nack(member, [(1, 2)], due=1.0)
+    assert dispatch.skip_to(3) == 3
+    dispatch.tick(1.0)
+    assert dispatch.want(4) is None
+    assert dispatch.ack(member, [(0, 4)]) == 1
+    assert dispatch.cursor.offset == 4
+
+
+def test_credit_that_comes_while_the_log_is_read_lets_nothing_overtake_p12() -> None:
+    poor, rich = Member("a", credit=0), Member("b", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich)
+    slot = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    batches = [Batch(0, 1, [slot]), Batch(1, 2, [slot])]
+    assert pump(dispatch, batches[:1]) == [], "it waits for its consumer"
+    wanted = dispatch.want(2)
+    assert wanted is not None
+    poor.credit = 100
+    assert dispatch.take(wanted, batches[1:], 0.0) == [], "the one that waits goes first"
+    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(0, 2)]]

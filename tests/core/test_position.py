@@ -1,0 +1,29 @@
+"""Positions as words."""
+
+import pytest
+
+from sulina.core.position import At, Position
+from sulina.errors import InvalidSettings
+
+
+@pytest.mark.parametrize(
+    "text", ["earliest", "latest", "offset:0", "offset:42", "version:7", "timestamp:1700000000000"]
+)
+def test_a_position_reads_as_it_is_written_p12(text: str) -> None:
+    assert str(Position.parse(text)) == text
+
+
+def test_a_timestamp_may_be_iso() -> None:
+    assert Position.parse("timestamp:2023-11-14T22:13:20Z") == Position(At.TIMESTAMP, 1_700_000_000_000)
+    assert Position.parse("timestamp:2023-11-14T22:13:20") == Position(At.TIMESTAMP, 1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "first", "offset", "offset:", "offset:-1", "offset:1.5", "offset:9223372036854775808", "version:x", "latest:1",
+     "timestamp:yesterday", "timestamp:0001-01-01", "offset:١", "OFFSET:1", "x" * 10_000],
+)  # fmt: skip
+def test_what_is_no_position_is_refused_with_the_words_that_are(text: str) -> None:
+    with pytest.raises(InvalidSettings, match="earliest, latest, offset:N") as caught:
+        Position.parse(text)
+    assert len(str(caught.value)) < 250

@@ -1,0 +1,54 @@
+"""Sets and maps of ranges, against sets and dicts of single offsets."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sulina.core.ranges import RangeMap, RangeSet
+
+spans = st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+steps = st.lists(st.tuples(st.sampled_from(["add", "remove"]), spans), max_size=40)
+
+
+def offsets(ranges: list[tuple[int, int]]) -> set[int]:
+    return {offset for start, end in ranges for offset in range(start, end)}
+
+
+@given(steps, spans)
+def test_a_range_set_is_a_set(done: list[tuple[str, tuple[int, int]]], probe: tuple[int, int]) -> None:
+    ranges, model = RangeSet(), set[int]()
+    for what, (start, end) in done:
+        span = set(range(start, end))
+        if what == "add":
+            assert ranges.add(start, end) == len(span - model)
+            model |= span
+        else:
+            assert offsets(ranges.remove(start, end)) == span & model
+            model -= span
+        assert offsets(list(ranges)) == model
+        assert ranges.count == len(model)
+        ends = [end for _, end in ranges]
+        assert all(end < start for end, (start, _) in zip(ends, list(ranges)[1:], strict=False)), "ranges that touch"
+    span = set(range(*probe))
+    assert offsets(ranges.within(*probe)) == span & model
+    assert offsets(ranges.missing(*probe)) == span - model
+    assert (probe[0] in ranges) == (probe[0] in model)
+
+
+@given(st.lists(st.tuples(spans, st.integers(0, 3), st.booleans()), max_size=40), spans)
+def test_a_range_map_is_a_dict(done: list[tuple[tuple[int, int], int, bool]], probe: tuple[int, int]) -> None:
+    ranges, model = RangeMap(), dict[int, int]()
+    for (start, end), number, is_put in done:
+        if is_put:
+            ranges.pop(start, end)
+            ranges.put(start, end, number)
+            model.update(dict.fromkeys(range(start, end), number))
+        else:
+            popped = ranges.pop(start, end, number)
+            gone = {offset for offset in range(start, end) if model.get(offset) == number}
+            assert offsets([(low, high) for low, high, _ in popped]) == gone
+            for offset in gone:
+                del model[offset]
+        assert {offset: value for low, high, value in ranges for offset in range(low, high)} == model
+    pieces = {offset: value for low, high, value in ranges.pieces(*probe, 9) for offset in range(low, high)}
+    assert pieces == {offset: model.get(offset, 9) for offset in range(*probe)}
+    assert ranges.get(probe[0], 9) == model.get(probe[0], 9)

@@ -1,1 +1,62 @@
-"""Publish/subscribe where every topic is an ACID log and every log is a table."""
+"""Publish/subscribe where every topic is an ACID log and every log is a table.
+
+```python
+import sulina
+
+async with sulina.connect("http://127.0.0.1:8080") as client:
+    await client.publish("/default/orders", {"order": 1})
+```
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sulina.errors import SulinaError
+
+if TYPE_CHECKING:
+    from sulina.client import (
+        Client,
+        ClientOptions,
+        Connecting,
+        Delivered,
+        Message,
+        PublishAck,
+        PublishStatus,
+        Received,
+        RejectReason,
+        SyncClient,
+    )
+
+__all__ = [
+    "Client",
+    "ClientOptions",
+    "Connecting",
+    "Delivered",
+    "Message",
+    "PublishAck",
+    "PublishStatus",
+    "Received",
+    "RejectReason",
+    "SulinaError",
+    "SyncClient",
+    "connect",
+]
+
+
+def connect(url: str, *, options: "ClientOptions | None" = None) -> "Connecting":
+    """A client for the node at `url`, to be awaited, or entered with `async with` or with `with` (for threads).
+
+    `http://host:port` is a node elsewhere. `memory:` is one in this process that keeps its data while it lives, and a
+    path (`./data`) one that keeps it there. InvalidSettings for anything else.
+    """
+    from sulina._connect import connect as make
+
+    return make(url, options)
+
+
+def __getattr__(name: str) -> Any:
+    """The rest is loaded when it is first used: whoever asks for help must not wait for all of it."""
+    if name in __all__:
+        from sulina import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

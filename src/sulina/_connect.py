@@ -1,0 +1,30 @@
+"""From a URL to a client: over the network, or with a node in this process."""
+
+from sulina.client import ClientOptions, Connecting, Connector, WebSocketConnector, connecting
+from sulina.client.connect import OnClose
+from sulina.config import Settings
+from sulina.errors import InvalidSettings
+
+MEMORY = "memory:"
+_REMOTE = ("http://", "https://", "ws://", "wss://")
+
+
+def connect(url: str, options: ClientOptions | None) -> Connecting:
+    """See `sulina.connect`."""
+    if url.startswith(_REMOTE):
+        return connecting(WebSocketConnector(url), url=url, options=options)
+    if not url or ("://" in url) or (":" in url.split("/")[0] and url != MEMORY):
+        raise InvalidSettings(
+            f"{url!r} is none of http://HOST:PORT, https://HOST:PORT, memory: and a path such as ./data"
+        )
+    return Connecting(lambda: _start_node(url), url=url, options=options)
+
+
+async def _start_node(url: str) -> tuple[Connector, OnClose | None]:
+    from sulina.node import Node
+    from sulina.node.logs import configure_for_a_library
+
+    configure_for_a_library()
+    settings = Settings() if url == MEMORY else Settings(data=url)
+    node = await Node.start(settings, listen=False, volatile=url == MEMORY)
+    return node.connector, node.stop

@@ -1,0 +1,1 @@
+"""The broker: topics and their logs, subscriptions and their consumers."""

@@ -1,0 +1,120 @@
+"""A topic that keeps nothing: what is published goes to whoever is attached and has room, once, or is dropped.
+
+A subscription here is only a name under which consumers share records by its kind; it goes with its last consumer.
+"""
+
+import struct
+
+from sulina.broker.consumer import Consumer, Delivery
+from sulina.broker.metrics import TopicMetrics
+from sulina.core.batch import split, validate
+from sulina.core.members import Members, SubscriptionKind, slot_of
+from sulina.core.ranges import Range
+from sulina.core.records import decode
+from sulina.errors import AlreadyExists, InvalidBatch, NoSubscribers, SubscriptionBusy, SulinaError
+from sulina.ports import Bytes
+from sulina.types import TopicName
+from sulina.wire.messages import SubscriptionSettings
+
+_OFFSET = struct.Struct(">q")
+
+
+class Channel:
+    """One partition's worth of passing on. Offsets count from 0 at every start of the node."""
+
+    def __init__(self, topic: TopicName, partition: int, metrics: TopicMetrics) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._metrics = metrics
+        self._next_offset = 0
+
+    def publish(self, data: Bytes, groups: list[Members]) -> tuple[int, int]:
+        """Pass batches on; the offsets they got. NoSubscribers, InvalidInput."""
+        headers = validate(data)
+        if not headers:
+            raise InvalidBatch("there is no record batch to publish")
+        if not any(group.present for group in groups):
+            raise NoSubscribers(topic=str(self._topic))
+        stamped = bytearray(data)
+        first = offset = self._next_offset
+        position = 0
+        for header in headers:
+            _OFFSET.pack_into(stamped, position, offset)
+            position += header.size_bytes
+            offset += header.record_count
+        self._next_offset = offset
+        view = memoryview(bytes(stamped))
+        for group in groups:
+            self._pass_on(group, view, (first, offset))
+        return first, offset
+
+    def _pass_on(self, group: Members, data: memoryview, whole: Range) -> None:
+        count = whole[1] - whole[0]
+        if group.kind == SubscriptionKind.KEY_SHARED and group.present:
+            self._pass_on_by_key(group, data)
+            return
+        member = group.next_able()
+        if member is None:
+            self._metrics.dropped_records.inc(count)
+            return
+        self._send(member, data, [whole], count)
+
+    def _pass_on_by_key(self, group: Members, data: memoryview) -> None:
+        ranges: dict[Consumer, list[Range]] = {}
+        position = 0
+        for header in split(data, check_crc=False):
+            for record in decode(data, header, position):
+                owner = group.owner_of(slot_of(record.key))
+                if owner is None or not owner.is_able:
+                    self._metrics.dropped_records.inc()
+                    continue
+                assert isinstance(owner, Consumer)
+                ranges.setdefault(owner, []).append((record.offset, record.offset + 1))
+            position += header.size_bytes
+        for consumer, mine in ranges.items():
+            self._send(consumer, data, mine, len(mine))
+
+    def _send(self, member: object, data: memoryview, ranges: list[Range], count: int) -> None:
+        assert isinstance(member, Consumer)
+        member.credit -= count
+        self._metrics.delivered_records.inc(count)
+        member.deliver(Delivery(self._partition, 1, data, ranges))
+
+
+class PassingSubscription:
+    """Consumers of a topic that keeps nothing, under one name."""
+
+    def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:
+        self.name = name
+        self.settings = settings
+        self.members = Members(settings.kind)
+        self._topic = topic
+
+    def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
+        """SubscriptionBusy, AlreadyExists when the subscription is of another kind."""
+        if settings.kind != self.settings.kind:
+            raise AlreadyExists(
+                kind="subscription", name=self.name, difference=f"it is {self.settings.kind}, not {settings.kind}"
+            )
+        for older in [member for member in self.members.present if member.name == consumer.name]:
+            assert isinstance(older, Consumer)
+            self.members.detach(older)
+            older.dismissed(self._busy("a consumer of the same name has taken its place"))
+        if not self.members.is_free:
+            raise self._busy("it is exclusive, and a consumer is attached")
+        self.members.attach(consumer)
+
+    def detach(self, consumer: Consumer) -> None:
+        """Send it no more."""
+        if consumer in self.members.present:
+            self.members.detach(consumer)
+
+    def close(self, error: SulinaError) -> None:
+        """Let every consumer go."""
+        for consumer in list(self.members.present):
+            assert isinstance(consumer, Consumer)
+            self.members.detach(consumer)
+            consumer.dismissed(error)
+
+    def _busy(self, reason: str) -> SubscriptionBusy:
+        return SubscriptionBusy(topic=str(self._topic), subscription=self.name, reason=reason)

@@ -1,0 +1,118 @@
+"""Cursors on their way to the metadata store, many in one transaction.
+
+Whoever waits for a cursor to be durable starts a transaction at once, which takes along every cursor that has changed.
+Those that nobody waits for are written a little later. A cursor that is forgotten is never written again.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sulina.errors import NotServing
+from sulina.ports import TXN_OPERATIONS_MAX, MetadataStore, Put
+
+DELAY_SECONDS = 0.2
+
+_logger = structlog.get_logger("sulina.cursors")
+
+Stored = Callable[[], bytes]
+
+
+class CursorWriter:
+    """One for a node. `start`, then `close`, which writes what is left."""
+
+    def __init__(self, metadata: MetadataStore, delay_seconds: float = DELAY_SECONDS) -> None:
+        self._metadata = metadata
+        self._delay_seconds = delay_seconds
+        self._changed: dict[str, Stored] = {}  # in the order in which they changed
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._some = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._run(), name="cursor-writer")
+
+    async def close(self) -> None:
+        """Write what is left. What the store then refuses stays unwritten: those records are delivered again."""
+        self._is_closing = True
+        self._some.set()
+        self._urgent.set()
+        if self._task is not None:
+            await self._task
+        for waiters in self._waiting.values():
+            _fail(waiters, NotServing(reason="the node is stopping"))
+
+    def changed(self, key: str, stored: Stored) -> None:
+        """Write it soon, as it is by then."""
+        self._changed[key] = stored
+        self._some.set()
+
+    def durable(self, key: str, stored: Stored) -> asyncio.Future[None]:
+        """Write it now; the future is done when it is durable."""
+        self.changed(key, stored)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(future)
+        self._urgent.set()
+        return future
+
+    async def forget(self, keys: list[str]) -> None:
+        """Return when none of these will be written any more."""
+        for key in keys:
+            self._changed.pop(key, None)
+            _fail(self._waiting.pop(key, []), NotServing(reason="the subscription is gone"))
+        await self._idle.wait()
+        for key in keys:  # a write that was under way and failed has put them back
+            self._changed.pop(key, None)
+
+    async def _run(self) -> None:
+        while not (self._is_closing and not self._changed):
+            self._some.clear()
+            if not self._changed:
+                await self._some.wait()
+                continue
+            if not self._waiting and not self._is_closing:
+                self._urgent.clear()
+                try:
+                    async with asyncio.timeout(self._delay_seconds):
+                        await self._urgent.wait()
+                except TimeoutError:
+                    pass
+            if not await self._write() and self._is_closing:
+                return
+
+    async def _write(self) -> bool:
+        # Those that somebody waits for go first.
+        keys = sorted(self._changed, key=lambda key: key not in self._waiting)[:TXN_OPERATIONS_MAX]
+        group = {key: self._changed.pop(key) for key in keys}
+        waiting = [future for key in keys for future in self._waiting.pop(key, [])]
+        if not group:
+            return True
+        self._idle.clear()
+        try:
+            await self._metadata.txn(puts=[Put(key, stored()) for key, stored in group.items()])
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, those who wait must hear of it, and the rest is tried again.
+            _logger.error("cursors_not_written", count=len(group), error=str(error))
+            _fail(waiting, error)
+            for key, stored in group.items():
+                self._changed.setdefault(key, stored)
+            await asyncio.sleep(self._delay_seconds)
+            return False
+        finally:
+            self._idle.set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        return True
+
+
+def _fail(waiters: list[asyncio.Future[None]], error: Exception) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(error)

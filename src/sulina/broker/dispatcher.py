@@ -1,0 +1,201 @@
+"""Sends the records of one partition to the consumers of one subscription, by the rules of `core.dispatch`.
+
+One task reads, shares out and waits: for records, for credit, for acks, for time. Nothing else touches the rules' state
+but the short calls below, which run between its steps.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from sulina.broker.consumer import Consumer, Delivery
+from sulina.broker.metrics import TopicMetrics
+from sulina.broker.partition import Partition
+from sulina.core.cursor import Cursor
+from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
+from sulina.core.members import Members, SubscriptionKind, slot_of
+from sulina.core.ranges import Range
+from sulina.core.records import Record, decode
+from sulina.core.stored import bounds
+from sulina.errors import Corrupt, LogClosed, OffsetOutOfRange, SulinaError
+from sulina.ports import Clock
+from sulina.storage.directory_log import Slice
+from sulina.storage.partition_log import PartitionLog
+from sulina.types import Offset
+
+READ_BYTES = 256 << 10
+FAILURE_PAUSE_SECONDS = 1.0
+
+_logger = structlog.get_logger("sulina.dispatcher")
+
+Bury = Callable[[Sequence[Record], int], Awaitable[None]]  # the records, and how often each was delivered
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a dispatcher needs beside its partition."""
+
+    clock: Clock
+    metrics: TopicMetrics
+    bury: Bury  # puts records into the dead-letter topic
+    changed: Callable[[], None]  # the cursor is to be written
+
+
+class Dispatcher:
+    """Lives while its subscription has consumers here; its cursor survives it."""
+
+    def __init__(
+        self, partition: Partition, log: PartitionLog, cursor: Cursor, members: Members, around: Surroundings
+    ) -> None:
+        self.dispatch = Dispatch(cursor, members, DispatchRules())
+        self._partition = partition
+        self._log = log
+        self._members = members
+        self._around = around
+        self._wake = asyncio.Event()
+        self._burying: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"dispatch {partition.name}")
+        partition.watchers.add(self.wake)
+
+    async def close(self) -> None:
+        """Stop. Records that are with consumers stay unacked."""
+        self._partition.watchers.discard(self.wake)
+        tasks = [task for task in (self._task, self._burying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    def wake(self) -> None:
+        """Something has changed: records, credit, consumers, rules."""
+        self._wake.set()
+
+    # Short calls, between the steps of the task
+
+    def ack(self, consumer: Consumer, ranges: Sequence[Range]) -> None:
+        """These are done."""
+        count = self.dispatch.ack(consumer, ranges)
+        if count:
+            self._around.metrics.acked_records.inc(count)
+            self._around.changed()
+            self.wake()
+
+    def nack(self, consumer: Consumer, ranges: Sequence[Range], delay_seconds: float | None) -> None:
+        """These are to be delivered again."""
+        delay = self.dispatch.rules.redelivery_delay_seconds if delay_seconds is None else delay_seconds
+        count = self.dispatch.nack(consumer, ranges, self._around.clock.monotonic() + delay)
+        if count:
+            self._around.metrics.nacked_records.inc(count)
+            self._around.changed()
+            self.wake()
+
+    def detach(self, consumer: Consumer) -> None:
+        """The consumer has left."""
+        self.dispatch.detach(consumer)
+        self.wake()
+
+    # The task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._step()
+            except LogClosed:
+                return
+            except OffsetOutOfRange:
+                self._skip()
+            except Corrupt as error:
+                _logger.error("dispatch_stopped_at_damage", partition=str(self._partition.name), error=str(error))
+                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+
+    async def _step(self) -> None:
+        self._wake.clear()
+        now = self._around.clock.monotonic()
+        late = self.dispatch.tick(now)
+        if late:
+            self._around.metrics.timed_out_records.inc(late)
+            self._around.changed()
+        if self.dispatch.dying and (self._burying is None or self._burying.done()):
+            self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition.name}")
+        if self._log.view.start_offset > self.dispatch.cursor.offset:
+            self._skip()
+        wanted = self.dispatch.want(self._log.view.next_offset)
+        if wanted is None:
+            await self._pause(now)
+            return
+        found = await self._log.read(Offset(wanted[0]), max_bytes=READ_BYTES)
+        if not self._members.present:
+            return
+        places = bounds(found.data)
+        batches = self._batches(found, places)
+        # Somebody may have come, gone or acked while we read.
+        for sending in self.dispatch.take(wanted, batches, self._around.clock.monotonic()):
+            self._deliver(sending, found.data, places)
+
+    def _batches(self, found: Slice, places: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
+        if self._members.kind != SubscriptionKind.KEY_SHARED:
+            return [Batch(start, end) for _, _, start, end in places]
+        return [
+            Batch(start, end, [slot_of(record.key) for record in decode(found.data, position=position)])
+            for position, _, start, end in places
+        ]
+
+    def _deliver(self, sending: Sending, data: memoryview, places: Sequence[tuple[int, int, int, int]]) -> None:
+        numbers = sending.batches
+        if numbers[-1] - numbers[0] + 1 == len(numbers):
+            data = data[places[numbers[0]][0] : places[numbers[-1]][1]]
+        else:
+            data = memoryview(b"".join(data[places[number][0] : places[number][1]] for number in numbers))
+        self._around.metrics.delivered_records.inc(sum(end - start for start, end in sending.ranges))
+        assert isinstance(sending.member, Consumer)
+        sending.member.deliver(Delivery(self._partition.name.partition, sending.attempt, data, sending.ranges))
+
+    async def _pause(self, now: float) -> None:
+        due = self.dispatch.next_tick()
+        if due is None:
+            await self._wake.wait()
+            return
+        try:
+            async with asyncio.timeout(max(0.0, due - now)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _skip(self) -> None:
+        """Retention has overtaken the subscription."""
+        lost = self.dispatch.skip_to(self._log.view.start_offset)
+        if lost:
+            self._around.metrics.skipped_records.inc(lost)
+            _logger.warning("records_skipped", partition=str(self._partition.name), count=lost)
+        self._around.changed()
+
+    # Dead letters
+
+    async def _bury_dying(self) -> None:
+        """Records that were delivered too often go to the dead-letter topic; only then are they acked here."""
+        for start, end in list(self.dispatch.dying):
+            for low, high, attempts in self.dispatch.cursor.attempts.pieces(start, end, 0):
+                try:
+                    await self._around.bury(await self._records(low, high), attempts)
+                except SulinaError as error:
+                    _logger.error(
+                        "dead_letter_failed", partition=str(self._partition.name), offset=low, error=str(error)
+                    )
+                    due = self._around.clock.monotonic() + max(1.0, self.dispatch.rules.redelivery_delay_seconds)
+                    self.dispatch.spared(low, high, due)
+                else:
+                    self._around.metrics.dead_lettered_records.inc(high - low)
+                    self.dispatch.buried(low, high)
+                self._around.changed()
+                self.wake()
+
+    async def _records(self, start: int, end: int) -> list[Record]:
+        records: list[Record] = []
+        offset = start
+        while offset < end:
+            found = await self._log.read(Offset(offset), max_bytes=READ_BYTES)
+            for position, _, _, _ in bounds(found.data):
+                records += [record for record in decode(found.data, position=position) if offset <= record.offset < end]
+            offset = found.next_offset
+        return records

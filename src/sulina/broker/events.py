@@ -1,0 +1,95 @@
+"""What happens on a node, told to whoever listens. A listener that is too slow misses events, and is told how many."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import structlog
+
+from sulina.errors import LimitReached
+from sulina.ports import Clock
+
+QUEUE_EVENTS_MAX = 1000
+LISTENERS_MAX = 100
+
+_logger = structlog.get_logger("sulina.events")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened."""
+
+    at: float  # seconds since 1970
+    type: str
+    topic: str | None = None
+    fields: dict[str, Any] = {}
+
+
+class EventStream:
+    """Every event is logged, and goes to all who listen at that moment."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._listeners: set[_Listener] = set()
+
+    def emit(self, type_: str, topic: object = None, **fields: Any) -> None:
+        """Tell everybody."""
+        name = None if topic is None else str(topic)
+        _logger.info(type_, topic=name, **fields)
+        if self._listeners:
+            event = Event(at=self._clock.now(), type=type_, topic=name, fields=fields)
+            for listener in self._listeners:
+                listener.put(event)
+
+    @contextmanager
+    def listen(self) -> Iterator[AsyncIterator[Event]]:
+        """The events from now on. LimitReached."""
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise LimitReached(kind="listeners to events", limit=LISTENERS_MAX)
+        listener = _Listener(self._clock)
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    def close(self) -> None:
+        """Nothing more will happen."""
+        for listener in self._listeners:
+            listener.end()
+
+
+class _Listener:
+    """A bounded queue that counts what does not fit."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=QUEUE_EVENTS_MAX)
+        self._missed = 0
+        self._is_over = False
+
+    def put(self, event: Event) -> None:
+        if self._queue.full():
+            self._missed += 1
+        else:
+            self._queue.put_nowait(event)
+
+    def end(self) -> None:
+        self._is_over = True
+        if not self._queue.full():
+            self._queue.put_nowait(None)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._missed and self._queue.empty():
+            missed, self._missed = self._missed, 0
+            return Event(at=self._clock.now(), type="events_missed", fields={"count": missed})
+        if self._is_over and self._queue.empty():
+            raise StopAsyncIteration
+        event = await self._queue.get()
+        if event is None:
+            raise StopAsyncIteration
+        return event

@@ -1,0 +1,118 @@
+"""What a node counts, for Prometheus. Children of labels are made once for each topic, and go with it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetrics:
+    """The counters of one topic."""
+
+    published_records: Counter
+    published_bytes: Counter
+    publishes: Counter
+    delivered_records: Counter
+    acked_records: Counter
+    nacked_records: Counter
+    timed_out_records: Counter
+    dead_lettered_records: Counter
+    dropped_records: Counter
+    skipped_records: Counter
+
+
+_TOPIC_COUNTERS = {
+    "published_records": "Records accepted",
+    "published_bytes": "Bytes of the batches accepted",
+    "publishes": "Publishes accepted",
+    "delivered_records": "Records sent to consumers, again and again if need be",
+    "acked_records": "Records acked by consumers",
+    "nacked_records": "Records given back by consumers",
+    "timed_out_records": "Records not acked in time",
+    "dead_lettered_records": "Records moved to a dead-letter topic",
+    "dropped_records": "Records of topics that keep nothing, for which a subscription had no room",
+    "skipped_records": "Unacked records that retention took from a subscription",
+}
+
+
+class Metrics:
+    """One registry for one node."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters = {
+            name: Counter(f"sulina_{name}", text, ["topic"], registry=self.registry)
+            for name, text in _TOPIC_COUNTERS.items()
+        }
+        self._topics: dict[str, TopicMetrics] = {}
+        self.errors = Counter("sulina_errors", "Requests refused, by code", ["code"], registry=self.registry)
+        self.connections = Gauge("sulina_connections", "Open WebSocket sessions", registry=self.registry)
+        self.consumers = Gauge("sulina_consumers", "Attached consumers", registry=self.registry)
+        self._commits = Counter("sulina_commits", "Commits of partition logs", registry=self.registry)
+        self._appends = Counter("sulina_appends", "Appends that share these commits", registry=self.registry)
+        self._conflicts = Counter("sulina_conflicts", "Appends refused because of a version", registry=self.registry)
+        self._checkpoints = Counter("sulina_checkpoints", "Checkpoints written", registry=self.registry)
+        self._sync = Histogram(
+            "sulina_sync_seconds", "Writing and syncing the data of a commit", buckets=_SECONDS, registry=self.registry
+        )
+        self._commit = Histogram(
+            "sulina_commit_seconds", "Writing the commit itself", buckets=_SECONDS, registry=self.registry
+        )
+
+    def topic(self, topic: str) -> TopicMetrics:
+        """The counters of a topic."""
+        known = self._topics.get(topic)
+        if known is None:
+            known = self._topics[topic] = TopicMetrics(
+                **{name: counter.labels(topic) for name, counter in self._counters.items()}
+            )
+        return known
+
+    def forget(self, topic: str) -> None:
+        """A topic is gone."""
+        if self._topics.pop(topic, None):
+            for counter in self._counters.values():
+                counter.remove(topic)
+
+    def collect_lag(self, lags: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
+        """Ask for topic, subscription and lag whenever somebody looks."""
+        self.registry.register(_Lags(lags))
+
+    def render(self) -> bytes:
+        """In the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    # LogMetrics, called by the writers' threads
+
+    def committed(self, *, appends: int, size_bytes: int, sync_seconds: float, commit_seconds: float) -> None:  # noqa: ARG002
+        """A group of appends has become visible."""
+        self._commits.inc()
+        self._appends.inc(appends)
+        self._sync.observe(sync_seconds)
+        self._commit.observe(commit_seconds)
+
+    def conflicted(self) -> None:
+        """An append was refused because somebody else was first."""
+        self._conflicts.inc()
+
+    def checkpointed(self, *, seconds: float, files_removed: int) -> None:  # noqa: ARG002
+        """A checkpoint was written."""
+        self._checkpoints.inc()
+
+
+class _Lags(Collector):
+    def __init__(self, lags: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
+        self._lags = lags
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "sulina_subscription_lag_records", "Records not acked", labels=["topic", "subscription"]
+        )
+        for topic, subscription, lag in self._lags():
+            family.add_metric([topic, subscription], lag)
+        yield family

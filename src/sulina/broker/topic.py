@@ -1,0 +1,317 @@
+"""A topic on the node that owns it: accepts records into its partitions, and knows its subscriptions.
+
+A publish goes to one partition, all or nothing. What a topic accepts is decided here: name of the partition, schema,
+state; what the log accepts is the log's to say.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import structlog
+
+from sulina.broker.channel import Channel, PassingSubscription
+from sulina.broker.consumer import Consumer
+from sulina.broker.metrics import TopicMetrics
+from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.partition import Opener, Partition
+from sulina.broker.subscription import Subscription
+from sulina.core.batch import BatchLimits, split
+from sulina.core.dead_letter import DEAD_LETTER_SUFFIX
+from sulina.core.dispatch import DispatchRules
+from sulina.core.log_state import Appended
+from sulina.core.records import decode
+from sulina.core.routing import partitions_of
+from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, resolved
+from sulina.core.values import check_values
+from sulina.errors import (
+    Draining,
+    KeysSpanPartitions,
+    NotReliable,
+    PartitionNotFound,
+    QueueFull,
+    SchemaConflict,
+    SubscriptionBusy,
+    SulinaError,
+)
+from sulina.ports import Bytes
+from sulina.types import PartitionName, TopicName
+from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, TopicState
+
+_logger = structlog.get_logger("sulina.topic")
+
+
+class StoredTopic(msgspec.Struct, frozen=True):
+    """The kind of a topic, under its `delivery` key. A topic that is being deleted is served no more."""
+
+    delivery: Delivery
+    partitions: int
+    created_ms: int
+    is_deleting: bool = False
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A publish that was taken; `appended` is done when it is what the topic's ack level says, or has failed."""
+
+    partition: int
+    ack: Ack
+    appended: asyncio.Future[Appended] | None  # None: acked at once
+    count: int = 0
+    base_offset: int | None = None
+
+    def published(self) -> Published:
+        """The answer, once `appended` is done; or its error."""
+        if self.appended is None:
+            return Published(
+                partition=self.partition, base_offset=self.base_offset, count=self.count, version=None, ack=self.ack
+            )
+        answer = self.appended.result()
+        return Published(
+            partition=self.partition,
+            base_offset=answer.offset_start,
+            count=answer.offset_end - answer.offset_start,
+            version=answer.version,
+            ack=self.ack,
+        )
+
+
+class Topic:
+    """Made by the broker, which keeps its settings in the metadata store."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        stored: StoredTopic,
+        *,
+        policy: Policy,
+        namespace_policy: Policy,
+        schema: Schema,
+        metrics: TopicMetrics,
+        options: BrokerOptions,
+        counts: Counts,
+        opener: Opener,
+    ) -> None:
+        self.name = name
+        self.stored = stored
+        self.own_policy = policy
+        self.policy = resolved(policy, namespace_policy)
+        self.schema = schema
+        self.schema_id = schema.fingerprint
+        self.metrics = metrics
+        self._options = options
+        self._counts = counts
+        self.state = TopicState.ACTIVE
+        self.partitions: list[Partition] = []
+        self.channels: list[Channel] = []
+        self.subscriptions: dict[str, Subscription] = {}
+        self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
+        self._turns = itertools.cycle(range(stored.partitions))
+        if stored.delivery == Delivery.RELIABLE:
+            self.partitions = [Partition(PartitionName(name, p), opener) for p in range(stored.partitions)]
+        else:
+            self.channels = [Channel(name, p, metrics) for p in range(stored.partitions)]
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether it is a log."""
+        return self.stored.delivery == Delivery.RELIABLE
+
+    def partition(self, number: int) -> Partition:
+        """PartitionNotFound, NotReliable."""
+        self._check_number(number)
+        if not self.is_reliable:
+            raise NotReliable(topic=str(self.name))
+        return self.partitions[number]
+
+    def _check_number(self, number: int) -> None:
+        if not 0 <= number < self.stored.partitions:
+            raise PartitionNotFound(topic=str(self.name), partition=number, partitions=self.stored.partitions)
+
+    # Publishing
+
+    async def accept(
+        self,
+        data: Bytes,
+        *,
+        partition: int | None = None,
+        txn_id: str | None = None,
+        expected_version: int | None = None,
+        schema_id: str | None = None,
+    ) -> Accepted:
+        """Take batches for one partition. Two calls that are made one after the other are appended in that order."""
+        if self.state != TopicState.ACTIVE:
+            raise Draining(topic=str(self.name))
+        if schema_id is not None and schema_id != self.schema_id:
+            raise SchemaConflict(topic=str(self.name), ours=schema_id, current=self.schema_id)
+        if partition is None:
+            partition = self._choose(data)
+        else:
+            self._check_number(partition)
+        if self.policy.validate:
+            await asyncio.to_thread(self._check_values, data)
+        if not self.is_reliable:
+            return self._pass_on(data, partition)
+        owned = self.partitions[partition]
+        log = owned.log_if_open or await owned.log()
+        waiting_bytes, limit = self._counts.waiting_bytes, self._options.waiting_bytes_max
+        if waiting_bytes + len(data) > limit:
+            raise QueueFull(waiting_bytes=waiting_bytes, limit_bytes=limit)
+        future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version)
+        self._counts.waiting_bytes += len(data)
+        future.add_done_callback(partial(self._settled, len(data)))
+        if self.policy.ack == Ack.MEMORY:
+            future.add_done_callback(self._report_loss)
+            return Accepted(partition, Ack.MEMORY, None, count=_count_records(data))
+        return Accepted(partition, Ack.LOCAL, future)
+
+    def _choose(self, data: Bytes) -> int:
+        count = self.stored.partitions
+        if count == 1:
+            return 0
+        named = partitions_of(_keys(data), count)
+        if len(named) > 1:
+            raise KeysSpanPartitions(topic=str(self.name), partitions=", ".join(map(str, sorted(named))))
+        return named.pop() if named else next(self._turns)
+
+    def _check_values(self, data: Bytes) -> None:
+        position, values = 0, []
+        for header in split(data):
+            values += [record.value for record in decode(data, header, position)]
+            position += header.size_bytes
+        check_values(self.schema, values)
+
+    def _pass_on(self, data: Bytes, partition: int) -> Accepted:
+        start, end = self.channels[partition].publish(data, [group.members for group in self.passing.values()])
+        self._count_published(end - start, len(data))
+        return Accepted(partition, Ack.MEMORY, None, count=end - start, base_offset=start)
+
+    def _settled(self, size_bytes: int, done: asyncio.Future[Appended]) -> None:
+        self._counts.waiting_bytes -= size_bytes
+        if not done.cancelled() and done.exception() is None:
+            answer = done.result()
+            self._count_published(answer.offset_end - answer.offset_start, size_bytes)
+
+    def _count_published(self, records: int, size_bytes: int) -> None:
+        self.metrics.publishes.inc()
+        self.metrics.published_records.inc(records)
+        self.metrics.published_bytes.inc(size_bytes)
+
+    def _report_loss(self, done: asyncio.Future[Appended]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _logger.error("memory_ack_lost", topic=str(self.name), error=str(error))
+
+    # Settings
+
+    def change(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
+        """Go on by other rules. What the logs need to know is theirs to be told."""
+        self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
+        self.schema, self.schema_id = schema, schema.fingerprint
+        for subscription in self.subscriptions.values():
+            subscription.rules = self.rules
+
+    @property
+    def rules(self) -> DispatchRules:
+        """How deliveries go by the policy."""
+        policy = self.policy
+        assert policy.ack_timeout_seconds is not None
+        assert policy.redelivery_delay_seconds is not None
+        # A dead-letter topic is where it ends.
+        is_end = self.name.topic.endswith(DEAD_LETTER_SUFFIX)
+        return DispatchRules(
+            ack_timeout_seconds=policy.ack_timeout_seconds,
+            redelivery_delay_seconds=policy.redelivery_delay_seconds,
+            deliveries_max=None if is_end else policy.deliveries_max,
+        )
+
+    @property
+    def batch_limits(self) -> BatchLimits:
+        """What a batch may hold by the policy."""
+        assert self.policy.batch_bytes_max is not None
+        return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max)
+
+    async def has_data(self) -> bool:
+        """Whether a record was ever accepted: then the schema is for ever."""
+        for partition in self.partitions:
+            if (await partition.log()).view.next_offset > 0:
+                return True
+        return False
+
+    def info(self) -> TopicInfo:
+        """Its settings and state."""
+        return TopicInfo(
+            topic=str(self.name),
+            settings=TopicSettings(
+                partitions=self.stored.partitions,
+                delivery=self.stored.delivery,
+                policy=self.own_policy,
+                value_schema=self.schema,
+            ),
+            policy=self.policy,
+            schema_id=self.schema_id,
+            state=self.state,
+            subscriptions=sorted([*self.subscriptions, *self.passing]),
+        )
+
+    # Consumers of a topic that keeps nothing
+
+    def attach_passing(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
+        """The subscription comes with its first consumer."""
+        passing = self.passing.get(name) or PassingSubscription(self.name, name, settings)
+        passing.attach(consumer, settings)
+        self.passing[name] = passing
+
+    async def detach_passing(self, name: str, consumer: Consumer) -> None:
+        """The subscription goes with its last consumer."""
+        passing = self.passing.get(name)
+        if passing is not None:
+            passing.detach(consumer)
+            if not passing.members.present:
+                del self.passing[name]
+
+    # The end
+
+    def cursor_keys(self) -> list[str]:
+        """Where the cursors of its subscriptions are stored."""
+        return [key for subscription in self.subscriptions.values() for key in subscription.cursor_keys()]
+
+    def check_idle(self) -> None:
+        """SubscriptionBusy when a consumer is attached."""
+        attached = {name: len(sub.members.present) for name, sub in self.subscriptions.items()}
+        attached |= {name: len(sub.members.present) for name, sub in self.passing.items()}
+        for name, count in attached.items():
+            if count:
+                raise SubscriptionBusy(
+                    topic=str(self.name),
+                    subscription=name,
+                    reason=f"{count} consumers are attached; force lets them go",
+                )
+
+    async def stop_subscriptions(self, error: SulinaError) -> None:
+        """Refuse more, let consumers go: no cursor moves any more."""
+        self.state = TopicState.DRAINING
+        for subscription in self.subscriptions.values():
+            await subscription.close(error)
+        for passing in self.passing.values():
+            passing.close(error)
+
+    async def close(self, error: SulinaError) -> None:
+        """Refuse more, let consumers go, finish what was taken, let go of the logs."""
+        await self.stop_subscriptions(error)
+        await asyncio.gather(*(partition.close() for partition in self.partitions))
+        self.state = TopicState.CLOSED
+
+
+def _keys(data: Bytes) -> Sequence[bytes | None]:
+    position, keys = 0, []
+    for header in split(data, check_crc=False):
+        keys += [record.key for record in decode(data, header, position)]
+        position += header.size_bytes
+    return keys
+
+
+def _count_records(data: Bytes) -> int:
+    return sum(header.record_count for header in split(data, check_crc=False))

@@ -1,0 +1,1 @@
+"""Where clients come in: HTTP, WebSocket, and connections within the process."""

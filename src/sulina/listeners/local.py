@@ -1,0 +1,40 @@
+"""A connection within the process: the same session, without bytes in between."""
+
+import asyncio
+import itertools
+
+from sulina.broker.broker import Broker
+from sulina.errors import Disconnected
+from sulina.listeners.session import Session
+from sulina.wire.frames import FromClient, FromNode
+
+URL = "in-process"
+_numbers = itertools.count(1)
+
+
+class LocalConnection:
+    """What `client.Connection` asks for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._session = Session(broker, name=f"local-{next(_numbers)}")
+        self._is_closed = False
+
+    async def send(self, frame: FromClient) -> None:
+        """Hand over a frame; waits while the session has too much under way."""
+        if self._is_closed:
+            raise Disconnected(url=URL, reason="the connection was closed")
+        await self._session.handle(frame)
+
+    async def receive(self) -> FromNode:
+        """The next frame from the node."""
+        while True:
+            frame = self._session.outbox.take()
+            if frame is not None:
+                return frame
+            if not await self._session.outbox.wait():
+                raise Disconnected(url=URL, reason="the connection was closed")
+
+    async def close(self) -> None:
+        """Leave."""
+        self._is_closed = True
+        await asyncio.shield(self._session.close())

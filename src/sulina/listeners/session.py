@@ -1,0 +1,340 @@
+"""One client's session: frames in, frames out, whatever carries them.
+
+- Frames are handled in their order. A publish is handed to the log before the next frame is looked at, and answered
+  when it is durable, so any number can be under way and each partition gets them as they were sent.
+- What a client may have under way, and what waits to be sent to it, is bounded in bytes and in number: past that its
+  frames are not read, and its consumers are sent nothing, until there is room again. Others do not notice.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+from sulina.broker.broker import Broker
+from sulina.broker.consumer import Attachment, Consumer, Delivery
+from sulina.broker.topic import Accepted
+from sulina.errors import ConsumerNotFound, InvalidInput, LimitReached, NotReliable, SulinaError
+from sulina.listeners.calls import call
+from sulina.types import TopicName
+from sulina.wire.frames import (
+    AckRecords,
+    AddCredit,
+    Answer,
+    Call,
+    Deliver,
+    Detach,
+    Detached,
+    Failed,
+    Fetch,
+    FromClient,
+    FromNode,
+    NackRecords,
+    Publish,
+    Subscribe,
+)
+from sulina.wire.messages import SubscriptionSettings
+
+_logger = structlog.get_logger("sulina.session")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """What one client may have under way."""
+
+    requests_max: int = 4096  # that have not been answered
+    requests_bytes_max: int = 64 << 20
+    outbox_bytes_max: int = 8 << 20  # deliveries and answers that wait to be sent
+    consumers_max: int = 4096
+    fetch_bytes_max: int = 4 << 20
+    wait_seconds_max: float = 30.0
+
+
+class Outbox:
+    """Frames that wait to be sent. It tells when it is full, and when there is room again."""
+
+    def __init__(self, bytes_max: int, on_full: Callable[[bool], None]) -> None:
+        self._frames: deque[tuple[FromNode, int]] = deque()
+        self._size_bytes = 0
+        self._bytes_max = bytes_max
+        self._on_full = on_full
+        self._some = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._is_over = False
+
+    def put(self, frame: FromNode, size_bytes: int = 100) -> None:
+        """Add a frame; never waits."""
+        if self._is_over:
+            return
+        self._frames.append((frame, size_bytes))
+        self._size_bytes += size_bytes
+        self._some.set()
+        if self._size_bytes > self._bytes_max and self._room.is_set():
+            self._room.clear()
+            self._on_full(True)
+
+    def take(self) -> FromNode | None:
+        """The oldest frame, or None."""
+        if not self._frames:
+            self._some.clear()
+            return None
+        frame, size_bytes = self._frames.popleft()
+        self._size_bytes -= size_bytes
+        if self._size_bytes <= self._bytes_max // 2 and not self._room.is_set():
+            self._room.set()
+            self._on_full(False)
+        return frame
+
+    async def wait(self) -> bool:
+        """Return when there is a frame; False when there will be no more."""
+        while not self._frames:
+            if self._is_over:
+                return False
+            self._some.clear()
+            await self._some.wait()
+        return True
+
+    async def wait_room(self) -> None:
+        """Return when it is not full."""
+        await self._room.wait()
+
+    def close(self) -> None:
+        """Nothing more is put; what is there may still be taken."""
+        self._is_over = True
+        self._some.set()
+        self._room.set()
+
+
+class Session:
+    """`handle` every frame that comes, send every frame of the `outbox`, then `close`."""
+
+    def __init__(self, broker: Broker, limits: SessionLimits | None = None, name: str = "") -> None:
+        self._broker = broker
+        self._limits = limits or SessionLimits()
+        self._name = name
+        self.outbox = Outbox(self._limits.outbox_bytes_max, self._block)
+        self._attachments: dict[int, tuple[TopicName, Attachment]] = {}
+        self._requests = 0
+        self._requests_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        broker.counts.connections += 1
+        broker.metrics.connections.set(broker.counts.connections)
+
+    async def close(self) -> None:
+        """The client has gone: its consumers too."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.outbox.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for topic, attachment in list(self._attachments.values()):
+            await self._broker.detach(topic, attachment)
+        self._attachments.clear()
+        self._broker.counts.connections -= 1
+        self._broker.metrics.connections.set(self._broker.counts.connections)
+
+    async def handle(self, frame: FromClient) -> None:
+        """Do what a frame says. It returns when the next may come; answers come through the outbox."""
+        if not self._has_room.is_set():
+            await self._has_room.wait()
+        await self.outbox.wait_room()
+        match frame:
+            case Publish():
+                await self._answering(frame.id, self._publish(frame))
+            case AckRecords() | NackRecords():
+                await self._answering(frame.id, self._settle(frame))
+            case AddCredit():
+                await self._answering(0, self._add_credit(frame))
+            case Fetch():
+                self._spawn(self._answering(frame.id, self._fetch(frame)))
+            case Call():
+                self._spawn(self._answering(frame.id, self._call(frame)))
+            case Subscribe():
+                await self._answering(frame.id, self._subscribe(frame))
+            case Detach():
+                await self._answering(frame.id, self._detach(frame))
+
+    # Answers
+
+    async def _answering(self, request: int, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, or say why not. A request with id 0 wants no answer."""
+        try:
+            await work
+        except SulinaError as error:
+            self._fail(request, error)
+        except Exception:
+            # Whatever it is, this client must hear that it failed, and the others must be served.
+            _logger.exception("session_request_failed", client=self._name)
+            if request:
+                self.outbox.put(Failed(request, "internal", "the node failed to do this; its log says why"))
+
+    def _fail(self, request: int, error: SulinaError) -> None:
+        self._broker.metrics.errors.labels(error.code).inc()
+        if request:
+            self.outbox.put(Failed(request, error.code, str(error), error.details()))
+
+    def _begin(self, size_bytes: int) -> None:
+        self._requests += 1
+        self._requests_bytes += size_bytes
+        if self._requests >= self._limits.requests_max or self._requests_bytes >= self._limits.requests_bytes_max:
+            self._has_room.clear()
+
+    def _end(self, size_bytes: int) -> None:
+        self._requests -= 1
+        self._requests_bytes -= size_bytes
+        if self._requests < self._limits.requests_max and self._requests_bytes < self._limits.requests_bytes_max:
+            self._has_room.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._begin(0)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._end(0)
+
+    # Records
+
+    async def _publish(self, frame: Publish) -> None:
+        accepted = await self._broker.accept(
+            frame.topic,
+            frame.data,
+            partition=frame.partition,
+            txn_id=frame.txn_id,
+            expected_version=frame.expected_version,
+            schema_id=frame.schema_id,
+        )
+        if accepted.appended is None:
+            self.outbox.put(Answer(frame.id, accepted.published()))
+            return
+        self._begin(len(frame.data))
+        accepted.appended.add_done_callback(partial(self._published, frame.id, len(frame.data), accepted))
+
+    def _published(self, request: int, size_bytes: int, accepted: Accepted, _done: object) -> None:
+        self._end(size_bytes)
+        try:
+            self.outbox.put(Answer(request, accepted.published()))
+        except SulinaError as error:
+            self._fail(request, error)
+        except Exception:
+            _logger.exception("publish_failed", client=self._name)
+            self.outbox.put(Failed(request, "internal", "the node failed to do this; its log says why"))
+
+    async def _fetch(self, frame: Fetch) -> None:
+        await self.outbox.wait_room()
+        fetched = await self._broker.fetch(
+            TopicName.parse(frame.topic),
+            frame.partition,
+            frame.offset,
+            max_bytes=min(frame.max_bytes, self._limits.fetch_bytes_max),
+            version=frame.version,
+            min_version=frame.min_version,
+            wait_seconds=min(max(frame.wait_ms, 0) / 1000, self._limits.wait_seconds_max),
+        )
+        self.outbox.put(Answer(frame.id, fetched), 100 + len(fetched.data))
+
+    async def _call(self, frame: Call) -> None:
+        self.outbox.put(Answer(frame.id, await call(self._broker, frame.method, frame.arguments)))
+
+    # Consumers
+
+    async def _subscribe(self, frame: Subscribe) -> None:
+        if frame.consumer in self._attachments:
+            raise InvalidInput(f"consumer {frame.consumer} is attached already")
+        if len(self._attachments) >= self._limits.consumers_max:
+            raise LimitReached(kind="consumers of one connection", limit=self._limits.consumers_max)
+        topic = TopicName.parse(frame.topic)
+        consumer = Consumer(
+            name=frame.name or f"{self._name}/{frame.consumer}",
+            credit=frame.credit,
+            deliver=partial(self._deliver, frame.consumer),
+            dismissed=partial(self._dismissed, frame.consumer),
+        )
+        settings = SubscriptionSettings(kind=frame.kind, start=frame.start)
+        # The answer is in the outbox before the first delivery is.
+        consumer.is_blocked = True
+        attachment = await self._broker.attach(topic, frame.subscription, settings, consumer)
+        self._attachments[frame.consumer] = (topic, attachment)
+        self.outbox.put(Answer(frame.id))
+        consumer.is_blocked = False
+        if attachment.subscription is not None:
+            attachment.subscription.wake()
+
+    def _deliver(self, number: int, delivery: Delivery) -> None:
+        frame = Deliver(number, delivery.partition, delivery.attempt, delivery.data, delivery.ranges)
+        self.outbox.put(frame, 100 + len(delivery.data))
+
+    def _dismissed(self, number: int, error: SulinaError) -> None:
+        """The broker has let the consumer go."""
+        self.outbox.put(Detached(number, error.code, str(error), error.details()))
+        gone = self._attachments.pop(number, None)
+        if gone is not None:
+            task = asyncio.create_task(self._broker.detach(*gone))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _detach(self, frame: Detach) -> None:
+        topic, attachment = self._attached(frame.consumer)
+        del self._attachments[frame.consumer]
+        await self._broker.detach(topic, attachment)
+        if frame.id:
+            self.outbox.put(Answer(frame.id))
+
+    def _attached(self, number: int) -> tuple[TopicName, Attachment]:
+        known = self._attachments.get(number)
+        if known is None:
+            raise ConsumerNotFound(consumer=number)
+        return known
+
+    async def _add_credit(self, frame: AddCredit) -> None:
+        _, attachment = self._attached(frame.consumer)
+        attachment.consumer.credit = min(attachment.consumer.credit + frame.records, 1_000_000)
+        if attachment.subscription is not None:
+            attachment.subscription.wake()
+
+    async def _settle(self, frame: AckRecords | NackRecords) -> None:
+        topic, attachment = self._attached(frame.consumer)
+        if attachment.subscription is None:
+            raise NotReliable(topic=str(topic))
+        consumer, subscription = attachment.consumer, attachment.subscription
+        if isinstance(frame, NackRecords):
+            delay = None if frame.delay_ms is None else frame.delay_ms / 1000
+            subscription.nack(consumer, frame.partition, frame.ranges, delay)
+            if frame.id:
+                self.outbox.put(Answer(frame.id))
+        elif not frame.id:
+            subscription.ack(consumer, frame.partition, frame.ranges)
+        else:
+            self._begin(0)
+            durable = subscription.ack_durably(consumer, frame.partition, frame.ranges)
+            durable.add_done_callback(partial(self._acked, frame.id))
+
+    def _acked(self, request: int, durable: asyncio.Future[None]) -> None:
+        self._end(0)
+        error = None if durable.cancelled() else durable.exception()
+        if error is None:
+            self.outbox.put(Answer(request))
+        elif isinstance(error, SulinaError):
+            self._fail(request, error)
+        else:
+            self.outbox.put(Failed(request, "internal", "the cursor could not be written; the node's log says why"))
+
+    def _block(self, is_full: bool) -> None:
+        """The connection takes no more, or takes more again."""
+        for _, attachment in self._attachments.values():
+            attachment.consumer.is_blocked = is_full
+            if not is_full and attachment.subscription is not None:
+                attachment.subscription.wake()

@@ -1,0 +1,94 @@
+"""Sessions over WebSocket, as an ASGI application: one binary message is one frame."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import structlog
+
+from sulina.broker.broker import Broker
+from sulina.errors import LimitReached, NotServing, ProtocolError, SulinaError
+from sulina.listeners.session import Session, SessionLimits
+from sulina.wire.frames import Failed, decode_from_client, encode_frame
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+GOING_AWAY, PROTOCOL_ERROR, TRY_AGAIN = 1001, 1002, 1013
+
+_logger = structlog.get_logger("sulina.websocket")
+
+
+class WebSocketListener:
+    """Serves `/v1/ws`. `close` ends all sessions when the node stops."""
+
+    def __init__(self, broker: Broker, *, sessions_max: int = 10_000, limits: SessionLimits | None = None) -> None:
+        self._broker = broker
+        self._sessions_max = sessions_max
+        self._limits = limits
+        self._open: dict[Session, asyncio.Task[Any]] = {}
+        self._is_closing = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection, from its handshake to its end."""
+        message = await receive()
+        if message["type"] != "websocket.connect":
+            return
+        refusal = self._refusal()
+        if refusal is not None:
+            await send({"type": "websocket.close", "code": TRY_AGAIN, "reason": str(refusal)[:120]})
+            return
+        await send({"type": "websocket.accept"})
+        client = scope.get("client")
+        session = Session(self._broker, self._limits, name=f"{client[0]}:{client[1]}" if client else "?")
+        reading = asyncio.create_task(self._read(session, receive, send))
+        self._open[session] = reading
+        sending = asyncio.create_task(self._send(session, send))
+        try:
+            await asyncio.wait([reading, sending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, sending):
+                task.cancel()
+            await asyncio.wait([reading, sending])
+            del self._open[session]
+            # Also when this task is being cancelled, the consumers must leave.
+            await asyncio.shield(session.close())
+
+    def _refusal(self) -> SulinaError | None:
+        if self._is_closing or not self._broker.is_ready:
+            return NotServing(reason="it is starting or stopping")
+        if len(self._open) >= self._sessions_max:
+            return LimitReached(kind="sessions", limit=self._sessions_max)
+        return None
+
+    async def _read(self, session: Session, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            try:
+                data = message.get("bytes")
+                if data is None:
+                    raise ProtocolError("frames are binary messages; this one is text")
+                frame = decode_from_client(data)
+            except ProtocolError as error:
+                # What follows cannot be trusted either.
+                await send({"type": "websocket.send", "bytes": encode_frame(Failed(0, error.code, str(error)))})
+                await send({"type": "websocket.close", "code": PROTOCOL_ERROR, "reason": str(error)[:120]})
+                return
+            await session.handle(frame)
+
+    async def _send(self, session: Session, send: Send) -> None:
+        outbox = session.outbox
+        while await outbox.wait():
+            frame = outbox.take()
+            while frame is not None:
+                await send({"type": "websocket.send", "bytes": encode_frame(frame)})
+                frame = outbox.take()
+
+    async def close(self) -> None:
+        """End every session; clients come back elsewhere, or later."""
+        self._is_closing = True
+        for reading in list(self._open.values()):
+            reading.cancel()

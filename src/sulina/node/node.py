@@ -1,0 +1,161 @@
+"""One node in one process, from its settings to its graceful end.
+
+It is ready when its broker is and its port answers. It stops in the order that loses nothing: no new connections, what
+was taken is finished, cursors are written, logs are closed, the metadata store is closed.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from sulina.broker.broker import Broker
+from sulina.broker.options import BrokerOptions
+from sulina.config import Settings, address_text
+from sulina.core.batch import validate
+from sulina.core.records import Record, encode
+from sulina.listeners.http import make_app
+from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_protocol import make_server
+from sulina.listeners.local import LocalConnection
+from sulina.listeners.websocket import WebSocketListener
+from sulina.metadata.memory import MemoryMetadata
+from sulina.metadata.sqlite import SqliteMetadata
+from sulina.node.tracing import Tracing
+from sulina.ports import Files, MetadataStore
+from sulina.storage.files import OsFiles, VolatileFiles
+from sulina.storage.partition_log import LogThreads
+
+METADATA_FILE = "metadata.sqlite"
+WRITERS, READERS = 4, 4  # threads for the logs
+
+_logger = structlog.get_logger("sulina.node")
+
+
+class Node:
+    """`start` it; `stop` it."""
+
+    def __init__(self, settings: Settings, broker: Broker) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.url = "in-process"
+        self._exits = contextlib.AsyncExitStack()
+        self._stopping: asyncio.Task[None] | None = None
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(cls, settings: Settings, *, listen: bool = True, volatile: bool = False) -> "Node":
+        """A node that serves. `volatile`: it keeps its data while it lives, in a directory of its own."""
+        _raise_file_limit()
+        async with contextlib.AsyncExitStack() as exits:
+            files: Files = OsFiles()
+            data = settings.data
+            metadata: MetadataStore
+            if volatile:
+                files = VolatileFiles()
+                data = tempfile.mkdtemp(prefix="sulina-")
+                exits.push_async_callback(asyncio.to_thread, shutil.rmtree, data, ignore_errors=True)
+                metadata = MemoryMetadata()
+            else:
+                await asyncio.to_thread(files.make_directory, data)
+                metadata = await SqliteMetadata.open(os.path.join(data, METADATA_FILE))
+            exits.push_async_callback(metadata.close)
+            threads = LogThreads.of(writers=WRITERS, readers=READERS)
+            exits.callback(threads.shutdown)
+            # The kernels take a second to load: not while somebody waits for an ack.
+            await asyncio.to_thread(_warm_up)
+            broker = Broker(metadata, _options(settings, data), threads=threads, files=files)
+            node = cls(settings, broker)
+            await broker.start()
+            exits.push_async_callback(broker.stop)
+            if listen:
+                await node._listen(exits)
+            node._exits = exits.pop_all()
+        return node
+
+    async def _listen(self, exits: contextlib.AsyncExitStack) -> None:
+        settings, limits = self.settings, self.settings.limits
+        websocket = WebSocketListener(self.broker, sessions_max=limits.connections_max)
+        http_limits = HttpLimits(connections_max=limits.connections_max, body_bytes_max=limits.body_bytes_max)
+        app: ASGIApp = make_app(self.broker, http_limits, websocket=websocket)
+        tracing = Tracing.start(settings)
+        if tracing is not None:
+            exits.push_async_callback(tracing.stop)
+            app = tracing.traced(app)
+        server = make_server(app, settings.http_host, settings.http_port, http_limits)
+        serving = asyncio.create_task(server.serve(), name="http")
+        exits.push_async_callback(_stop_server, server, serving)
+        exits.push_async_callback(websocket.close)
+        exits.callback(self.broker.drain)
+        await _started(server, serving)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://{address_text(settings.http_host, port)}"
+        serving.add_done_callback(self._served)
+        _logger.info("node_ready", url=self.url, data=settings.data, broker_id=settings.broker_id)
+
+    def _served(self, serving: asyncio.Task[None]) -> None:
+        if not self.failed.done() and not serving.cancelled() and (error := serving.exception()) is not None:
+            self.failed.set_exception(error)
+
+    @property
+    def connector(self) -> Callable[[], Awaitable[LocalConnection]]:
+        """Makes connections within this process."""
+
+        async def connect() -> LocalConnection:
+            return LocalConnection(self.broker)
+
+        return connect
+
+    async def stop(self) -> None:
+        """Once is enough. A caller that is cancelled does not leave it half done."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._exits.aclose(), name="node-stop")
+        await asyncio.shield(self._stopping)
+
+
+def _options(settings: Settings, data: str) -> BrokerOptions:
+    limits = settings.limits
+    return BrokerOptions(
+        data=data,
+        broker_id=settings.broker_id,
+        software=version("sulina"),
+        topics_max=limits.topics_max,
+        partitions_max=limits.partitions_max,
+        subscriptions_max=limits.subscriptions_max,
+        consumers_max=limits.consumers_max,
+        waiting_bytes_max=limits.waiting_bytes_max,
+    )
+
+
+async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """Return when the port answers; raise what kept it from it."""
+    while not server.started:
+        if serving.done():
+            await serving
+            raise OSError("the HTTP server ended before it started")
+        await asyncio.sleep(0.005)
+
+
+async def _stop_server(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    server.should_exit = True
+    await serving
+
+
+def _warm_up() -> None:
+    validate(encode([Record(value=b"")] * 64))
+
+
+def _raise_file_limit() -> None:
+    """Every open log has a few files, every client a socket: take what the system grants."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

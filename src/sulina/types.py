@@ -11,6 +11,7 @@ Version = NewType("Version", int)  # the number of a commit
 Epoch = NewType("Epoch", int)  # the fence of an owner
 
 NAME_LENGTH_MAX = 200
+NAMES_LENGTH_MAX = 230  # of namespace and topic together: a partition's directory has a name of 255 bytes at most
 PARTITIONS_MAX = 100_000
 
 # A namespace has no dot, so that `{ns}.{topic}` names one directory for one topic only (ADR 0001).
@@ -47,6 +48,9 @@ class TopicName:
     def __post_init__(self) -> None:
         _checked("namespace", self.namespace, _NAMESPACE)
         _checked("topic", self.topic, _TOPIC)
+        if len(self.namespace) + len(self.topic) > NAMES_LENGTH_MAX:
+            shown = f"{str(self)[:57]}..."
+            raise InvalidName(kind="topic", name=shown, pattern=f"{NAMES_LENGTH_MAX} characters with its namespace")
 
     @classmethod
     def parse(cls, text: str) -> Self:

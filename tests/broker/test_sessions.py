@@ -87,7 +87,7 @@ async def test_a_subscription_gets_what_comes_and_resumes_at_its_cursor_p12(tmp_
             await publish(broker, b"1", b"2", b"3")
             assert [record.value for record in await received(connection, 3)] == [b"1", b"2", b"3"]
             await connection.send(AckRecords(5, 1, 0, [(0, 1), (2, 3)]))
-            assert await connection.receive() == Answer(5)
+            assert await connection.receive() == Answer(5, 2)
     async with a_broker(tmp_path) as broker, connected(broker) as connection:
         assert await subscribe(connection) == Answer(99)
         assert [record.offset for record in await received(connection, 1)] == [1]
@@ -348,8 +348,8 @@ async def test_calls_fetches_and_mistakes_are_answered(tmp_path: Path) -> None:
             assert await ask(AckRecords(6, 1, 9, [(0, 1)])) == "partition_not_found"
             assert await ask(AckRecords(6, 1, 0, [(5, 3)])) == "invalid_input"
             assert await ask(AckRecords(6, 1, 0, [(-5, 3)])) == "invalid_input"
-            assert await ask(AckRecords(6, 1, 0, [(0, 2**62)])) == Answer(6), "nothing of it is its own"
-            assert await ask(NackRecords(7, 1, 0, [(0, 1)])) == Answer(7)
+            assert await ask(AckRecords(6, 1, 0, [(0, 2**62)])) == Answer(6, 0), "nothing of it is its own"
+            assert await ask(NackRecords(7, 1, 0, [(0, 1)])) == Answer(7, 0)
             assert await ask(Detach(8, 1)) == Answer(8)
         assert broker.counts.connections == 0
         assert broker.counts.consumers == 0

@@ -299,6 +299,21 @@ class Deliveries(RuleBasedStateMachine):
         assert sorted(places) == [o for o in range(dispatch.read_offset) if o not in self.acked]
         assert dispatch.in_flight == len(self.holder)
 
+    @invariant()
+    def nobody_waits_who_could_be_served(self) -> None:
+        if not hasattr(self, "dispatch") or self.dispatch.want(self.end) is not None:
+            return
+        able = [member for member in self.members.present if member.is_able]
+        ready = [o for part in self.dispatch._ready for o in range(*part)]
+        if self.members.kind == SubscriptionKind.SHARED:
+            assert not (able and ready)
+        elif self.members.kind != SubscriptionKind.KEY_SHARED:
+            assert not (self.members.present[:1] == able[:1] != [] and ready)
+        for offset in ready if self.members.kind == SubscriptionKind.KEY_SHARED else ():
+            slot = self.slots[offset]
+            owner = self.members.owner_of(slot)
+            assert owner not in able or {who for o, who in self.holder.items() if self.slots[o] == slot} - {owner}
+
     def teardown(self) -> None:
         """Whatever happened, a consumer that comes and acks gets everything in the end."""
         if not hasattr(self, "dispatch"):

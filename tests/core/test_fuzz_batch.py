@@ -20,7 +20,7 @@ LIMITS = BatchLimits(batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20, re
 BLOBS = st.none() | st.binary(max_size=80)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), BLOBS), max_size=3).map(tuple)
 RECORDS = st.lists(
-    st.builds(Record, key=BLOBS, value=BLOBS, timestamp_ms=st.integers(-(2**62), 2**62), headers=HEADERS),
+    st.builds(Record, key=BLOBS, value=BLOBS, timestamp_ms=st.integers(-(2**61), 2**61), headers=HEADERS),
     min_size=1,
     max_size=8,
 )

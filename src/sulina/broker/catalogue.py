@@ -46,8 +46,13 @@ class Catalogue:
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
 
-    async def load(self) -> tuple[dict[str, Policy], dict[TopicName, CatalogueTopic]]:
-        """All namespaces and all topics. CorruptCommit names a value that cannot be read."""
+    async def load(
+        self,
+    ) -> tuple[dict[str, Policy], dict[TopicName, CatalogueTopic], dict[TopicName, CorruptCommit]]:
+        """All namespaces, all topics, and what is wrong with those that cannot be read: the others are served.
+
+        CorruptCommit for a namespace.
+        """
         namespaces = {
             entry.key.split("/")[2]: _read(entry, Policy)
             for entry in (await self._metadata.list(keys.NAMESPACES)).entries
@@ -57,8 +62,17 @@ class Catalogue:
         for entry in (await self._metadata.list(keys.TOPICS)).entries:
             parts = entry.key.split("/")
             grouped.setdefault(TopicName(parts[2], parts[3]), []).append(entry)
-        topics = {name: _topic_of(name, entries) for name, entries in grouped.items()}
-        return namespaces, {name: topic for name, topic in topics.items() if topic is not None}
+        topics: dict[TopicName, CatalogueTopic] = {}
+        damaged: dict[TopicName, CorruptCommit] = {}
+        for name, entries in grouped.items():
+            try:
+                topic = _topic_of(name, entries)
+            except CorruptCommit as error:
+                damaged[name] = error
+            else:
+                if topic is not None:
+                    topics[name] = topic
+        return namespaces, topics, damaged
 
     async def put_namespace(self, namespace: str, policy: Policy) -> None:
         """Create or change it."""
@@ -152,5 +166,8 @@ def _topic_of(name: TopicName, entries: Iterable[Entry]) -> CatalogueTopic | Non
                 cursors.setdefault(subscription, {})[int(number)] = Cursor.load(key, entry.value)
     for subscription, known in subscriptions.items():
         known.cursors = cursors.get(subscription, {})
+        missing = set(range(topic.stored.partitions)) - set(known.cursors)
+        if missing:
+            raise CorruptCommit(name=keys.cursor(name, subscription, min(missing)), reason="it is missing")
     topic.subscriptions = subscriptions
     return topic

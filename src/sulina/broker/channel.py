@@ -5,13 +5,13 @@ A subscription here is only a name under which consumers share records by its ki
 
 import struct
 
-from sulina.broker.consumer import Consumer, Delivery
+from sulina.broker.consumer import Consumer, Delivery, replaced_by, taken_over
 from sulina.broker.metrics import TopicMetrics
-from sulina.core.batch import split, validate
+from sulina.core.batch import BatchLimits, split, validate
 from sulina.core.members import Members, SubscriptionKind, slot_of
 from sulina.core.ranges import Range
 from sulina.core.records import decode
-from sulina.errors import AlreadyExists, InvalidBatch, NoSubscribers, SubscriptionBusy, SulinaError
+from sulina.errors import InvalidBatch, NoSubscribers, SulinaError
 from sulina.ports import Bytes
 from sulina.types import TopicName
 from sulina.wire.messages import SubscriptionSettings
@@ -28,9 +28,9 @@ class Channel:
         self._metrics = metrics
         self._next_offset = 0
 
-    def publish(self, data: Bytes, groups: list[Members]) -> tuple[int, int]:
+    def publish(self, data: Bytes, limits: BatchLimits, groups: list[Members]) -> tuple[int, int]:
         """Pass batches on; the offsets they got. NoSubscribers, InvalidInput."""
-        headers = validate(data)
+        headers = validate(data, limits)
         if not headers:
             raise InvalidBatch("there is no record batch to publish")
         if not any(group.present for group in groups):
@@ -92,16 +92,10 @@ class PassingSubscription:
 
     def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
         """SubscriptionBusy, AlreadyExists when the subscription is of another kind."""
-        if settings.kind != self.settings.kind:
-            raise AlreadyExists(
-                kind="subscription", name=self.name, difference=f"it is {self.settings.kind}, not {settings.kind}"
-            )
-        for older in [member for member in self.members.present if member.name == consumer.name]:
-            assert isinstance(older, Consumer)
+        topic = str(self._topic)
+        for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
             self.members.detach(older)
-            older.dismissed(self._busy("a consumer of the same name has taken its place"))
-        if not self.members.is_free:
-            raise self._busy("it is exclusive, and a consumer is attached")
+            older.dismissed(taken_over(topic, self.name))
         self.members.attach(consumer)
 
     def detach(self, consumer: Consumer) -> None:
@@ -115,6 +109,3 @@ class PassingSubscription:
             assert isinstance(consumer, Consumer)
             self.members.detach(consumer)
             consumer.dismissed(error)
-
-    def _busy(self, reason: str) -> SubscriptionBusy:
-        return SubscriptionBusy(topic=str(self._topic), subscription=self.name, reason=reason)

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sulina.core.members import Member
+from sulina.core.members import Member, Members, SubscriptionKind
 from sulina.core.ranges import Range
-from sulina.errors import SulinaError
+from sulina.errors import AlreadyExists, SubscriptionBusy, SulinaError
 
 if TYPE_CHECKING:
     from sulina.broker.subscription import Subscription
@@ -37,3 +37,23 @@ class Attachment:
     consumer: Consumer
     subscription: "Subscription | None"
     leave: Callable[[], Awaitable[None]]
+
+
+def replaced_by(
+    members: Members, consumer: Consumer, kind: SubscriptionKind, *, topic: str, name: str
+) -> list[Consumer]:
+    """Who must go when this consumer comes: one of the same name is the same, come back.
+
+    AlreadyExists when the subscription is of another kind, SubscriptionBusy when it has no room.
+    """
+    if kind != members.kind:
+        raise AlreadyExists(kind="subscription", name=name, difference=f"it is {members.kind}, not {kind}")
+    older = [member for member in members.present if isinstance(member, Consumer) and member.name == consumer.name]
+    if not members.is_free and not older:
+        raise SubscriptionBusy(topic=topic, subscription=name, reason="it is exclusive, and a consumer is attached")
+    return older
+
+
+def taken_over(topic: str, name: str) -> SubscriptionBusy:
+    """What a consumer is told whose place another of its name has taken."""
+    return SubscriptionBusy(topic=topic, subscription=name, reason="a consumer of the same name has taken its place")

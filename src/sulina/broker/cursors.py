@@ -63,12 +63,13 @@ class CursorWriter:
 
     async def forget(self, keys: list[str]) -> None:
         """Return when none of these will be written any more."""
-        for key in keys:
-            self._changed.pop(key, None)
-            _fail(self._waiting.pop(key, []), NotServing(reason="the subscription is gone"))
-        await self._idle.wait()
-        for key in keys:  # a write that was under way and failed has put them back
-            self._changed.pop(key, None)
+        while True:
+            for key in keys:
+                self._changed.pop(key, None)
+                _fail(self._waiting.pop(key, []), NotServing(reason="the subscription is gone"))
+            if self._idle.is_set():
+                return
+            await self._idle.wait()  # a write that fails puts them back
 
     async def _run(self) -> None:
         while not (self._is_closing and not self._changed):
@@ -89,24 +90,34 @@ class CursorWriter:
     async def _write(self) -> bool:
         # Those that somebody waits for go first.
         keys = sorted(self._changed, key=lambda key: key not in self._waiting)[:TXN_OPERATIONS_MAX]
-        group = {key: self._changed.pop(key) for key in keys}
-        waiting = [future for key in keys for future in self._waiting.pop(key, [])]
-        if not group:
-            return True
         self._idle.clear()
+        try:
+            if await self._write_together(keys, is_last_try=len(keys) == 1):
+                return True
+            # One that cannot be written must not keep the others from it.
+            done = [await self._write_together([key], is_last_try=True) for key in keys if key in self._changed]
+            if not all(done):
+                await asyncio.sleep(self._delay_seconds)
+            return all(done)
+        finally:
+            self._idle.set()
+
+    async def _write_together(self, keys: list[str], *, is_last_try: bool) -> bool:
+        group = {key: self._changed.pop(key) for key in keys}
+        waiting = {key: self._waiting.pop(key, []) for key in keys}
         try:
             await self._metadata.txn(puts=[Put(key, stored()) for key, stored in group.items()])
         except Exception as error:  # noqa: BLE001
-            # Whatever it is, those who wait must hear of it, and the rest is tried again.
-            _logger.error("cursors_not_written", count=len(group), error=str(error))
-            _fail(waiting, error)
+            # Whatever it is, those who wait must hear of it, and it is tried again.
             for key, stored in group.items():
                 self._changed.setdefault(key, stored)
-            await asyncio.sleep(self._delay_seconds)
+                if is_last_try:
+                    _logger.error("cursor_not_written", key=key, error=str(error))
+                    _fail(waiting[key], error)
+                else:
+                    self._waiting[key] = waiting[key] + self._waiting.get(key, [])
             return False
-        finally:
-            self._idle.set()
-        for future in waiting:
+        for future in (future for waiters in waiting.values() for future in waiters):
             if not future.done():
                 future.set_result(None)
         return True

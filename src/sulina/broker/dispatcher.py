@@ -12,18 +12,17 @@ import structlog
 
 from sulina.broker.consumer import Consumer, Delivery
 from sulina.broker.metrics import TopicMetrics
-from sulina.broker.partition import Partition
 from sulina.core.cursor import Cursor
 from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
 from sulina.core.members import Members, SubscriptionKind, slot_of
 from sulina.core.ranges import Range
 from sulina.core.records import Record, decode
 from sulina.core.stored import bounds
-from sulina.errors import Corrupt, LogClosed, OffsetOutOfRange, SulinaError
+from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
 from sulina.storage.directory_log import Slice
 from sulina.storage.partition_log import PartitionLog
-from sulina.types import Offset
+from sulina.types import Offset, PartitionName
 
 READ_BYTES = 256 << 10
 FAILURE_PAUSE_SECONDS = 1.0
@@ -47,25 +46,36 @@ class Dispatcher:
     """Lives while its subscription has consumers here; its cursor survives it."""
 
     def __init__(
-        self, partition: Partition, log: PartitionLog, cursor: Cursor, members: Members, around: Surroundings
+        self,
+        partition: PartitionName,
+        log: PartitionLog,
+        cursor: Cursor,
+        members: Members,
+        rules: DispatchRules,
+        around: Surroundings,
     ) -> None:
-        self.dispatch = Dispatch(cursor, members, DispatchRules())
+        self.dispatch = Dispatch(cursor, members, rules)
         self._partition = partition
         self._log = log
         self._members = members
         self._around = around
         self._wake = asyncio.Event()
         self._burying: asyncio.Task[None] | None = None
-        self._task = asyncio.create_task(self._run(), name=f"dispatch {partition.name}")
-        partition.watchers.add(self.wake)
+        self._task = asyncio.create_task(self._run(), name=f"dispatch {partition}")
+        log.watchers.add(self.wake)
 
-    async def close(self) -> None:
-        """Stop. Records that are with consumers stay unacked."""
-        self._partition.watchers.discard(self.wake)
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Stop. Records that are with consumers stay unacked. Wait for these tasks to be sure."""
+        self._log.watchers.discard(self.wake)
         tasks = [task for task in (self._task, self._burying) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        return tasks
+
+    def change_rules(self, rules: DispatchRules) -> None:
+        """The topic's policy has changed."""
+        self.dispatch.change_rules(rules, self._around.clock.monotonic())
+        self.wake()
 
     def wake(self) -> None:
         """Something has changed: records, credit, consumers, rules."""
@@ -73,22 +83,24 @@ class Dispatcher:
 
     # Short calls, between the steps of the task
 
-    def ack(self, consumer: Consumer, ranges: Sequence[Range]) -> None:
-        """These are done."""
+    def ack(self, consumer: Consumer, ranges: Sequence[Range]) -> int:
+        """These are done; how many of them the consumer held."""
         count = self.dispatch.ack(consumer, ranges)
         if count:
             self._around.metrics.acked_records.inc(count)
             self._around.changed()
             self.wake()
+        return count
 
-    def nack(self, consumer: Consumer, ranges: Sequence[Range], delay_seconds: float | None) -> None:
-        """These are to be delivered again."""
+    def nack(self, consumer: Consumer, ranges: Sequence[Range], delay_seconds: float | None) -> int:
+        """These are to be delivered again; how many of them the consumer held."""
         delay = self.dispatch.rules.redelivery_delay_seconds if delay_seconds is None else delay_seconds
         count = self.dispatch.nack(consumer, ranges, self._around.clock.monotonic() + delay)
         if count:
             self._around.metrics.nacked_records.inc(count)
             self._around.changed()
             self.wake()
+        return count
 
     def detach(self, consumer: Consumer) -> None:
         """The consumer has left."""
@@ -105,8 +117,9 @@ class Dispatcher:
                 return
             except OffsetOutOfRange:
                 self._skip()
-            except Corrupt as error:
-                _logger.error("dispatch_stopped_at_damage", partition=str(self._partition.name), error=str(error))
+            except Exception:
+                # Damage, or a bug: say so, and go on trying. One that ended in silence would look idle.
+                _logger.exception("dispatch_failed", partition=str(self._partition))
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
 
     async def _step(self) -> None:
@@ -117,7 +130,7 @@ class Dispatcher:
             self._around.metrics.timed_out_records.inc(late)
             self._around.changed()
         if self.dispatch.dying and (self._burying is None or self._burying.done()):
-            self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition.name}")
+            self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition}")
         if self._log.view.start_offset > self.dispatch.cursor.offset:
             self._skip()
         wanted = self.dispatch.want(self._log.view.next_offset)
@@ -149,7 +162,7 @@ class Dispatcher:
             data = memoryview(b"".join(data[places[number][0] : places[number][1]] for number in numbers))
         self._around.metrics.delivered_records.inc(sum(end - start for start, end in sending.ranges))
         assert isinstance(sending.member, Consumer)
-        sending.member.deliver(Delivery(self._partition.name.partition, sending.attempt, data, sending.ranges))
+        sending.member.deliver(Delivery(self._partition.partition, sending.attempt, data, sending.ranges))
 
     async def _pause(self, now: float) -> None:
         due = self.dispatch.next_tick()
@@ -167,7 +180,7 @@ class Dispatcher:
         lost = self.dispatch.skip_to(self._log.view.start_offset)
         if lost:
             self._around.metrics.skipped_records.inc(lost)
-            _logger.warning("records_skipped", partition=str(self._partition.name), count=lost)
+            _logger.warning("records_skipped", partition=str(self._partition), count=lost)
         self._around.changed()
 
     # Dead letters
@@ -178,10 +191,9 @@ class Dispatcher:
             for low, high, attempts in self.dispatch.cursor.attempts.pieces(start, end, 0):
                 try:
                     await self._around.bury(await self._records(low, high), attempts)
-                except SulinaError as error:
-                    _logger.error(
-                        "dead_letter_failed", partition=str(self._partition.name), offset=low, error=str(error)
-                    )
+                except Exception as error:  # noqa: BLE001
+                    # Whatever it is, the record must not be forgotten between here and there.
+                    _logger.error("dead_letter_failed", partition=str(self._partition), offset=low, error=str(error))
                     due = self._around.clock.monotonic() + max(1.0, self.dispatch.rules.redelivery_delay_seconds)
                     self.dispatch.spared(low, high, due)
                 else:

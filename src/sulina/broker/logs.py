@@ -1,4 +1,8 @@
-"""The logs of a broker's partitions: where they lie, how they are opened, what they forget."""
+"""The logs of a broker's partitions: where they lie, how they are opened, what they forget, and when they rest.
+
+Every open log has files open. There are never more than `open_logs_max`: when another is wanted, the one that nobody
+uses and that was opened longest ago is closed.
+"""
 
 import asyncio
 import os
@@ -9,10 +13,11 @@ import structlog
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
+from sulina.broker.partition import Partition
 from sulina.broker.topic import Topic
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
-from sulina.errors import SulinaError
+from sulina.errors import LimitReached, SulinaError
 from sulina.ports import Clock, Files
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import remove_tree
@@ -43,20 +48,42 @@ class Logs:
         self._clock = clock
         self._metrics = metrics
         self._events = events
+        self._opened: dict[Partition, None] = {}  # in the order in which they were
 
-    async def open(self, partition: PartitionName) -> PartitionLog:
-        """Recover the log of a partition, or start one."""
-        log = await PartitionLog.open(
-            self._directory(partition),
-            options=self._log_options(self._topic_of(partition.topic)),
-            files=self._files,
-            clock=self._clock,
-            threads=self._threads,
-            metrics=self._metrics,
-        )
+    async def open(self, partition: Partition) -> PartitionLog:
+        """Recover the log of a partition, or start one. LimitReached when all that may be open are in use."""
+        await self._make_room()
+        self._opened[partition] = None
+        topic = partition.name.topic
+        try:
+            log = await PartitionLog.open(
+                self._directory(partition.name),
+                options=self._log_options(self._topic_of(topic)),
+                files=self._files,
+                clock=self._clock,
+                threads=self._threads,
+                metrics=self._metrics,
+            )
+        except BaseException:
+            del self._opened[partition]
+            raise
+        log.reconfigure(self._log_options(self._topic_of(topic)))  # the policy may have changed meanwhile
         if log.damage is not None:
-            self._events.emit("log_damaged", partition, reason=str(log.damage))
+            self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log
+
+    async def _make_room(self) -> None:
+        while len(self._opened) >= self._options.open_logs_max:
+            idle = next((partition for partition in self._opened if partition.is_idle), None)
+            if idle is None:
+                raise LimitReached(kind="open logs", limit=self._options.open_logs_max)
+            del self._opened[idle]
+            await idle.rest()
+
+    def forget(self, topic: Topic) -> None:
+        """The topic has closed its logs."""
+        for partition in topic.partitions:
+            self._opened.pop(partition, None)
 
     async def remove(self, name: TopicName, partitions: int) -> None:
         """Delete the files of a topic."""
@@ -79,7 +106,8 @@ class Logs:
             limits = Retention(bytes_max=policy.retention_bytes, age_seconds_max=policy.retention_seconds)
             for partition in topic.partitions:
                 try:
-                    removed += len(await (await partition.log()).retain(limits))
+                    async with partition.using() as log:
+                        removed += len(await log.retain(limits))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.
                     _logger.error("retention_failed", partition=str(partition.name), error=str(error))

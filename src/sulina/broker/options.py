@@ -16,6 +16,8 @@ class BrokerOptions:
     subscriptions_max: int = 20_000
     consumers_max: int = 20_000
     waiting_bytes_max: int = 256 << 20  # to be committed, in all partitions together
+    cursors_max: int = 100_000  # subscriptions times partitions
+    open_logs_max: int = 2_000
     partition_waiting_bytes_max: int = 64 << 20  # and in one of them
     retention_interval_seconds: float = 60.0
 
@@ -27,5 +29,6 @@ class Counts:
     waiting_bytes: int = 0
     partitions: int = 0
     subscriptions: int = 0
+    cursors: int = 0
     consumers: int = 0
     connections: int = 0

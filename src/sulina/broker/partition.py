@@ -1,11 +1,12 @@
 """One partition that this node owns: its log, opened when it is first used, and its state.
 
 ACTIVE takes records. DRAINING finishes what it has taken and refuses more, with an error that says to try again.
-CLOSED has let go of its directory.
+CLOSED has let go of its directory. A log that nobody has used for a while may be closed and opened again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
@@ -15,63 +16,87 @@ from sulina.storage.partition_log import PartitionLog
 from sulina.types import Offset, PartitionName, Version
 from sulina.wire.messages import PartitionInfo, SegmentInfo, TopicState
 
-Opener = Callable[[PartitionName], Awaitable[PartitionLog]]
+Opener = Callable[["Partition"], Awaitable[PartitionLog]]
 
 
 class Partition:
-    """Whoever wants to know of new records adds a callback to `watchers`."""
+    """Whoever keeps the log across an await does so within `using`; it is not closed meanwhile."""
 
     def __init__(self, name: PartitionName, opener: Opener) -> None:
         self.name = name
         self.state = TopicState.ACTIVE
-        self.watchers: set[Callable[[], None]] = set()
         self._opener = opener
         self._log: PartitionLog | None = None
-        self._opening: asyncio.Task[PartitionLog] | None = None
+        self._turn: asyncio.Task[PartitionLog | None] | None = None  # being opened, or being closed because idle
+        self._users = 0
 
     @property
     def log_if_open(self) -> PartitionLog | None:
-        """The log, if anybody has used it."""
+        """The log, if it is open; good until the next await."""
         return self._log
 
-    async def log(self) -> PartitionLog:
-        """The log; opened if need be, by one for all. LogLocked, Corrupt, Draining."""
-        if self._log is not None:
-            return self._log
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[PartitionLog]:
+        """The log; opened if need be, by one for all. LogLocked, Corrupt, Draining, LimitReached."""
+        self._users += 1
+        try:
+            while self._log is None:
+                await self._open()
+            yield self._log
+        finally:
+            self._users -= 1
+
+    async def _open(self) -> None:
         if self.state == TopicState.CLOSED:
             raise Draining(topic=str(self.name.topic))
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open(), name=f"open {self.name}")
-        return await asyncio.shield(self._opening)
+        if self._turn is None:
+            self._begin(self._opener(self))
+        assert self._turn is not None
+        await asyncio.shield(self._turn)
 
-    async def _open(self) -> PartitionLog:
-        try:
-            self._log = await self._opener(self.name)
-            return self._log
-        finally:
-            self._opening = None
+    def _begin(self, work: Awaitable[PartitionLog | None]) -> None:
+        async def run() -> PartitionLog | None:
+            try:
+                self._log = await work
+                return self._log
+            finally:
+                self._turn = None
+
+        self._turn = asyncio.create_task(run(), name=f"open {self.name}")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the log is open, and nobody would miss it."""
+        return self._log is not None and not self._users and self._turn is None and self._log.is_idle
+
+    async def rest(self) -> None:
+        """Close the log until somebody wants it again."""
+        if not self.is_idle:
+            return
+        log, self._log = self._log, None
+        assert log is not None
+
+        async def close() -> None:
+            await log.close()
+
+        self._begin(close())
+        assert self._turn is not None
+        await asyncio.shield(self._turn)
 
     def append_nowait(
         self, log: PartitionLog, data: Bytes, *, txn_id: str | None, expected_version: int | None
     ) -> asyncio.Future[Appended]:
-        """Append to the log that `log` gave. What is refused at once raises, the rest is the future's."""
+        """Append to the open log. What is refused at once raises, the rest is the future's."""
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name.topic))
         version = None if expected_version is None else Version(expected_version)
-        future = log.append_nowait(data, txn_id=txn_id, expected_version=version)
-        if self.watchers:
-            future.add_done_callback(self._tell)
-        return future
-
-    def _tell(self, _done: object) -> None:
-        for watcher in self.watchers:
-            watcher()
+        return log.append_nowait(data, txn_id=txn_id, expected_version=version)
 
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""
         self.state = TopicState.DRAINING
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
+        if self._turn is not None:
+            await asyncio.wait([self._turn])
         if self._log is not None:
             await self._log.close()
             self._log = None
@@ -79,53 +104,54 @@ class Partition:
 
     async def locate(self, position: Position) -> Offset:
         """The offset that a position means now, never outside the log."""
-        log = await self.log()
-        view = log.view
-        match position.at:
-            case At.EARLIEST:
-                return view.start_offset
-            case At.LATEST:
-                return view.next_offset
-            case At.OFFSET:
-                return Offset(min(max(position.value, view.start_offset), view.next_offset))
-            case At.TIMESTAMP:
-                found = await log.offset_for_timestamp(position.value)
-                return view.next_offset if found is None else found
-            case At.VERSION:
-                return await self._offset_of_version(log, position.value)
-
-    async def _offset_of_version(self, log: PartitionLog, version: int) -> Offset:
-        """Where the first record lies that this version or a later one added."""
-        view = log.view
-        if version > view.version:
-            raise VersionNotRetained(version=version, oldest=0, current=view.version)
-        if version <= 0:
-            return view.start_offset
-        before = await log.commits(Version(version - 1), Version(version))
-        return Offset(min(max(before[0].next_offset, view.start_offset), view.next_offset))
+        async with self.using() as log:
+            view = log.view
+            match position.at:
+                case At.EARLIEST:
+                    return view.start_offset
+                case At.LATEST:
+                    return view.next_offset
+                case At.OFFSET:
+                    return Offset(min(max(position.value, view.start_offset), view.next_offset))
+                case At.TIMESTAMP:
+                    found = await log.offset_for_timestamp(position.value)
+                    return view.next_offset if found is None else found
+                case At.VERSION:
+                    return await _offset_of_version(log, position.value)
 
     async def info(self) -> PartitionInfo:
         """What the log has now."""
-        log = await self.log()
-        view = log.view
-        return PartitionInfo(
-            topic=str(self.name.topic),
-            partition=self.name.partition,
-            state=self.state,
-            epoch=view.epoch,
-            version=view.version,
-            start_offset=view.start_offset,
-            end_offset=view.next_offset,
-            size_bytes=sum(segment.size for segment in view.segments),
-            segments=[
-                SegmentInfo(
-                    name=segment.name,
-                    start_offset=segment.base,
-                    end_offset=segment.next_offset,
-                    size_bytes=segment.size,
-                    is_sealed=segment.sealed,
-                )
-                for segment in view.segments
-            ],
-            error=str(log.stopped or log.damage or "") or None,
-        )
+        async with self.using() as log:
+            view = log.view
+            return PartitionInfo(
+                topic=str(self.name.topic),
+                partition=self.name.partition,
+                state=self.state,
+                epoch=view.epoch,
+                version=view.version,
+                start_offset=view.start_offset,
+                end_offset=view.next_offset,
+                size_bytes=sum(segment.size for segment in view.segments),
+                segments=[
+                    SegmentInfo(
+                        name=segment.name,
+                        start_offset=segment.base,
+                        end_offset=segment.next_offset,
+                        size_bytes=segment.size,
+                        is_sealed=segment.sealed,
+                    )
+                    for segment in view.segments
+                ],
+                error=str(log.stopped or log.damage or "") or None,
+            )
+
+
+async def _offset_of_version(log: PartitionLog, version: int) -> Offset:
+    """Where the first record lies that this version or a later one added."""
+    view = log.view
+    if version > view.version:
+        raise VersionNotRetained(version=version, oldest=0, current=view.version)
+    if version <= 0:
+        return view.start_offset
+    before = await log.commits(Version(version - 1), Version(version))
+    return Offset(min(max(before[0].next_offset, view.start_offset), view.next_offset))

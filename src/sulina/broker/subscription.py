@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sulina.broker.consumer import Consumer
+import structlog
+
+from sulina.broker.consumer import Consumer, replaced_by, taken_over
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.dispatcher import Dispatcher, Surroundings
 from sulina.broker.metrics import TopicMetrics
@@ -22,13 +24,10 @@ from sulina.core.position import Position
 from sulina.core.ranges import Range
 from sulina.core.records import Record
 from sulina.errors import (
-    AlreadyExists,
-    ConsumerNotFound,
     CursorMoved,
     InvalidInput,
     NotServing,
     PartitionNotFound,
-    SubscriptionBusy,
     SulinaError,
 )
 from sulina.ports import Clock
@@ -36,6 +35,8 @@ from sulina.types import TopicName
 from sulina.wire.messages import CursorInfo, SubscriptionInfo, SubscriptionSettings
 
 ACKED_RANGES_SHOWN = 1000
+
+_logger = structlog.get_logger("sulina.subscription")
 
 
 class Buries(Protocol):
@@ -86,8 +87,7 @@ class Subscription:
     def rules(self, rules: DispatchRules) -> None:
         self._rules = rules
         for dispatcher in self._dispatchers.values():
-            dispatcher.dispatch.rules = rules
-            dispatcher.wake()
+            dispatcher.change_rules(rules)
 
     # Who is attached
 
@@ -98,17 +98,16 @@ class Subscription:
         """
         async with self._lock:
             self._check_open()
-            if settings.kind != self.settings.kind:
-                raise AlreadyExists(
-                    kind="subscription", name=self.name, difference=f"it is {self.settings.kind}, not {settings.kind}"
-                )
-            for older in [member for member in self.members.present if member.name == consumer.name]:
-                assert isinstance(older, Consumer)
+            topic = str(self._context.topic)
+            for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
                 self._remove(older)
-                older.dismissed(self._busy("a consumer of the same name has taken its place"))
-            if not self.members.is_free:
-                raise self._busy("it is exclusive, and a consumer is attached")
-            await self._start()
+                older.dismissed(taken_over(topic, self.name))
+            try:
+                await self._start()
+            except BaseException:
+                if not self.members.present:
+                    await self._stop()
+                raise
             self.members.attach(consumer)
             self.wake()
 
@@ -144,9 +143,6 @@ class Subscription:
         if self._is_closed:
             raise NotServing(reason=f"subscription {self.name} of {self._context.topic} is going")
 
-    def _busy(self, reason: str) -> SubscriptionBusy:
-        return SubscriptionBusy(topic=str(self._context.topic), subscription=self.name, reason=reason)
-
     def _remove(self, consumer: Consumer) -> None:
         self.members.detach(consumer)
         for dispatcher in self._dispatchers.values():
@@ -160,19 +156,24 @@ class Subscription:
         await self._stop()
 
     async def _start(self) -> None:
-        if self._dispatchers:
-            return
         for partition in self._context.partitions:
-            log = await partition.log()
             number = partition.name.partition
-            dispatcher = Dispatcher(partition, log, self._cursors[number], self.members, self._surroundings(number))
-            dispatcher.dispatch.rules = self._rules
-            self._dispatchers[number] = dispatcher
+            if number in self._dispatchers:
+                continue
+            async with partition.using() as log:
+                cursor = self._cursors[number]
+                if cursor.clamp(log.view.next_offset):
+                    _logger.error("cursor_beyond_log", partition=str(partition.name), subscription=self.name)
+                around = self._surroundings(number)
+                dispatcher = Dispatcher(partition.name, log, cursor, self.members, self._rules, around)
+                self._dispatchers[number] = dispatcher  # it watches the log, which stays open for that
 
     async def _stop(self) -> None:
         dispatchers, self._dispatchers = self._dispatchers, {}
-        for dispatcher in dispatchers.values():
-            await dispatcher.close()
+        # All of them at once: none may go on if this is cut short.
+        tasks = [task for dispatcher in dispatchers.values() for task in dispatcher.cancel()]
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _surroundings(self, number: int) -> Surroundings:
         key = keys.cursor(self._context.topic, self.name, number)
@@ -190,36 +191,30 @@ class Subscription:
 
     # What consumers say
 
-    def add_credit(self, consumer: Consumer, records: int) -> None:
-        """The consumer can take so many more."""
-        consumer.credit += records
-        self.wake()
-
     def wake(self) -> None:
         """Something that matters to every partition has changed."""
         for dispatcher in self._dispatchers.values():
             dispatcher.wake()
 
-    def ack(self, consumer: Consumer, partition: int, ranges: Sequence[Range]) -> None:
-        """These are done; the cursor is written soon."""
-        self._dispatcher(consumer, partition, ranges).ack(consumer, ranges)
+    def ack(self, consumer: Consumer, partition: int, ranges: Sequence[Range]) -> int:
+        """These are done, and the cursor is written soon; how many of them the consumer held."""
+        return self._dispatcher(partition, ranges).ack(consumer, ranges)
 
-    def ack_durably(self, consumer: Consumer, partition: int, ranges: Sequence[Range]) -> asyncio.Future[None]:
-        """These are done; the future is done when the cursor is durable."""
-        self.ack(consumer, partition, ranges)
-        return self._durable(partition)
+    def ack_durably(
+        self, consumer: Consumer, partition: int, ranges: Sequence[Range]
+    ) -> tuple[int, asyncio.Future[None]]:
+        """These are done; how many of them the consumer held, and a future that is done when the cursor is durable."""
+        return self.ack(consumer, partition, ranges), self._durable(partition)
 
-    def nack(self, consumer: Consumer, partition: int, ranges: Sequence[Range], delay_seconds: float | None) -> None:
-        """These are to be delivered again."""
-        self._dispatcher(consumer, partition, ranges).nack(consumer, ranges, delay_seconds)
+    def nack(self, consumer: Consumer, partition: int, ranges: Sequence[Range], delay_seconds: float | None) -> int:
+        """These are to be delivered again; how many of them the consumer held."""
+        return self._dispatcher(partition, ranges).nack(consumer, ranges, delay_seconds)
 
     def _durable(self, partition: int) -> asyncio.Future[None]:
         key = keys.cursor(self._context.topic, self.name, partition)
         return self._context.writer.durable(key, self._cursors[partition].stored)
 
-    def _dispatcher(self, consumer: Consumer, partition: int, ranges: Sequence[Range]) -> Dispatcher:
-        if consumer not in self.members.present:
-            raise ConsumerNotFound(consumer=0)
+    def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)
         if dispatcher is None:
             raise PartitionNotFound(
@@ -250,10 +245,10 @@ class Subscription:
         """Its consumers and cursors now."""
         cursors = []
         for partition in self._context.partitions:
-            log = await partition.log()
+            async with partition.using() as log:
+                end_offset = log.view.next_offset
             number = partition.name.partition
             cursor, dispatcher = self._cursors[number], self._dispatchers.get(number)
-            end_offset = log.view.next_offset
             cursors.append(
                 CursorInfo(
                     partition=number,

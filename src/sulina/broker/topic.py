@@ -6,7 +6,8 @@ state; what the log accepts is the log's to say.
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,14 +20,15 @@ from sulina.broker.metrics import TopicMetrics
 from sulina.broker.options import BrokerOptions, Counts
 from sulina.broker.partition import Opener, Partition
 from sulina.broker.subscription import Subscription
-from sulina.core.batch import BatchLimits, split
-from sulina.core.dead_letter import DEAD_LETTER_SUFFIX
+from sulina.core.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
+from sulina.core.compression import Codec
+from sulina.core.dead_letter import DEAD_LETTER_SUFFIX, dead_letter_topic
 from sulina.core.dispatch import DispatchRules
 from sulina.core.log_state import Appended
-from sulina.core.records import decode
-from sulina.core.routing import partitions_of
+from sulina.core.records import Record, decode
+from sulina.core.routing import partition_of, partitions_of
 from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, resolved
-from sulina.core.values import check_values
+from sulina.core.values import check_values, checker
 from sulina.errors import (
     Draining,
     KeysSpanPartitions,
@@ -38,8 +40,11 @@ from sulina.errors import (
     SulinaError,
 )
 from sulina.ports import Bytes
+from sulina.storage.partition_log import PartitionLog
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, TopicState
+
+BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
 
 _logger = structlog.get_logger("sulina.topic")
 
@@ -50,6 +55,7 @@ class StoredTopic(msgspec.Struct, frozen=True):
     delivery: Delivery
     partitions: int
     created_ms: int
+    topic_id: str  # no other topic's, also not of one of the same name
     is_deleting: bool = False
 
 
@@ -101,6 +107,7 @@ class Topic:
         self.policy = resolved(policy, namespace_policy)
         self.schema = schema
         self.schema_id = schema.fingerprint
+        self._check_value = checker(schema)
         self.metrics = metrics
         self._options = options
         self._counts = counts
@@ -109,6 +116,11 @@ class Topic:
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
         self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
+        self._in_flight = 0
+        self._is_open = asyncio.Event()  # for records
+        self._is_open.set()
+        self._is_quiet = asyncio.Event()  # nothing is in flight
+        self._is_quiet.set()
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == Delivery.RELIABLE:
             self.partitions = [Partition(PartitionName(name, p), opener) for p in range(stored.partitions)]
@@ -143,53 +155,98 @@ class Topic:
         schema_id: str | None = None,
     ) -> Accepted:
         """Take batches for one partition. Two calls that are made one after the other are appended in that order."""
+        if not self._is_open.is_set():
+            await self._is_open.wait()
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name))
         if schema_id is not None and schema_id != self.schema_id:
             raise SchemaConflict(topic=str(self.name), ours=schema_id, current=self.schema_id)
         if partition is None:
-            partition = self._choose(data)
+            partition = self._choose(data, txn_id)
         else:
             self._check_number(partition)
-        if self.policy.validate:
-            await asyncio.to_thread(self._check_values, data)
-        if not self.is_reliable:
-            return self._pass_on(data, partition)
-        owned = self.partitions[partition]
-        log = owned.log_if_open or await owned.log()
+        self._in_flight += 1
+        self._is_quiet.clear()
+        try:
+            if self.policy.validate:
+                await asyncio.to_thread(self._check_values, data)
+            if not self.is_reliable:
+                if expected_version is not None:
+                    raise NotReliable(topic=str(self.name))
+                return self._pass_on(data, partition)
+            owned = self.partitions[partition]
+            if owned.log_if_open is not None:
+                future = self._append(owned, owned.log_if_open, data, txn_id, expected_version)
+            else:
+                async with owned.using() as log:
+                    future = self._append(owned, log, data, txn_id, expected_version)
+        finally:
+            self._landed()
+        if self.policy.ack == Ack.MEMORY and self._can_fail_no_more(data, txn_id, expected_version):
+            future.add_done_callback(self._report_loss)
+            return Accepted(partition, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(data)))
+        return Accepted(partition, Ack.LOCAL, future)
+
+    def _append(
+        self, owned: Partition, log: PartitionLog, data: Bytes, txn_id: str | None, expected_version: int | None
+    ) -> asyncio.Future[Appended]:
         waiting_bytes, limit = self._counts.waiting_bytes, self._options.waiting_bytes_max
         if waiting_bytes + len(data) > limit:
             raise QueueFull(waiting_bytes=waiting_bytes, limit_bytes=limit)
+        if log.stopped is not None:
+            raise log.stopped
         future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version)
+        self._in_flight += 1
         self._counts.waiting_bytes += len(data)
         future.add_done_callback(partial(self._settled, len(data)))
-        if self.policy.ack == Ack.MEMORY:
-            future.add_done_callback(self._report_loss)
-            return Accepted(partition, Ack.MEMORY, None, count=_count_records(data))
-        return Accepted(partition, Ack.LOCAL, future)
+        return future
 
-    def _choose(self, data: Bytes) -> int:
+    def _can_fail_no_more(self, data: Bytes, txn_id: str | None, expected_version: int | None) -> bool:
+        """Whether only the disk can still keep the records from the log, so that a memory ack is no lie."""
+        return (
+            txn_id is None
+            and expected_version is None
+            and all(h.codec == Codec.NONE and h.producer_id == NO_PRODUCER for h in self._headers(data))
+        )
+
+    def _landed(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._is_quiet.set()
+
+    def _choose(self, data: Bytes, txn_id: str | None) -> int:
         count = self.stored.partitions
         if count == 1:
             return 0
-        named = partitions_of(_keys(data), count)
+        named = partitions_of((record.key for record in self._records(data)), count)
         if len(named) > 1:
             raise KeysSpanPartitions(topic=str(self.name), partitions=", ".join(map(str, sorted(named))))
-        return named.pop() if named else next(self._turns)
+        if named:
+            return named.pop()
+        # A repeat must come to the partition that knows its txn_id, also after a restart.
+        return next(self._turns) if txn_id is None else partition_of(txn_id.encode(errors="replace"), count)
 
     def _check_values(self, data: Bytes) -> None:
-        position, values = 0, []
-        for header in split(data):
-            values += [record.value for record in decode(data, header, position)]
+        check_values(self._check_value, (record.value for record in self._records(data)))
+
+    def _headers(self, data: Bytes) -> list[BatchHeader]:
+        return split(data, self.batch_limits, check_crc=False)
+
+    def _records(self, data: Bytes) -> Iterator[Record]:
+        position = 0
+        for header in self._headers(data):
+            yield from decode(data, header, position, self.batch_limits)
             position += header.size_bytes
-        check_values(self.schema, values)
 
     def _pass_on(self, data: Bytes, partition: int) -> Accepted:
-        start, end = self.channels[partition].publish(data, [group.members for group in self.passing.values()])
+        start, end = self.channels[partition].publish(
+            data, self.batch_limits, [group.members for group in self.passing.values()]
+        )
         self._count_published(end - start, len(data))
         return Accepted(partition, Ack.MEMORY, None, count=end - start, base_offset=start)
 
     def _settled(self, size_bytes: int, done: asyncio.Future[Appended]) -> None:
+        self._landed()
         self._counts.waiting_bytes -= size_bytes
         if not done.cancelled() and done.exception() is None:
             answer = done.result()
@@ -209,7 +266,7 @@ class Topic:
     def change(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
         """Go on by other rules. What the logs need to know is theirs to be told."""
         self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
-        self.schema, self.schema_id = schema, schema.fingerprint
+        self.schema, self.schema_id, self._check_value = schema, schema.fingerprint, checker(schema)
         for subscription in self.subscriptions.values():
             subscription.rules = self.rules
 
@@ -220,7 +277,7 @@ class Topic:
         assert policy.ack_timeout_seconds is not None
         assert policy.redelivery_delay_seconds is not None
         # A dead-letter topic is where it ends.
-        is_end = self.name.topic.endswith(DEAD_LETTER_SUFFIX)
+        is_end = self.name.topic.endswith(DEAD_LETTER_SUFFIX) or dead_letter_topic(self.name, policy) == self.name
         return DispatchRules(
             ack_timeout_seconds=policy.ack_timeout_seconds,
             redelivery_delay_seconds=policy.redelivery_delay_seconds,
@@ -231,14 +288,25 @@ class Topic:
     def batch_limits(self) -> BatchLimits:
         """What a batch may hold by the policy."""
         assert self.policy.batch_bytes_max is not None
-        return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max)
+        return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max, records_max=BATCH_RECORDS_MAX)
 
     async def has_data(self) -> bool:
         """Whether a record was ever accepted: then the schema is for ever."""
         for partition in self.partitions:
-            if (await partition.log()).view.next_offset > 0:
-                return True
+            async with partition.using() as log:
+                if log.view.next_offset > 0:
+                    return True
         return False
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """Nothing is in flight within, and what comes waits until it is left."""
+        self._is_open.clear()
+        try:
+            await self._is_quiet.wait()
+            yield
+        finally:
+            self._is_open.set()
 
     def info(self) -> TopicInfo:
         """Its settings and state."""
@@ -303,15 +371,3 @@ class Topic:
         await self.stop_subscriptions(error)
         await asyncio.gather(*(partition.close() for partition in self.partitions))
         self.state = TopicState.CLOSED
-
-
-def _keys(data: Bytes) -> Sequence[bytes | None]:
-    position, keys = 0, []
-    for header in split(data, check_crc=False):
-        keys += [record.key for record in decode(data, header, position)]
-        position += header.size_bytes
-    return keys
-
-
-def _count_records(data: Bytes) -> int:
-    return sum(header.record_count for header in split(data, check_crc=False))

@@ -3,18 +3,27 @@
 The cursor is what survives: a consumer that comes back gets what is not acked, and nothing that is.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from sulina.core.ranges import Range, RangeMap, RangeSet
 from sulina.errors import CorruptCommit
 
+END = 2**63 - 1
+
+
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
 
 class StoredCursor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A cursor as the metadata store has it."""
+    """A cursor as the metadata store has it: small also when it is in many pieces, and never in disorder."""
 
-    offset: int
-    acked: list[Range] = []
-    attempts: list[tuple[int, int, int]] = []  # deliveries that failed, by range
+    offset: Natural
+    acked: list[tuple[Natural, Positive]] = []  # how far after the one before, and how long
+    attempts: list[tuple[Natural, Positive, Positive]] = []  # and how many deliveries have failed
 
 
 class Cursor:
@@ -55,20 +64,40 @@ class Cursor:
         """Records of the log that are not acked."""
         return max(0, end_offset - self.offset - self.acked.count)
 
+    def clamp(self, end_offset: int) -> bool:
+        """Forget what lies beyond the end of the log, if it does: it will be somebody else. Whether it did."""
+        beyond = self.acked.remove(end_offset, END) or self.attempts.pop(end_offset, END)
+        is_beyond = self.offset > end_offset
+        self.offset = min(self.offset, end_offset)
+        return is_beyond or bool(beyond)
+
     def stored(self) -> bytes:
         """What to keep."""
-        return msgspec.json.encode(StoredCursor(self.offset, list(self.acked), list(self.attempts)))
+        acked, attempts = [], []
+        place = self.offset
+        for start, end in self.acked:
+            acked.append((start - place, end - start))
+            place = end
+        place = self.offset
+        for start, end, count in self.attempts:
+            attempts.append((start - place, end - start, count))
+            place = end
+        return msgspec.json.encode(StoredCursor(self.offset, acked, attempts))
 
     @classmethod
     def load(cls, key: str, data: bytes) -> "Cursor":
         """As it was stored. CorruptCommit names the key when it cannot have been."""
         try:
             stored = msgspec.json.decode(data, type=StoredCursor)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptCommit(name=key, reason=str(error)) from None
         cursor = cls(stored.offset)
-        for start, end in stored.acked:
-            cursor.acked.add(start, end)
-        for start, end, count in stored.attempts:
-            cursor.attempts.put(start, end, count)
+        place = stored.offset
+        for gap, length in stored.acked:
+            cursor.acked.add(place + gap, place + gap + length)
+            place += gap + length
+        place = stored.offset
+        for gap, length, count in stored.attempts:
+            cursor.attempts.put(place + gap, place + gap + length, count)
+            place += gap + length
         return cursor

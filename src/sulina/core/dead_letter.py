@@ -33,7 +33,7 @@ def dead_letter(record: Record, source: PartitionName, subscription: str, attemp
     )
 
 
-def txn_id_of(topic: TopicName, partition: int, subscription: str, offset: int) -> str:
-    """So that a record gets there once, however often it is tried."""
-    source = f"{topic}/{partition}/{subscription}/{offset}"
+def txn_id_of(topic_id: str, partition: int, subscription: str, offset: int) -> str:
+    """So that a record gets there once, however often it is tried. A topic that is made anew has another id."""
+    source = f"{topic_id}/{partition}/{subscription}/{offset}"
     return "dead-letter-" + hashlib.sha256(source.encode()).hexdigest()[:40]

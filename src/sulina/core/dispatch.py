@@ -4,6 +4,7 @@
 - What is ready goes before what has not been read. A failed delivery (nack, timeout) counts; a consumer that leaves
   does not make its records fail, it gives them back.
 - key_shared: a record waits while another consumer holds records of its slot, so the order within a key is kept.
+- Whoever nacks a record, or is late with it, gives up its order: what comes after it does not wait for it.
 - Everything is bounded: when too many records are unacked, nothing new is read until some are.
 
 `want` says what to read, `take` shares it out; time is an argument.
@@ -19,6 +20,7 @@ from sulina.core.members import Member, Members, SubscriptionKind
 from sulina.core.ranges import Range, RangeMap, RangeSet
 
 UNACKED_RECORDS_MAX = 10_000  # of one subscription in one partition, before nothing new is read
+PIECES_MAX = 10_000  # that a cursor is in, before nothing new is read
 END = 2**63 - 1
 
 
@@ -83,12 +85,13 @@ class Dispatch:
         self._unacked_max = unacked_max
         self._ready = RangeSet()
         self._delayed: list[tuple[float, int, int]] = []  # a heap: due, range
-        self._delayed_count = 0
         self._held: dict[Member, RangeMap] = {}  # by number of sending
         self._outstanding: OrderedDict[int, _Outstanding] = OrderedDict()
         self._number = 0
         self._slots: dict[int, int] = {}  # of records that were read and are not acked
         self._holders: dict[int, tuple[Member, int]] = {}  # of slots: who, and how many records
+        self._changes = 0  # that may make something deliverable by its slot
+        self._stuck: tuple[object, ...] | None = None  # as it was when nothing was
 
     @property
     def in_flight(self) -> int:
@@ -107,7 +110,8 @@ class Dispatch:
             ready = self._first_ready()
             if ready is not None:
                 return ready
-        if self.read_offset < end_offset and self._unacked < self._unacked_max:
+        pieces = len(self.cursor.acked) + len(self.cursor.attempts)
+        if self.read_offset < end_offset and self._unacked < self._unacked_max and pieces < PIECES_MAX:
             keyed = self._members.kind == SubscriptionKind.KEY_SHARED
             able = any(member.is_able for member in self._members.present) if keyed else self._peek()
             if able:
@@ -122,6 +126,9 @@ class Dispatch:
     def _first_ready(self) -> Range | None:
         if self._members.kind != SubscriptionKind.KEY_SHARED:
             return next(iter(self._ready)) if self._peek() else None
+        now = (self._changes, *((member, member.is_able) for member in self._members.present))
+        if self._stuck == now:
+            return None
         blocked: set[int] = set()
         for start, end in self._ready:
             for offset in range(start, end):
@@ -130,6 +137,7 @@ class Dispatch:
                     if self._receiver(slot) is not None:
                         return (offset, end)
                     blocked.add(slot)
+        self._stuck = now
         return None
 
     def _receiver(self, slot: int) -> Member | None:
@@ -143,8 +151,13 @@ class Dispatch:
 
     def take(self, wanted: Range, batches: Sequence[Batch], now: float) -> list[Sending]:
         """Share out what was read because it was wanted. Batches follow one another and begin at or before it."""
-        sendings: dict[tuple[Member, int], Sending] = {}
-        blocked: set[int] | None = None  # slots in which something waits that nothing may overtake
+        sendings: list[Sending] = []
+        earlier = next(iter(self._ready), (END, END))[0] < wanted[0]
+        if earlier and self._members.kind in (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER):
+            return []  # somebody has left while this was read, and what it gave back goes first
+        blocked: set[int] = set()  # slots in which something waits that nothing may overtake
+        if earlier and self._members.kind == SubscriptionKind.KEY_SHARED:
+            blocked = {self._slots[o] for low, high in self._ready for o in range(low, min(high, wanted[0]))}
         for number, batch in enumerate(batches):
             start, end = max(batch.start, wanted[0]), min(batch.end, wanted[1])
             if start >= end:
@@ -152,8 +165,6 @@ class Dispatch:
             is_new = start >= self.read_offset
             pieces = self.cursor.unacked(start, end) if is_new else self._ready.within(start, end)
             if batch.slots:
-                if blocked is None:
-                    blocked = {self._slots[o] for part in self._ready for o in range(*part)} if is_new else set()
                 self._share_by_slot(batch, number, pieces, blocked, sendings)
             elif pieces:
                 member = self._members.next_able()
@@ -163,9 +174,9 @@ class Dispatch:
                     self._send(low, high, member, number, sendings)
             if is_new:
                 self.read_offset = end
-        for sending in sendings.values():
+        for sending in sendings:
             self._hold(sending, now)
-        return list(sendings.values())
+        return sendings
 
     def _share_by_slot(
         self,
@@ -173,8 +184,9 @@ class Dispatch:
         number: int,
         pieces: Sequence[Range],
         blocked: set[int],
-        sendings: dict[tuple[Member, int], Sending],
+        sendings: list[Sending],
     ) -> None:
+        self._changes += 1
         for low, high in pieces:
             for offset in range(low, high):
                 slot = batch.slots[offset - batch.start]
@@ -188,15 +200,15 @@ class Dispatch:
                 self._holders[slot] = (member, 1 if holder is None else holder[1] + 1)
                 self._send(offset, offset + 1, member, number, sendings)
 
-    def _send(
-        self, start: int, end: int, member: Member, batch: int, sendings: dict[tuple[Member, int], Sending]
-    ) -> None:
+    def _send(self, start: int, end: int, member: Member, batch: int, sendings: list[Sending]) -> None:
         self._ready.remove(start, end)
         member.credit -= end - start
         for low, high, failed in self.cursor.attempts.pieces(start, end, 0):
-            sending = sendings.get((member, failed))
-            if sending is None:
-                sending = sendings[member, failed] = Sending(member, failed + 1)
+            # To keep the order, only the last sending of a consumer may grow.
+            sending = next((sent for sent in reversed(sendings) if sent.member is member), None)
+            if sending is None or sending.attempt != failed + 1:
+                sending = Sending(member, failed + 1)
+                sendings.append(sending)
             sending.add(low, high, batch)
 
     def _hold(self, sending: Sending, now: float) -> None:
@@ -247,6 +259,7 @@ class Dispatch:
             if not outstanding.remaining:
                 del self._outstanding[sent]
             released.append((low, high))
+            self._changes += 1
             if self._holders:
                 self._let_go(low, high)
         return released
@@ -271,7 +284,6 @@ class Dispatch:
 
     def _delay(self, start: int, end: int, due: float) -> None:
         heapq.heappush(self._delayed, (due, start, end))
-        self._delayed_count += end - start
 
     # What time does
 
@@ -287,7 +299,7 @@ class Dispatch:
             self._fail(pieces, now + self.rules.redelivery_delay_seconds)
         while self._delayed and self._delayed[0][0] <= now:
             _, start, end = heapq.heappop(self._delayed)
-            self._delayed_count -= end - start
+            self._changes += 1
             for low, high in self.cursor.unacked(start, end):
                 self._ready.add(low, high)
         return late
@@ -298,6 +310,14 @@ class Dispatch:
         if self._outstanding:
             times.append(next(iter(self._outstanding.values())).deadline)
         return min(times, default=None)
+
+    def change_rules(self, rules: DispatchRules, now: float) -> None:
+        """Go by other rules, also for what is with consumers already: nobody has longer than they say."""
+        self.rules = rules
+        latest = now + rules.ack_timeout_seconds
+        for sending in self._outstanding.values():
+            sending.deadline = min(sending.deadline, latest)
+        self._outstanding = OrderedDict(sorted(self._outstanding.items(), key=lambda item: item[1].deadline))
 
     # What the shell has done
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sulina.errors import InvalidSettings
+from sulina.types import TopicName
 
 Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 24 * 3600)]
 PARTITIONS_OF_A_TOPIC_MAX = 1024
@@ -106,7 +107,9 @@ def resolved(*policies: Policy) -> Policy:
 
 
 def check_policy(policy: Policy) -> None:
-    """InvalidSettings when this node cannot keep what the policy says."""
+    """InvalidSettings, InvalidName when this node cannot keep what the policy says."""
+    if policy.dead_letter is not None:
+        TopicName.parse(policy.dead_letter)
     if policy.ack in (Ack.REPLICATED, Ack.ARCHIVED):
         raise InvalidSettings(f"ack {policy.ack} needs a cluster; this node offers memory and local")
     if policy.batch_bytes_max and policy.segment_bytes and policy.batch_bytes_max > policy.segment_bytes:

@@ -17,20 +17,27 @@ import pyarrow as pa
 from sulina.core.topic import SCHEMA_BYTES_MAX, Schema, SchemaKind
 from sulina.errors import InvalidRecord, InvalidSettings
 
-Check = Callable[[bytes], None]  # raises ValueError with the reason
+Check = Callable[[bytes], None]  # raises one of _FAULTS with the reason
+
+_FAULTS = (
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    RecursionError,
+    pa.ArrowException,
+    fastavro.schema.SchemaParseException,
+)
 
 
-def check_values(schema: Schema, values: Iterable[bytes | None]) -> None:
+def check_values(check: Check, values: Iterable[bytes | None]) -> None:
     """InvalidRecord names the first value that does not fit. None is a tombstone, and fits every schema."""
-    check = checker(schema)
     for index, value in enumerate(values):
         if value is not None:
             try:
                 check(value)
-            except (ValueError, LookupError, EOFError, TypeError, pa.ArrowException) as error:
-                raise InvalidRecord(
-                    index=index, reason=str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-                ) from None
+            except _FAULTS as error:
+                raise InvalidRecord(index=index, reason=_reason(error)) from None
 
 
 def checker(schema: Schema) -> Check:
@@ -41,9 +48,12 @@ def checker(schema: Schema) -> Check:
         raise InvalidSettings("a schema of bytes has no definition")
     try:
         return _CHECKERS[schema.kind](schema.definition)
-    except (ValueError, TypeError, LookupError, RecursionError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        raise InvalidSettings(f"not a schema of {schema.kind}: {reason}") from None
+    except _FAULTS as error:
+        raise InvalidSettings(f"not a schema of {schema.kind}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
 
 
 def _bytes_checker(_definition: Any) -> Check:
@@ -66,6 +76,7 @@ def _json_checker(definition: Any) -> Check:
 
 def _avro_checker(definition: Any) -> Check:
     parsed = fastavro.parse_schema(definition)
+    _check_items(parsed)
 
     def check(value: bytes) -> None:
         stream = BytesIO(value)
@@ -74,6 +85,36 @@ def _avro_checker(definition: Any) -> Check:
             raise ValueError("bytes are left over after the record")
 
     return check
+
+
+def _check_items(schema: Any, named: dict[str, Any] | None = None) -> None:
+    """An array of items that take no bytes could say that it has any number of them."""
+    named = {} if named is None else named
+    if isinstance(schema, list):
+        for branch in schema:
+            _check_items(branch, named)
+    elif isinstance(schema, dict):
+        if "name" in schema:
+            named[schema["name"]] = schema
+        items = schema.get("items")
+        if items is not None and _is_empty(items, named):
+            raise ValueError("an array of items without any bytes is not allowed")
+        for part in (items, schema.get("values"), *(field["type"] for field in schema.get("fields", ()))):
+            _check_items(part, named)
+
+
+def _is_empty(schema: Any, named: dict[str, Any]) -> bool:
+    """Whether values of it take no bytes. A union takes one for its branch, an array or map one for its end."""
+    if isinstance(schema, str):
+        schema = {"type": "record", **named[schema]} if schema in named else {"type": schema}
+    if not isinstance(schema, dict):
+        return False
+    kind = schema["type"]
+    if kind in ("record", "error"):
+        return all(_is_empty(field["type"], named) for field in schema["fields"])
+    if isinstance(kind, str):
+        return kind == "null" or (kind == "fixed" and schema["size"] == 0)
+    return _is_empty(kind, named)
 
 
 def _arrow_checker(definition: Any) -> Check:

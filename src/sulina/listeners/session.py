@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import structlog
 from sulina.broker.broker import Broker
 from sulina.broker.consumer import Attachment, Consumer, Delivery
 from sulina.broker.topic import Accepted
-from sulina.errors import ConsumerNotFound, InvalidInput, LimitReached, NotReliable, SulinaError
+from sulina.errors import ConsumerNotFound, InvalidInput, LimitReached, SulinaError
 from sulina.listeners.calls import call
 from sulina.types import TopicName
 from sulina.wire.frames import (
@@ -51,6 +52,7 @@ class SessionLimits:
     outbox_bytes_max: int = 8 << 20  # deliveries and answers that wait to be sent
     consumers_max: int = 4096
     fetch_bytes_max: int = 4 << 20
+    fetches_max: int = 4  # that read at a time; more may wait for records
     wait_seconds_max: float = 30.0
 
 
@@ -99,6 +101,11 @@ class Outbox:
             await self._some.wait()
         return True
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be put."""
+        return not self._room.is_set()
+
     async def wait_room(self) -> None:
         """Return when it is not full."""
         await self._room.wait()
@@ -123,10 +130,20 @@ class Session:
         self._requests_bytes = 0
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._reading = asyncio.Semaphore(self._limits.fetches_max)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()  # no request is under way
+        self._idle.set()
         self._is_closed = False
         broker.counts.connections += 1
         broker.metrics.connections.set(broker.counts.connections)
+
+    async def finish(self, seconds: float) -> None:
+        """Let what was asked for be answered, for so long at most; nothing more is handled."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        self.outbox.close()
 
     async def close(self) -> None:
         """The client has gone: its consumers too."""
@@ -138,9 +155,9 @@ class Session:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for topic, attachment in list(self._attachments.values()):
+        while self._attachments:  # others may be dismissed meanwhile
+            _, (topic, attachment) = self._attachments.popitem()
             await self._broker.detach(topic, attachment)
-        self._attachments.clear()
         self._broker.counts.connections -= 1
         self._broker.metrics.connections.set(self._broker.counts.connections)
 
@@ -186,6 +203,7 @@ class Session:
 
     def _begin(self, size_bytes: int) -> None:
         self._requests += 1
+        self._idle.clear()
         self._requests_bytes += size_bytes
         if self._requests >= self._limits.requests_max or self._requests_bytes >= self._limits.requests_bytes_max:
             self._has_room.clear()
@@ -193,6 +211,8 @@ class Session:
     def _end(self, size_bytes: int) -> None:
         self._requests -= 1
         self._requests_bytes -= size_bytes
+        if not self._requests:
+            self._idle.set()
         if self._requests < self._limits.requests_max and self._requests_bytes < self._limits.requests_bytes_max:
             self._has_room.set()
 
@@ -234,17 +254,25 @@ class Session:
             self.outbox.put(Failed(request, "internal", "the node failed to do this; its log says why"))
 
     async def _fetch(self, frame: Fetch) -> None:
-        await self.outbox.wait_room()
-        fetched = await self._broker.fetch(
+        topic, wait_seconds = (
             TopicName.parse(frame.topic),
+            min(max(frame.wait_ms, 0) / 1000, self._limits.wait_seconds_max),
+        )
+        await self._broker.wait_for(
+            topic,
             frame.partition,
             frame.offset,
-            max_bytes=min(frame.max_bytes, self._limits.fetch_bytes_max),
             version=frame.version,
             min_version=frame.min_version,
-            wait_seconds=min(max(frame.wait_ms, 0) / 1000, self._limits.wait_seconds_max),
+            wait_seconds=wait_seconds,
         )
-        self.outbox.put(Answer(frame.id, fetched), 100 + len(fetched.data))
+        async with self._reading:
+            await self.outbox.wait_room()
+            max_bytes = min(frame.max_bytes, self._limits.fetch_bytes_max)
+            fetched = await self._broker.fetch(
+                topic, frame.partition, frame.offset, max_bytes=max_bytes, version=frame.version
+            )
+            self.outbox.put(Answer(frame.id, fetched), 100 + len(fetched.data))
 
     async def _call(self, frame: Call) -> None:
         self.outbox.put(Answer(frame.id, await call(self._broker, frame.method, frame.arguments)))
@@ -267,9 +295,12 @@ class Session:
         # The answer is in the outbox before the first delivery is.
         consumer.is_blocked = True
         attachment = await self._broker.attach(topic, frame.subscription, settings, consumer)
+        if self._is_closed:
+            await self._broker.detach(topic, attachment)
+            return
         self._attachments[frame.consumer] = (topic, attachment)
         self.outbox.put(Answer(frame.id))
-        consumer.is_blocked = False
+        consumer.is_blocked = self.outbox.is_full
         if attachment.subscription is not None:
             attachment.subscription.wake()
 
@@ -306,27 +337,28 @@ class Session:
             attachment.subscription.wake()
 
     async def _settle(self, frame: AckRecords | NackRecords) -> None:
-        topic, attachment = self._attached(frame.consumer)
-        if attachment.subscription is None:
-            raise NotReliable(topic=str(topic))
+        _, attachment = self._attached(frame.consumer)
         consumer, subscription = attachment.consumer, attachment.subscription
-        if isinstance(frame, NackRecords):
-            delay = None if frame.delay_ms is None else frame.delay_ms / 1000
-            subscription.nack(consumer, frame.partition, frame.ranges, delay)
+        if subscription is None:  # at most once: there is nothing to keep
             if frame.id:
-                self.outbox.put(Answer(frame.id))
+                self.outbox.put(Answer(frame.id, 0))
+        elif isinstance(frame, NackRecords):
+            delay = None if frame.delay_ms is None else frame.delay_ms / 1000
+            count = subscription.nack(consumer, frame.partition, frame.ranges, delay)
+            if frame.id:
+                self.outbox.put(Answer(frame.id, count))
         elif not frame.id:
             subscription.ack(consumer, frame.partition, frame.ranges)
         else:
+            count, durable = subscription.ack_durably(consumer, frame.partition, frame.ranges)
             self._begin(0)
-            durable = subscription.ack_durably(consumer, frame.partition, frame.ranges)
-            durable.add_done_callback(partial(self._acked, frame.id))
+            durable.add_done_callback(partial(self._acked, frame.id, count))
 
-    def _acked(self, request: int, durable: asyncio.Future[None]) -> None:
+    def _acked(self, request: int, count: int, durable: asyncio.Future[None]) -> None:
         self._end(0)
         error = None if durable.cancelled() else durable.exception()
         if error is None:
-            self.outbox.put(Answer(request))
+            self.outbox.put(Answer(request, count))
         elif isinstance(error, SulinaError):
             self._fail(request, error)
         else:

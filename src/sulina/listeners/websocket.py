@@ -1,6 +1,7 @@
 """Sessions over WebSocket, as an ASGI application: one binary message is one frame."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -16,6 +17,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 GOING_AWAY, PROTOCOL_ERROR, TRY_AGAIN = 1001, 1002, 1013
+FINISH_SECONDS = 5.0  # to answer what was asked for before the node stopped
 
 _logger = structlog.get_logger("sulina.websocket")
 
@@ -28,6 +30,8 @@ class WebSocketListener:
         self._sessions_max = sessions_max
         self._limits = limits
         self._open: dict[Session, asyncio.Task[Any]] = {}
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self._is_closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,15 +47,23 @@ class WebSocketListener:
         client = scope.get("client")
         session = Session(self._broker, self._limits, name=f"{client[0]}:{client[1]}" if client else "?")
         reading = asyncio.create_task(self._read(session, receive, send))
-        self._open[session] = reading
         sending = asyncio.create_task(self._send(session, send))
+        self._open[session] = reading
+        self._all_closed.clear()
         try:
             await asyncio.wait([reading, sending], return_when=asyncio.FIRST_COMPLETED)
+            if self._is_closing and not sending.done():
+                # What was taken is answered before the node goes.
+                await session.finish(FINISH_SECONDS)
+                await asyncio.wait([sending], timeout=FINISH_SECONDS)
+                await send({"type": "websocket.close", "code": GOING_AWAY, "reason": "the node is stopping"})
         finally:
             for task in (reading, sending):
                 task.cancel()
             await asyncio.wait([reading, sending])
             del self._open[session]
+            if not self._open:
+                self._all_closed.set()
             # Also when this task is being cancelled, the consumers must leave.
             await asyncio.shield(session.close())
 
@@ -88,7 +100,10 @@ class WebSocketListener:
                 frame = outbox.take()
 
     async def close(self) -> None:
-        """End every session; clients come back elsewhere, or later."""
+        """End every session when it has been answered; clients come back elsewhere, or later."""
         self._is_closing = True
-        for reading in list(self._open.values()):
+        for reading in self._open.values():
             reading.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3 * FINISH_SECONDS):
+                await self._all_closed.wait()

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import tempfile
+import weakref
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 
@@ -49,12 +50,13 @@ class Node:
         self.url = "in-process"
         self._exits = contextlib.AsyncExitStack()
         self._stopping: asyncio.Task[None] | None = None
+        self._connections: weakref.WeakSet[LocalConnection] = weakref.WeakSet()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(cls, settings: Settings, *, listen: bool = True, volatile: bool = False) -> "Node":
         """A node that serves. `volatile`: it keeps its data while it lives, in a directory of its own."""
-        _raise_file_limit()
+        files_max = _raise_file_limit()
         async with contextlib.AsyncExitStack() as exits:
             files: Files = OsFiles()
             data = settings.data
@@ -72,25 +74,29 @@ class Node:
             exits.callback(threads.shutdown)
             # The kernels take a second to load: not while somebody waits for an ack.
             await asyncio.to_thread(_warm_up)
-            broker = Broker(metadata, _options(settings, data), threads=threads, files=files)
+            broker = Broker(metadata, _options(settings, data, files_max), threads=threads, files=files)
             node = cls(settings, broker)
             await broker.start()
             exits.push_async_callback(broker.stop)
+            exits.push_async_callback(node._close_connections)
             if listen:
-                await node._listen(exits)
+                await node._listen(exits, connections_max=min(settings.limits.connections_max, files_max // 2))
             node._exits = exits.pop_all()
         return node
 
-    async def _listen(self, exits: contextlib.AsyncExitStack) -> None:
-        settings, limits = self.settings, self.settings.limits
-        websocket = WebSocketListener(self.broker, sessions_max=limits.connections_max)
-        http_limits = HttpLimits(connections_max=limits.connections_max, body_bytes_max=limits.body_bytes_max)
-        app: ASGIApp = make_app(self.broker, http_limits, websocket=websocket)
+    async def _listen(self, exits: contextlib.AsyncExitStack, *, connections_max: int) -> None:
+        settings = self.settings
+        websocket = WebSocketListener(self.broker, sessions_max=connections_max)
+        http_limits = HttpLimits(connections_max=connections_max, body_bytes_max=settings.limits.body_bytes_max)
+        http = make_app(self.broker, http_limits, websocket=websocket)
+        app: ASGIApp = http
         tracing = Tracing.start(settings)
         if tracing is not None:
             exits.push_async_callback(tracing.stop)
             app = tracing.traced(app)
-        server = make_server(app, settings.http_host, settings.http_port, http_limits)
+        server = make_server(
+            app, settings.http_host, settings.http_port, http_limits, before_shutdown=http.stop_waiting
+        )
         serving = asyncio.create_task(server.serve(), name="http")
         exits.push_async_callback(_stop_server, server, serving)
         exits.push_async_callback(websocket.close)
@@ -110,9 +116,15 @@ class Node:
         """Makes connections within this process."""
 
         async def connect() -> LocalConnection:
-            return LocalConnection(self.broker)
+            connection = LocalConnection(self.broker)
+            self._connections.add(connection)
+            return connection
 
         return connect
+
+    async def _close_connections(self) -> None:
+        for connection in list(self._connections):
+            await connection.close()
 
     async def stop(self) -> None:
         """Once is enough. A caller that is cancelled does not leave it half done."""
@@ -121,7 +133,7 @@ class Node:
         await asyncio.shield(self._stopping)
 
 
-def _options(settings: Settings, data: str) -> BrokerOptions:
+def _options(settings: Settings, data: str, files_max: int) -> BrokerOptions:
     limits = settings.limits
     return BrokerOptions(
         data=data,
@@ -132,6 +144,7 @@ def _options(settings: Settings, data: str) -> BrokerOptions:
         subscriptions_max=limits.subscriptions_max,
         consumers_max=limits.consumers_max,
         waiting_bytes_max=limits.waiting_bytes_max,
+        open_logs_max=max(16, files_max // 8),
     )
 
 
@@ -153,9 +166,11 @@ def _warm_up() -> None:
     validate(encode([Record(value=b"")] * 64))
 
 
-def _raise_file_limit() -> None:
-    """Every open log has a few files, every client a socket: take what the system grants."""
+def _raise_file_limit() -> int:
+    """Every open log has a few files, every client a socket: take what the system grants. How many files that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    granted = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return granted if granted != resource.RLIM_INFINITY else 1 << 20

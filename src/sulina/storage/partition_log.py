@@ -78,6 +78,7 @@ class PartitionLog:
         self._offset_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._version_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_numbers = itertools.count()
+        self.watchers: set[Callable[[], None]] = set()  # called on the loop when a group has been settled
 
     @classmethod
     async def open(
@@ -149,6 +150,11 @@ class PartitionLog:
         await self.close()
 
     # What it holds
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written, and nobody watches."""
+        return not (self._waiting_bytes or self._is_writing or self.watchers)
 
     @property
     def view(self) -> View:
@@ -344,6 +350,8 @@ class PartitionLog:
                 waiting.future.set_result(answer)
         self._wake(self._offset_waiters, self.view.next_offset - 1)
         self._wake(self._version_waiters, self.view.version)
+        for watcher in self.watchers:
+            watcher()
         self._start_checkpoint()
 
     def _start_checkpoint(self) -> None:

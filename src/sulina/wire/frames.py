@@ -5,7 +5,8 @@
 - Records travel as record batches, encoded by whoever publishes, decoded by whoever reads.
 - A node sends a consumer no more records than it has credit for, except to complete a batch. `ranges` says which
   offsets of a delivery's batches are the consumer's; it acks, or nacks, those.
-- An `Ack` with an id is answered when the cursor is durable; with id 0 it is not answered.
+- An ack with an id is answered when the cursor is durable, with how many of the records the consumer still held: those
+  whose time was over may be with somebody else. With id 0 it is not answered.
 
 On the wire a frame is a msgpack array whose first element is its tag.
 """

@@ -14,7 +14,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -e .
 	@touch $@
 
-run: setup            ## see the log at work
+run: setup            ## a node at work, live
 	@$(BIN)/sulina demo
 
 test: setup           ## every test

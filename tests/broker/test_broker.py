@@ -168,6 +168,15 @@ async def test_a_txn_id_is_answered_once_also_after_a_restart_l13(tmp_path: Path
         assert await values(broker) == [b"1"]
 
 
+async def test_a_txn_id_comes_to_the_same_partition_when_nothing_else_names_one_l13(tmp_path: Path) -> None:
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(ORDERS, TopicSettings(partitions=7))
+        firsts = [await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id=f"a{n}") for n in range(20)]
+        again = [await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id=f"a{n}") for n in range(20)]
+        assert again == firsts
+        assert len({answer.partition for answer in firsts}) > 3
+
+
 async def test_reads_at_a_version_and_waits_for_one_l14(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())

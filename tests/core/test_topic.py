@@ -1,6 +1,8 @@
 """Policies, schemas and settings."""
 
 import base64
+from functools import reduce
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +23,7 @@ from sulina.errors import InvalidRecord, InvalidSettings
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 JSON = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+DEEP: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(65), {})
 ARROW = pa.schema([("id", pa.int64())])
 ARROW_DEFINITION = base64.b64encode(ARROW.serialize()).decode()
 
@@ -102,6 +105,7 @@ def test_values_are_checked_by_their_schema(schema: Schema, good: bytes, bad: by
         Schema(kind=SchemaKind.ARROW, definition="!"),
         Schema(kind=SchemaKind.ARROW, definition=base64.b64encode(b"x").decode()),
         Schema(kind=SchemaKind.JSON, definition={"description": "x" * 300_000}),
+        Schema(kind=SchemaKind.JSON, definition=DEEP),
     ],
 )
 def test_what_is_no_schema_is_refused_and_fetches_nothing(schema: Schema) -> None:

@@ -45,7 +45,7 @@ class Txn:
     records: tuple[Content, ...]
     sent_at: int  # the first time
     answers: list[Answer] = field(default_factory=list)
-    sends: int = 1
+    sends: int = 0
     refusals: int = 0  # answers that said: not now. It was sent again, behind what came after it
     unknowns: int = 0  # sends that were never answered
 
@@ -191,6 +191,26 @@ class History:
         known = self.contents.setdefault(place, content)
         if known != content:
             self.faults.append(f"{place} was delivered as {known} and as {content}")
+
+    def counts(self) -> dict[str, int]:
+        """How much happened, of each thing that a run is for."""
+        txns, events = self.txns.values(), [event for events in self.events.values() for event in events]
+        deliveries = [event for event in events if isinstance(event, Delivered)]
+        acks = [event for event in events if isinstance(event, AckSent)]
+        delivered = sum(len(event.offsets) for event in deliveries)
+        return {
+            "publishes": len(self.txns),
+            "records": sum(len(txn.records) for txn in txns),
+            "publishes whose outcome was unknown, then answered": sum(bool(t.unknowns and t.answers) for t in txns),
+            "publishes that were repeated after an answer": sum(len(txn.answers) > 1 for txn in txns),
+            "publishes that were never answered": sum(not txn.answers for txn in txns),
+            "records delivered": delivered,
+            "records delivered again": delivered - len(self.contents) * len(self.events),
+            "acks": len(acks),
+            "acks that were answered": sum(isinstance(event, AckAnswered) for event in events),
+            "nacks": sum(isinstance(event, NackSent) for event in events),
+            "cursors seen": sum(isinstance(event, CursorShown) for event in events),
+        }
 
     def restarted(self, *, is_graceful: bool = False) -> None:
         """For all subscriptions."""

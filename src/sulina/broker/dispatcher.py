@@ -16,7 +16,8 @@ from sulina.core.cursor import Cursor
 from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
 from sulina.core.members import Members, SubscriptionKind, slot_of
 from sulina.core.ranges import Range
-from sulina.core.records import Record, decode
+from sulina.core.records import Record
+from sulina.core.rows import decode_rows
 from sulina.core.stored import bounds
 from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
@@ -147,12 +148,11 @@ class Dispatcher:
             self._deliver(sending, found.data, places)
 
     def _batches(self, found: Slice, places: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
-        if self._members.kind != SubscriptionKind.KEY_SHARED:
+        if not places or self._members.kind != SubscriptionKind.KEY_SHARED:
             return [Batch(start, end) for _, _, start, end in places]
-        return [
-            Batch(start, end, [slot_of(record.key) for record in decode(found.data, position=position)])
-            for position, _, start, end in places
-        ]
+        slots = [slot_of(record.key) for record in decode_rows(found.data)]
+        first = places[0][2]
+        return [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in places]
 
     def _deliver(self, sending: Sending, data: memoryview, places: Sequence[tuple[int, int, int, int]]) -> None:
         numbers = sending.batches
@@ -207,7 +207,6 @@ class Dispatcher:
         offset = start
         while offset < end:
             found = await self._log.read(Offset(offset), max_bytes=READ_BYTES)
-            for position, _, _, _ in bounds(found.data):
-                records += [record for record in decode(found.data, position=position) if offset <= record.offset < end]
+            records += [record for record in decode_rows(found.data, offset) if record.offset < end]
             offset = found.next_offset
         return records

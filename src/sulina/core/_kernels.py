@@ -54,6 +54,7 @@ ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, KEY
 STATE_FIELDS = 8
 
 _INT64_MIN = -(2**63)
+_SHORT_BYTES_MAX = 256 << 10
 
 
 def raise_fault(fault: int, row: int) -> None:
@@ -71,7 +72,9 @@ def as_array(buffer: Bytes) -> U8:
 
 def check(body: Bytes, header: BatchHeader) -> int:
     """Check every record of a batch; the answer is the newest timestamp. InvalidBatch."""
-    fault, row, newest = _check(as_array(body), header.record_count, header.base_timestamp)
+    # Letting go of the interpreter for a few microseconds can mean waiting milliseconds to have it back.
+    kernel = _check_short if len(body) < _SHORT_BYTES_MAX else _check
+    fault, row, newest = kernel(as_array(body), header.record_count, header.base_timestamp)
     raise_fault(fault, row)
     return newest
 
@@ -242,8 +245,8 @@ def _record(position: int, limit: int, index: int, base_timestamp: int) -> Spot:
     return end, timestamp, key, key_size, value, value_size, headers, header_count, header_keys, header_values
 
 
-@_kernel
-def _check(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
+@_inlined
+def _check_all(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
     position = _address(buffer)
     limit = position + len(buffer)
     newest = _INT64_MIN
@@ -256,6 +259,16 @@ def _check(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
     if position != limit:
         return TRAILING, count, 0
     return 0, 0, newest
+
+
+@_kernel
+def _check(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
+    return _check_all(buffer, count, base_timestamp)
+
+
+@_short_kernel
+def _check_short(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
+    return _check_all(buffer, count, base_timestamp)
 
 
 @_kernel

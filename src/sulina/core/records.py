@@ -25,7 +25,7 @@ from sulina.errors import InvalidBatch, UnknownCodec
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer back to it
     """One stored item. `offset` is given by the log: `encode` takes the order of the records instead."""
 
     value: bytes | None

@@ -43,10 +43,7 @@ def encode_rows(
         return _encode_with_headers(values, keys, timestamps_ms, headers)
     if keys is not None and keys[0] is None and keys.count(None) == count:
         keys = None
-    if count < (_ROWS_MIN_TO_ENCODE if _KERNELS in sys.modules else _ROWS_MIN_FOR_KERNELS):
-        batch = _encode_few(values, keys, stamps)
-    else:
-        batch = _encode_many(values, keys, stamps)
+    batch = _encode_few(values, keys, stamps) if _are_few(count) else _encode_many(values, keys, stamps)
     write_header(
         batch,
         codec=Codec.NONE,
@@ -54,6 +51,17 @@ def encode_rows(
         base_timestamp=timestamps_ms if stamps is None else stamps[0],  # type: ignore[arg-type]
         max_timestamp=timestamps_ms if stamps is None else max(stamps),  # type: ignore[arg-type]
     )
+    return batch
+
+
+def encode_texts(values: Sequence[str], timestamp_ms: int) -> bytearray:
+    """As `encode_rows` of the texts in UTF-8, without keys and at one time: what most JSON is. UnicodeEncodeError."""
+    count = len(values)
+    text = "".join(values)
+    if _are_few(count) or not text.isascii():
+        return encode_rows([value.encode() for value in values], None, timestamp_ms)
+    batch = _encode_with_kernel(text.encode(), values, None, count)  # a character is a byte
+    write_header(batch, codec=Codec.NONE, record_count=count, base_timestamp=timestamp_ms, max_timestamp=timestamp_ms)
     return batch
 
 
@@ -116,6 +124,10 @@ def _headers(body: bytes, start: int, count: int) -> Headers:
     return tuple((key, None if start < 0 else body[start:end]) for key, start, end in spans)
 
 
+def _are_few(count: int) -> bool:
+    return count < (_ROWS_MIN_TO_ENCODE if _KERNELS in sys.modules else _ROWS_MIN_FOR_KERNELS)
+
+
 def _encode_few(
     values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None
 ) -> bytearray:
@@ -141,18 +153,26 @@ def _encode_few(
 def _encode_many(
     values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None
 ) -> bytearray:
+    items = values if keys is None else [*values, *keys]
+    try:
+        data = b"".join(items)  # type: ignore[arg-type]
+    except TypeError:  # some are null
+        data = b"".join(filter(None, items))
+    return _encode_with_kernel(data, items, stamps, len(values))
+
+
+def _encode_with_kernel(
+    data: bytes, items: Sequence[bytes | str | None], stamps: Sequence[int] | None, count: int
+) -> bytearray:
+    """`data` is the bytes of the items end to end: those of the values, then those of the keys, if there are any."""
     import numpy as np
 
     from sulina.core import _kernels as kernels
 
-    count = len(values)
-    items = values if keys is None else [*values, *keys]
     try:
         sizes = np.fromiter(map(len, items), np.int64, len(items))  # type: ignore[arg-type]
-        data = b"".join(items)  # type: ignore[arg-type]
-    except TypeError:  # some are null
+    except TypeError:
         sizes = np.fromiter((-1 if item is None else len(item) for item in items), np.int64, len(items))
-        data = b"".join(filter(None, items))
     try:
         timestamps = np.fromiter(stamps or (), np.int64)
     except OverflowError as error:

@@ -1,6 +1,7 @@
 """Values and their schemas: whether a schema is one, and whether values fit it.
 
-A schema comes from a client, so it is not trusted: it fetches nothing, and its patterns take linear time.
+A schema comes from a client, so it is not trusted: it fetches nothing, and its patterns take linear time. The library
+for a kind of schema is imported by whoever first uses that kind.
 """
 
 import base64
@@ -9,25 +10,16 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
 
-import fastavro
-import jsonschema_rs
 import msgspec
-import pyarrow as pa
 
 from sulina.core.topic import SCHEMA_BYTES_MAX, Schema, SchemaKind
 from sulina.errors import InvalidRecord, InvalidSettings
 
+DEPTH_MAX = 64
+
 Check = Callable[[bytes], None]  # raises one of _FAULTS with the reason
 
-_FAULTS = (
-    ValueError,
-    LookupError,
-    EOFError,
-    TypeError,
-    RecursionError,
-    pa.ArrowException,
-    fastavro.schema.SchemaParseException,
-)
+_FAULTS = (ValueError, LookupError, EOFError, TypeError, RecursionError)
 
 
 def check_values(check: Check, values: Iterable[bytes | None]) -> None:
@@ -44,12 +36,26 @@ def checker(schema: Schema) -> Check:
     """What checks one value. InvalidSettings when the schema is none."""
     if len(msgspec.json.encode(schema.definition)) > SCHEMA_BYTES_MAX:
         raise InvalidSettings(f"a schema may have {SCHEMA_BYTES_MAX} bytes")
+    if _depth(schema.definition) > DEPTH_MAX:
+        raise InvalidSettings(f"a schema may be nested {DEPTH_MAX} deep")
     if schema.kind == SchemaKind.BYTES and schema.definition is not None:
         raise InvalidSettings("a schema of bytes has no definition")
     try:
         return _CHECKERS[schema.kind](schema.definition)
     except _FAULTS as error:
         raise InvalidSettings(f"not a schema of {schema.kind}: {_reason(error)}") from None
+
+
+def _depth(definition: Any) -> int:
+    """How deep a value of JSON is nested; it stops counting when that is too deep anyway."""
+    level, depth = [definition], 0
+    while level and depth <= DEPTH_MAX:
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level = [value for part in inner for value in part]
+        depth += bool(inner)
+        if not inner:
+            break
+    return depth
 
 
 def _reason(error: Exception) -> str:
@@ -63,6 +69,8 @@ def _bytes_checker(_definition: Any) -> Check:
 def _json_checker(definition: Any) -> Check:
     if not isinstance(definition, dict | bool):
         raise TypeError("JSON Schema is an object or a boolean")
+    import jsonschema_rs
+
     # Linear patterns, no fetching.
     validator = jsonschema_rs.validator_for(
         definition, offline=True, pattern_options=jsonschema_rs.RegexOptions(), ignore_unknown_formats=True
@@ -75,7 +83,12 @@ def _json_checker(definition: Any) -> Check:
 
 
 def _avro_checker(definition: Any) -> Check:
-    parsed = fastavro.parse_schema(definition)
+    import fastavro
+
+    try:
+        parsed = fastavro.parse_schema(definition)
+    except fastavro.schema.SchemaParseException as error:
+        raise ValueError(str(error)) from None
     _check_items(parsed)
 
     def check(value: bytes) -> None:
@@ -118,17 +131,24 @@ def _is_empty(schema: Any, named: dict[str, Any]) -> bool:
 
 
 def _arrow_checker(definition: Any) -> Check:
+    import pyarrow as pa
+
     try:
         expected = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(definition, validate=True)))
-    except binascii.Error as error:
-        raise ValueError(f"not base64: {error}") from None
+    except (binascii.Error, pa.ArrowException) as error:
+        raise ValueError(str(error)) from None
 
     def check(value: bytes) -> None:
-        with pa.ipc.open_stream(pa.py_buffer(value)) as reader:
-            if not reader.schema.equals(expected):
-                raise ValueError(f"its columns are {reader.schema.names}, with other types or names than the topic's")
-            for _ in reader:
-                pass
+        try:
+            with pa.ipc.open_stream(pa.py_buffer(value)) as reader:
+                if not reader.schema.equals(expected):
+                    raise ValueError(
+                        f"its columns are {reader.schema.names}, with other types or names than the topic's"
+                    )
+                for _ in reader:
+                    pass
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(str(error)) from None
 
     return check
 

@@ -132,6 +132,7 @@ class Session:
         self._has_room.set()
         self._reading = asyncio.Semaphore(self._limits.fetches_max)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fetches: set[asyncio.Task[None]] = set()  # of the tasks, those that may wait long
         self._idle = asyncio.Event()  # no request is under way
         self._idle.set()
         self._is_closed = False
@@ -140,6 +141,8 @@ class Session:
 
     async def finish(self, seconds: float) -> None:
         """Let what was asked for be answered, for so long at most; nothing more is handled."""
+        for fetch in self._fetches:  # nothing is lost by it: the reader asks again
+            fetch.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -174,7 +177,9 @@ class Session:
             case AddCredit():
                 await self._answering(0, self._add_credit(frame))
             case Fetch():
-                self._spawn(self._answering(frame.id, self._fetch(frame)))
+                fetch = self._spawn(self._answering(frame.id, self._fetch(frame)))
+                self._fetches.add(fetch)
+                fetch.add_done_callback(self._fetches.discard)
             case Call():
                 self._spawn(self._answering(frame.id, self._call(frame)))
             case Subscribe():
@@ -216,11 +221,12 @@ class Session:
         if self._requests < self._limits.requests_max and self._requests_bytes < self._limits.requests_bytes_max:
             self._has_room.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._begin(0)
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 
 import structlog
-import uvicorn
 from starlette.types import ASGIApp
 
 from sulina.broker.broker import Broker
@@ -51,7 +50,6 @@ class Node:
         self._exits = contextlib.AsyncExitStack()
         self._stopping: asyncio.Task[None] | None = None
         self._connections: weakref.WeakSet[LocalConnection] = weakref.WeakSet()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(cls, settings: Settings, *, listen: bool = True, volatile: bool = False) -> "Node":
@@ -80,14 +78,14 @@ class Node:
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)
             if listen:
-                await node._listen(exits, connections_max=min(settings.limits.connections_max, files_max // 2))
+                await node._listen(exits)
             node._exits = exits.pop_all()
         return node
 
-    async def _listen(self, exits: contextlib.AsyncExitStack, *, connections_max: int) -> None:
-        settings = self.settings
-        websocket = WebSocketListener(self.broker, sessions_max=connections_max)
-        http_limits = HttpLimits(connections_max=connections_max, body_bytes_max=settings.limits.body_bytes_max)
+    async def _listen(self, exits: contextlib.AsyncExitStack) -> None:
+        settings, limits = self.settings, self.settings.limits
+        websocket = WebSocketListener(self.broker, sessions_max=limits.connections_max)
+        http_limits = HttpLimits(connections_max=limits.connections_max, body_bytes_max=limits.body_bytes_max)
         http = make_app(self.broker, http_limits, websocket=websocket)
         app: ASGIApp = http
         tracing = Tracing.start(settings)
@@ -97,19 +95,12 @@ class Node:
         server = make_server(
             app, settings.http_host, settings.http_port, http_limits, before_shutdown=http.stop_waiting
         )
-        serving = asyncio.create_task(server.serve(), name="http")
-        exits.push_async_callback(_stop_server, server, serving)
+        await server.start()
+        exits.push_async_callback(server.stop)
         exits.push_async_callback(websocket.close)
         exits.callback(self.broker.drain)
-        await _started(server, serving)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://{address_text(settings.http_host, port)}"
-        serving.add_done_callback(self._served)
+        self.url = f"http://{address_text(settings.http_host, server.port)}"
         _logger.info("node_ready", url=self.url, data=settings.data, broker_id=settings.broker_id)
-
-    def _served(self, serving: asyncio.Task[None]) -> None:
-        if not self.failed.done() and not serving.cancelled() and (error := serving.exception()) is not None:
-            self.failed.set_exception(error)
 
     @property
     def connector(self) -> Callable[[], Awaitable[LocalConnection]]:
@@ -146,20 +137,6 @@ def _options(settings: Settings, data: str, files_max: int) -> BrokerOptions:
         waiting_bytes_max=limits.waiting_bytes_max,
         open_logs_max=max(16, files_max // 8),
     )
-
-
-async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    """Return when the port answers; raise what kept it from it."""
-    while not server.started:
-        if serving.done():
-            await serving
-            raise OSError("the HTTP server ended before it started")
-        await asyncio.sleep(0.005)
-
-
-async def _stop_server(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    server.should_exit = True
-    await serving
 
 
 def _warm_up() -> None:

@@ -1,0 +1,243 @@
+"""`sulina demo`: a node at work, live. It is filled, read, killed in the middle, and what was acked is still there."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
+
+from sulina.cli import terminal
+from sulina.cli.remote import client_for
+from sulina.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sulina.client import Client
+
+KILL_AT = 0.4  # of the time that the demo has
+KILL_SECONDS_MAX = 5.0
+STEADY_SECONDS, AFTER_SECONDS = 1.0, 3.0  # after a restart: latencies count again; the show goes on for
+DRAW_SECONDS = 0.125
+LINE_SECONDS = 1.0
+
+
+def demo(
+    *,
+    seconds: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 12,
+    rate: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=50_000))] = 1000,
+    data: str | None = None,
+    exit_: Annotated[bool, Parameter(name="--exit")] = False,
+    svg: str | None = None,
+    json: bool = False,
+) -> int:
+    """See a node at work, live.
+
+    Parameters
+    ----------
+    seconds
+        How long records are produced; 0 is until Ctrl-C.
+    rate
+        Records a second.
+    data
+        A new directory for the node's data, which is kept; without it a temporary one, which is not.
+    exit_
+        End after the summary, instead of serving on. So it is where standard output is not a terminal.
+    svg
+        Save the last screen as a picture.
+    json
+        The summary as JSON, and nothing else on standard output.
+    """
+    if data is not None and os.path.exists(data) and (not os.path.isdir(data) or os.listdir(data)):
+        raise InvalidSettings(f"--data {data}: the demo begins with nothing, and this is not an empty directory")
+    root = tempfile.mkdtemp(prefix="sulina-demo-") if data is None else data
+    serves_on = sys.stdout.isatty() and not exit_ and not json
+    show = Show(seconds=seconds, rate=rate, data=f"{root}/data" if data is None else data, serves_on=serves_on)
+    show.is_silent = json
+    show.svg = svg
+    try:
+        return asyncio.run(show.run())
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    finally:
+        if data is None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+class Show:
+    """The demo from its start to its end."""
+
+    def __init__(self, *, seconds: float, rate: float, data: str, serves_on: bool) -> None:
+        from sulina.cli.demo.node import ANY_PORT, ChildNode, usual_address
+        from sulina.cli.demo.tally import Tally
+
+        os.makedirs(data, exist_ok=True)
+        self.is_silent = False  # but for the summary as JSON
+        self.svg: str | None = None
+        self._seconds, self._rate = seconds, rate
+        self._until = seconds
+        self._serves_on = serves_on
+        self._node = ChildNode(os.path.abspath(data), usual_address() if serves_on else ANY_PORT)
+        self._tally = Tally()
+        self._ending = asyncio.Event()
+        self._interrupted = asyncio.Event()
+
+    async def run(self) -> int:
+        """The exit code: 0 if everything that was promised was seen."""
+        from sulina.cli.demo.node import READY_SECONDS_MAX
+        from sulina.client import ClientOptions
+
+        self._handle_signals()
+        try:
+            self._say("a node starts … (the very first time it compiles its kernels, for some seconds)")
+            await self._node.start()
+            options = ClientOptions(timeout_seconds=READY_SECONDS_MAX, backoff_seconds_max=0.5)
+            async with client_for(self._node.url, options) as client:
+                faults = await self._play(client)
+            self._conclude(faults)
+            if self._serves_on and not self._interrupted.is_set():
+                terminal.say("the node serves on; Ctrl-C ends it")
+                await self._interrupted.wait()
+            return 1 if faults else 0
+        finally:
+            await self._node.stop()
+
+    def _handle_signals(self) -> None:
+        """Ctrl-C ends the traffic, and once more everything; so do SIGTERM and a closed terminal."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            if self._interrupted.is_set():
+                task.cancel()
+            self._interrupted.set()
+            self._ending.set()
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
+
+    async def _play(self, client: "Client") -> list[str]:
+        """Produce and consume while the node is killed, then check. What is wrong."""
+        from sulina.cli.demo import traffic
+        from sulina.cli.demo.tally import Tally
+
+        await client.create_topic(traffic.TOPIC, partitions=traffic.PARTITIONS)
+        self._tally = tally = Tally()
+        self._note(f"node started in {self._node.start_seconds:.1f} s")
+        with self._drawing() as draw:
+            async with asyncio.TaskGroup() as tasks:
+                lanes = [
+                    tasks.create_task(
+                        traffic.produce(client, lane, self._rate, tally, self._ending), name=f"lane-{lane}"
+                    )
+                    for lane in range(traffic.LANES)
+                ]
+                consumer = tasks.create_task(traffic.consume(client, tally), name="consumer")
+                drawer = tasks.create_task(self._draw(draw), name="drawer")
+                await self._kill_in_the_middle()
+                await self._wait_ending(self._remaining())
+                self._ending.set()
+                tally.freeze()
+                await asyncio.gather(*lanes)
+                await traffic.wait_drained(tally)
+                consumer.cancel()
+                drawer.cancel()
+            stored = await traffic.read_all(client)
+            faults = tally.faults(stored)
+            self._note("every record was read again from the log, and checked")
+            draw()
+        return faults
+
+    async def _kill_in_the_middle(self) -> None:
+        """kill -9, and a new process on the same data and port. The client is not told."""
+        moment = min(KILL_AT * self._seconds or KILL_SECONDS_MAX, KILL_SECONDS_MAX)
+        if await self._wait_ending(moment - self._tally.seconds):
+            return
+        self._tally.is_steady = False
+        pid = self._node.pid
+        await self._node.kill()
+        acked = self._tally.acked.total
+        self._note(f"kill -9 {pid}, after {acked:,} acked records")
+        await self._node.start()
+        self._note(f"a new process serves the same data after {self._node.start_seconds:.1f} s")
+        await self._tally.wait_until(lambda: self._tally.acked.total > acked)
+        self._note("the client has reconnected by itself, and goes on")
+        self._until = max(self._until, self._tally.seconds + AFTER_SECONDS)
+        await self._wait_ending(STEADY_SECONDS)
+        self._tally.is_steady = True
+
+    async def _wait_ending(self, seconds: float | None) -> bool:
+        """Whether the end was called for before the time was over; None is no time."""
+        try:
+            async with asyncio.timeout(None if seconds is None else max(seconds, 0)):
+                await self._ending.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # What is shown
+
+    def _say(self, text: str) -> None:
+        if not self.is_silent:
+            terminal.say(text)
+
+    def _note(self, text: str) -> None:
+        self._tally.note(text)
+        if not self.is_silent and not sys.stdout.isatty():
+            terminal.done(f"{self._tally.seconds:5.1f} s  {text}")
+            sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[Callable[[], None]]:
+        """A way to show how things are now: a screen in a terminal, else a line."""
+        from sulina.cli.demo import view
+
+        if self.is_silent:
+            yield lambda: None
+        elif not sys.stdout.isatty():
+            yield lambda: terminal.done(view.line(self._node, self._tally))
+        else:
+            from rich.live import Live
+
+            with Live(console=terminal.out(), auto_refresh=False) as live:
+                yield lambda: live.update(self._screen(), refresh=True)
+
+    def _screen(self) -> "RenderableType":
+        from sulina.cli.demo import view
+
+        return view.screen(self._node, self._tally, remaining=self._remaining())
+
+    def _remaining(self) -> float | None:
+        return self._until - self._tally.seconds if self._seconds else None
+
+    async def _draw(self, draw: Callable[[], None]) -> None:
+        pause = DRAW_SECONDS if sys.stdout.isatty() else LINE_SECONDS
+        while True:
+            draw()
+            sys.stdout.flush()
+            await asyncio.sleep(pause)
+
+    def _conclude(self, faults: list[str]) -> None:
+        from sulina.cli.demo import view
+
+        if self.is_silent:
+            terminal.print_json(view.summary(self._node, self._tally, faults))
+        else:
+            terminal.out().print(view.verdict(self._node, self._tally, faults))
+            if self._serves_on:
+                terminal.out().print(view.next_steps(self._node.url, _program()))
+        if self.svg:
+            view.save_svg(self.svg, self._screen(), view.verdict(self._node, self._tally, faults))
+
+
+def _program() -> str:
+    """How this program is called: by its name where the shell would find it."""
+    return "sulina" if shutil.which("sulina") else os.path.relpath(sys.argv[0])

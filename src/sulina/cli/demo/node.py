@@ -1,0 +1,109 @@
+"""The node of the demo: a real process, `sulina serve`, that can be killed for real."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from sulina.config import DEFAULT_HTTP
+from sulina.errors import NotServing
+
+READY_SECONDS_MAX = 120.0  # the first time, kernels are compiled
+STOP_SECONDS_MAX = 20.0
+ANY_PORT = "127.0.0.1:0"
+
+
+class ChildNode:
+    """One data directory and one port, served by one process after another."""
+
+    def __init__(self, data: str, http: str = ANY_PORT) -> None:
+        self.data = data
+        self.url = ""
+        self.is_serving = False
+        self.starts = 0
+        self.start_seconds = 0.0
+        self._http = http
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="sulina-demo-log-")  # noqa: SIM115 -- as long as this
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not running."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Return when the node answers; from the second time on at the same port. NotServing says why not."""
+        started = time.monotonic()
+        command = [sys.executable, "-m", "sulina.cli", "serve", "--json", "--data", self.data, "--http", self._http]
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command,
+            "--log-level=warning",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the demo, which then ends the node
+            env={name: value for name, value in os.environ.items() if not name.startswith("SULINA_")},
+            cwd=Path(self.data).parent,  # away from a sulina.toml of the reader's own
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(READY_SECONDS_MAX):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line:
+            await self.kill()
+            raise NotServing(reason=f"it did not start: {self._last_words()}")
+        self.url = msgspec.json.decode(line)["url"]
+        self._http = self.url.removeprefix("http://")
+        self.is_serving = True
+        self.starts += 1
+        self.start_seconds = time.monotonic() - started
+
+    async def kill(self) -> None:
+        """kill -9: nothing is flushed, nothing is said."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """As an operator would."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                await self._end(signal.SIGTERM)
+        except TimeoutError:
+            await self.kill()
+
+    async def _end(self, number: int) -> None:
+        self.is_serving = False
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        await self._process.wait()
+        self._process = None
+
+    def _last_words(self) -> str:
+        """The last line of its log."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def usual_address() -> str:
+    """Where every command looks for a node, if nobody is there; else any port."""
+    host, _, port = DEFAULT_HTTP.partition(":")
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, int(port)))
+            listener.listen(1)
+        except OSError:
+            return ANY_PORT
+    return DEFAULT_HTTP

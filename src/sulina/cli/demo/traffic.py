@@ -1,0 +1,99 @@
+"""The producers and the consumer of the demo, over WebSocket through the Python client, as any application has them.
+
+Nothing here knows that the node will be killed: the client reconnects, and repeats what has no answer.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sulina.cli.demo.tally import Order, Sequence, Tally
+
+if TYPE_CHECKING:
+    from sulina.client import Client, Delivered
+
+TOPIC = "/default/orders"
+SUBSCRIPTION = "demo"
+PARTITIONS = 2
+LANES = 8
+RECORDS_A_BATCH = 5
+DRAIN_SECONDS_MAX = 15.0
+SAMPLE_SECONDS = 0.17  # out of step with the batches
+ITEMS = ("oars", "rope", "nets", "lanterns", "maps", "anchors", "salt", "boots")
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Order).decode
+
+
+async def produce(client: "Client", lane: int, rate: float, tally: Tally, ending: asyncio.Event) -> None:
+    """Batches of one customer's orders, each acked before the next, until `ending`."""
+    from sulina.client import Message
+
+    number = 0
+    pause = RECORDS_A_BATCH * LANES / rate
+    due = time.monotonic() + pause * lane / LANES
+    while not ending.is_set():
+        now = time.time_ns()
+        orders = [_order(lane, number + place, now) for place in range(RECORDS_A_BATCH)]
+        sent = time.monotonic()
+        ack = await client.publish_batch(
+            TOPIC, [Message(value=_encode(order), key=f"customer-{lane}") for order in orders]
+        )
+        ack.raise_for_status()
+        tally.longest_ack_seconds = max(tally.longest_ack_seconds, time.monotonic() - sent)
+        number += RECORDS_A_BATCH
+        tally.acked.add(RECORDS_A_BATCH)
+        tally.acked_numbers[lane] = number
+        for part in ack.parts:
+            assert part.base_offset is not None  # the topic's acks are `local`
+            end = part.base_offset + part.count
+            tally.acked_ends[part.partition] = max(end, tally.acked_ends.get(part.partition, 0))
+        tally.changed.set()
+        due = max(due + pause, time.monotonic())
+        await asyncio.sleep(due - time.monotonic())
+
+
+def _order(lane: int, number: int, now_ns: int) -> Order:
+    item = (5 * number + lane) % len(ITEMS)
+    return Order(lane=lane, number=number, sent_ns=now_ns, item=ITEMS[item], amount=(137 * number % 9000 + 950) / 100)
+
+
+async def consume(client: "Client", tally: Tally) -> None:
+    """What the subscription delivers, for ever. What comes again after a reconnect is recognised by its offset."""
+    async with client.subscribe(TOPIC, SUBSCRIPTION, kind="exclusive", start="earliest", credit=2000) as messages:
+        async for message in messages:
+            order = _decode(message.value or b"")
+            if tally.delivered.take(message.partition, message.offset, order):
+                _note_delivery(tally, message, order)
+            message.ack_soon()
+
+
+def _note_delivery(tally: Tally, message: "Delivered", order: Order) -> None:
+    tally.consumed.add(1)
+    if tally.is_steady:
+        tally.latencies_ms.append((time.time_ns() - order.sent_ns) / 1e6)
+    if (now := time.monotonic()) - tally.sampled_at > SAMPLE_SECONDS:
+        tally.sampled_at = now
+        tally.recent.append(
+            f"{message.partition}:{message.offset}  customer-{order.lane}  "
+            f"order {order.number}: {order.amount:.2f} for {order.item}"
+        )
+    tally.changed.set()
+
+
+async def read_all(client: "Client") -> Sequence:
+    """The log itself, from its beginning to its end now."""
+    stored = Sequence()
+    async for record in client.consume(TOPIC, start="earliest", follow=False):
+        stored.take(record.partition, record.offset, _decode(record.value or b""))
+    return stored
+
+
+async def wait_drained(tally: Tally) -> None:
+    """Return when every acked record was delivered, or when that takes too long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS_MAX):
+            await tally.wait_until(tally.is_drained)

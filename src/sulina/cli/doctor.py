@@ -1,0 +1,303 @@
+"""`sulina doctor`: what a node needs of this machine, checked and measured, with what to do where it is not so."""
+
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from sulina.cli import terminal
+from sulina.config import Settings, address_text
+from sulina.config import load as load_settings
+
+FSYNC_ROUNDS_MAX = 300
+FSYNC_SECONDS_MAX = 1.5
+FSYNC_BYTES = 4096
+SLOW_MS = 10.0
+FREE_BYTES_LOW, FREE_BYTES_NONE = 1 << 30, 100 << 20
+CLOCK_SECONDS_MAX = 2.0
+OPEN_FILES_LOW = 4096
+JAVA_VERSIONS = (17, 21)
+
+
+class Grade(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One check: what was found, and what to do about it."""
+
+    check: str
+    grade: Grade
+    found: str
+    advice: str | None = None
+    figures: dict[str, float] | None = None
+
+
+def doctor(*, data: str | None = None, http: str | None = None, config: str | None = None, json: bool = False) -> int:
+    """Check this machine for what a node needs.
+
+    Parameters
+    ----------
+    data
+        The data directory to check, found as `sulina serve` finds it.
+    http
+        HOST:PORT to check, found as `sulina serve` finds it.
+    config
+        A TOML file, as for `sulina serve`.
+    json
+        The findings as JSON.
+    """
+    settings = load_settings({"data": data, "http": http, "insecure": True}, file=config)
+    findings = []
+    for check in CHECKS:
+        finding = check(settings)
+        findings.append(finding)
+        if not json:
+            _show(finding)
+    if json:
+        terminal.print_json({"is_healthy": _is_healthy(findings), "findings": findings})
+    return 0 if _is_healthy(findings) else 1
+
+
+def _is_healthy(findings: list[Finding]) -> bool:
+    return all(finding.grade != Grade.FAIL for finding in findings)
+
+
+def _show(finding: Finding) -> None:
+    from rich.text import Text
+
+    colour = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "red"}[finding.grade]
+    line = Text.assemble((f"{finding.grade.upper():<5}", f"bold {colour}"), (f"{finding.check:<12}", "bold"))
+    line.append(finding.found)
+    terminal.out().print(line, soft_wrap=True)
+    if finding.advice:
+        terminal.out().print(Text(f"{'':17}{finding.advice}", style="dim"), soft_wrap=True)
+
+
+def check_python(_settings: Settings) -> Finding:
+    """The interpreter and the system under it."""
+    found = (
+        f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+    cores = os.cpu_count() or 1
+    return Finding(check="python", grade=Grade.OK, found=f"{found}, {terminal.counted(cores, 'core')}")
+
+
+def check_data(settings: Settings) -> Finding:
+    """Whether the data directory can be written, and how much fits."""
+    place = _existing(settings.data)
+    try:
+        if not place.is_dir():
+            raise NotADirectoryError(f"{place} is not a directory")
+        with _file_in(place) as number:
+            os.write(number, b"sulina")
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Finding(
+            check="data",
+            grade=Grade.FAIL,
+            found=f"{settings.data} cannot be written: {error.strerror or error}",
+            advice="give this user the right to write there, or choose another with --data",
+        )
+    new = "" if os.path.isdir(settings.data) else " (will be made)"
+    found = f"{settings.data}{new} can be written, {terminal.bytes_text(free)} free"
+    figures = {"free_bytes": float(free)}
+    if free < FREE_BYTES_LOW:
+        grade = Grade.FAIL if free < FREE_BYTES_NONE else Grade.WARN
+        advice = "make room, or set retention on the topics"
+        return Finding(check="data", grade=grade, found=found, advice=advice, figures=figures)
+    return Finding(check="data", grade=Grade.OK, found=found, figures=figures)
+
+
+def check_fsync(settings: Settings) -> Finding:
+    """How long a small write takes to be durable: what every ack waits for."""
+    place = _existing(settings.data)
+    try:
+        with _file_in(place) as number:
+            times = _sync_times(number)
+    except OSError as error:
+        return Finding(
+            check="fsync",
+            grade=Grade.FAIL,
+            found=f"a write in {place} cannot be made durable: {error.strerror or error}",
+            advice="choose a directory on a local disk with --data",
+        )
+    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    figures = {"p50_ms": round(p50, 3), "p99_ms": round(p99, 3)}
+    found = f"{p50:.2f} ms in the middle, {p99:.2f} ms at the 99th percentile"
+    if _is_memory(place):
+        advice = "this directory is in memory: nothing in it survives a restart; choose a disk with --data"
+        return Finding(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+    if p50 > SLOW_MS:
+        advice = f"an ack takes at least {p50:.0f} ms here; batches and many producers at once make up for it"
+        return Finding(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+    return Finding(check="fsync", grade=Grade.OK, found=found, figures=figures)
+
+
+def check_clock(settings: Settings) -> Finding:
+    """Whether the wall clock, the file system's and the monotonic clock go together."""
+    place = _existing(settings.data)
+    wall, steady = time.time(), time.monotonic()
+    try:
+        with _file_in(place) as number:
+            os.write(number, b"sulina")
+            apart = os.fstat(number).st_mtime - time.time()
+    except OSError:
+        apart = 0.0  # the check of the directory says so
+    time.sleep(0.05)
+    jump = (time.time() - wall) - (time.monotonic() - steady)
+    figures = {"file_system_seconds": round(apart, 3), "jump_seconds": round(jump, 6)}
+    advice = "let a time service set the clock: timestamps, retention by age and leases go by it"
+    if time.gmtime(wall).tm_year < 2024:
+        found = f"it is not {time.strftime('%Y-%m-%d', time.gmtime(wall))}"
+        return Finding(check="clock", grade=Grade.FAIL, found=found, advice=advice, figures=figures)
+    if abs(apart) > CLOCK_SECONDS_MAX:
+        found = f"the file system's clock is {apart:+.1f} s from this machine's"
+        return Finding(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+    if abs(jump) > 0.02:
+        found = f"the wall clock went {1000 * jump:+.0f} ms from the monotonic one within a moment"
+        return Finding(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+    return Finding(check="clock", grade=Grade.OK, found="wall, file system and monotonic clock agree", figures=figures)
+
+
+def check_port(settings: Settings) -> Finding:
+    """Whether the port is free, or a node answers there."""
+    address = address_text(settings.http_host, settings.http_port)
+    family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.http_host, settings.http_port))
+            listener.listen(1)
+            return Finding(check="port", grade=Grade.OK, found=f"{address} is free")
+        except OSError as error:
+            reason = error.strerror or str(error)
+    if _answers(f"http://{address}/health"):
+        return Finding(check="port", grade=Grade.OK, found=f"a node answers at http://{address}")
+    return Finding(
+        check="port",
+        grade=Grade.FAIL,
+        found=f"cannot listen on {address}: {reason}",
+        advice="end what uses it, or choose another with --http; port 0 takes any that is free",
+    )
+
+
+def check_open_files(settings: Settings) -> Finding:
+    """How many files and connections a process may have open."""
+    try:
+        import resource
+    except ImportError:
+        return Finding(check="open files", grade=Grade.OK, found="no limit is known on this system")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a node takes what the system grants
+    if most == resource.RLIM_INFINITY:
+        return Finding(check="open files", grade=Grade.OK, found="no limit")
+    figures = {"most": float(most)}
+    if most < OPEN_FILES_LOW:
+        return Finding(
+            check="open files",
+            grade=Grade.WARN,
+            found=f"at most {most:,}; a node may hold {settings.limits.connections_max:,} connections and its segments",
+            advice="raise the hard limit: `ulimit -Hn`, LimitNOFILE= of systemd, or nofile in limits.conf",
+            figures=figures,
+        )
+    return Finding(check="open files", grade=Grade.OK, found=f"at most {most:,}", figures=figures)
+
+
+def check_java(_settings: Settings) -> Finding:
+    """Spark needs Java; nothing else does."""
+    home = os.environ.get("JAVA_HOME")
+    command = os.path.join(home, "bin", "java") if home else "java"
+    advice = f"only Spark needs it: install Java {' or '.join(map(str, JAVA_VERSIONS))} to use sulina.spark"
+    try:
+        told = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding(check="java", grade=Grade.WARN, found="there is none", advice=advice)
+    version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', told.stderr + told.stdout)
+    if version is None:
+        return Finding(check="java", grade=Grade.WARN, found="its version is not known", advice=advice)
+    number = int(version[1])
+    found = f"Java {version[1]}{version[2]}"
+    if number not in JAVA_VERSIONS:
+        return Finding(check="java", grade=Grade.WARN, found=found, advice=advice)
+    return Finding(check="java", grade=Grade.OK, found=found)
+
+
+CHECKS: list[Callable[[Settings], Finding]] = [
+    check_python,
+    check_data,
+    check_fsync,
+    check_clock,
+    check_port,
+    check_open_files,
+    check_java,
+]
+
+
+def _existing(data: str) -> Path:
+    """The directory, or the nearest one above it that exists: where it would be made."""
+    place = Path(data).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place
+
+
+@contextmanager
+def _file_in(place: Path) -> Iterator[int]:
+    """A file to try things on, gone afterwards."""
+    number, name = tempfile.mkstemp(prefix=".sulina-doctor-", dir=place)
+    try:
+        yield number
+    finally:
+        os.close(number)
+        os.unlink(name)
+
+
+def _sync_times(number: int) -> list[float]:
+    """Milliseconds of each round, sorted."""
+    sync = getattr(os, "fdatasync", os.fsync)
+    block = os.urandom(FSYNC_BYTES)
+    times: list[float] = []
+    end = time.monotonic() + FSYNC_SECONDS_MAX
+    while len(times) < FSYNC_ROUNDS_MAX and (time.monotonic() < end or not times):
+        os.write(number, block)
+        started = time.perf_counter()
+        sync(number)
+        times.append(1000 * (time.perf_counter() - started))
+    return sorted(times)
+
+
+def _is_memory(place: Path) -> bool:
+    """Whether the file system that holds the directory is in memory."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    over = [(len(words[1]), words[2]) for words in mounts if place.is_relative_to(words[1])]
+    return bool(over) and max(over)[1] in ("tmpfs", "ramfs")
+
+
+def _answers(url: str) -> bool:
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,285 @@
+"""`sulina produce`: lines, files or generated records to a topic.
+
+Lines go out as they come: a batch is what has been read when the one before it leaves, up to `--batch`. Several batches
+are under way at once, in order.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from io import FileIO
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter, validators
+
+from sulina.cli import terminal
+from sulina.cli.lines import Lines
+from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.errors import InvalidInput, SulinaError
+
+if TYPE_CHECKING:
+    from sulina.client import Client, Message, PublishAck
+
+UNDER_WAY_MAX = 16  # batches
+_GENERATOR = Group("Generator", help="Records out of nothing, instead of lines.")
+
+Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What the records of one command have in common."""
+
+    key: bytes | None
+    separator: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+    def message(self, line: bytes, key: bytes | None = None) -> "Message":
+        from sulina.client import Message
+
+        value = line
+        if self.separator:
+            key, found, value = line.partition(self.separator)
+            if not found:
+                shown = line[:40].decode(errors="replace")
+                raise InvalidInput(f"the line {shown!r} has no separator {self.separator.decode()!r} after its key")
+        return Message(value=value, key=key if key is not None else self.key, headers=self.headers)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What has been acknowledged."""
+
+    records: int = 0
+    value_bytes: int = 0
+    batches: int = 0
+    started: float = field(default_factory=time.monotonic)
+    offsets: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)  # first and last, by partition
+
+    def summary(self, topic: str) -> dict[str, Any]:
+        seconds = time.monotonic() - self.started
+        return {
+            "topic": topic,
+            "records": self.records,
+            "bytes": self.value_bytes,
+            "batches": self.batches,
+            "seconds": round(seconds, 3),
+            "partitions": [
+                {"partition": number, "first_offset": first, "last_offset": last}
+                for number, (first, last) in sorted(self.offsets.items())
+            ],
+        }
+
+
+def produce(
+    topic: str,
+    /,
+    *,
+    file: Annotated[str | None, Parameter(alias="-f")] = None,
+    whole: bool = False,
+    key: Annotated[str | None, Parameter(alias="-k")] = None,
+    key_separator: str | None = None,
+    header: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    partition: int | None = None,
+    batch: Positive = 100,
+    count: Annotated[Positive | None, Parameter(group=_GENERATOR)] = None,
+    rate: Annotated[float | None, Parameter(group=_GENERATOR, validator=validators.Number(gt=0))] = None,
+    size: Annotated[int, Parameter(group=_GENERATOR, validator=validators.Number(gte=16))] = 100,
+    remote: Remote = HERE,
+) -> None:
+    """Publish to a topic: by default each line of standard input is a record.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    file
+        Read this file instead of standard input.
+    whole
+        All of the input is one record, not each line.
+    key
+        The key of every record; records with one key stay in one partition, in order.
+    key_separator
+        Each line is a key, this, and a value.
+    header
+        NAME=VALUE, on every record; may be repeated.
+    partition
+        Where to, instead of by key or in turn.
+    batch
+        At most so many records in one batch, which is appended whole or not at all.
+    count
+        Generate so many records.
+    rate
+        So many a second; without it as fast as they are acknowledged.
+    size
+        Bytes of each value.
+    """
+    name = topic_name(topic)
+    if (rate is not None or size != 100) and count is None:
+        raise InvalidInput("--rate and --size are for generated records: say how many with --count")
+    if count is not None and (file or whole or key_separator):
+        raise InvalidInput("--count generates records: it does not go with --file, --whole or --key-separator")
+    shape = _Shape(
+        key=None if key is None else key.encode(),
+        separator=key_separator.encode() if key_separator else None,
+        headers=tuple(_header(text) for text in header),
+    )
+    totals = _Totals()
+    with contextlib.ExitStack() as stack:
+        if count is not None:
+            source = _generated(count, rate, size, batch, shape)
+        else:
+            source = _read(stack.enter_context(_input(file)), whole, batch, shape)
+        try:
+            remote.run(lambda client: _publish_all(client, name, partition, source, totals, count, remote.json))
+        except SulinaError as error:
+            if totals.records:
+                error.add_note(f"acknowledged before it: {terminal.counted(totals.records, 'record')}")
+            raise
+    _tell(totals, name, as_json=remote.json)
+
+
+def _tell(totals: _Totals, topic: str, *, as_json: bool) -> None:
+    summary = totals.summary(topic)
+    if as_json:
+        return terminal.print_json(summary)
+    seconds = max(summary["seconds"], 0.001)
+    places = ", ".join(
+        f"{number}: {first} to {last}" for number, (first, last) in sorted(totals.offsets.items()) if first is not None
+    )
+    return terminal.say(
+        f"{terminal.counted(totals.records, 'record')} to {topic} in {summary['seconds']:.1f} s "
+        f"({totals.records / seconds:,.0f} a second)" + (f"; offsets by partition {places}" if places else "")
+    )
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidInput(f"--header {text!r} is not NAME=VALUE")
+    return name, value.encode()
+
+
+@contextlib.contextmanager
+def _input(path: str | None) -> Iterator[FileIO]:
+    # Unbuffered: a thread that waits in a buffer's lock would keep the interpreter from ending.
+    if path is None or path == "-":
+        if sys.stdin.isatty():
+            terminal.say("each line is a record; Ctrl-D ends")
+        with FileIO(0, closefd=False) as standard:
+            yield standard
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(FileIO(path))
+        except OSError as error:
+            raise InvalidInput(f"--file {path}: {error.strerror}") from None
+        yield file
+
+
+async def _publish_all(
+    client: "Client",
+    topic: str,
+    partition: int | None,
+    source: "AsyncIterator[list[Message]]",
+    totals: _Totals,
+    expected: int | None,
+    as_json: bool,
+) -> None:
+    """Every batch of `source`, several under way at once; they are sent, and answered here, in order."""
+    totals.started = time.monotonic()
+    under_way: deque[tuple[asyncio.Task[PublishAck], list[Message]]] = deque()
+    with _progress(expected, quiet=as_json) as advance:
+
+        async def settle_first() -> None:
+            task, messages = under_way[0]
+            ack = await task
+            under_way.popleft()
+            _count(totals, ack, messages)
+            ack.raise_for_status()
+            advance(len(messages))
+
+        async def settle_all() -> None:
+            while under_way:
+                await settle_first()
+
+        try:
+            try:
+                async for messages in source:
+                    task = asyncio.create_task(client.publish_batch(topic, messages, partition=partition))
+                    under_way.append((task, messages))
+                    while len(under_way) >= UNDER_WAY_MAX or (under_way and under_way[0][0].done()):
+                        await settle_first()
+            except InvalidInput:  # a line that is none; what was before it counts
+                await settle_all()
+                raise
+            await settle_all()
+        finally:
+            for task, _ in under_way:
+                task.cancel()
+            await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
+
+
+def _count(totals: _Totals, ack: "PublishAck", messages: "list[Message]") -> None:
+    totals.records += ack.count
+    totals.value_bytes += sum(len(message.value or b"") for message in messages) if ack.is_accepted else 0
+    totals.batches += len(ack.parts)
+    for part in ack.parts:
+        first, _ = totals.offsets.get(part.partition, (part.base_offset, None))
+        last = None if part.base_offset is None else part.base_offset + part.count - 1
+        totals.offsets[part.partition] = (first, last)
+
+
+@contextlib.contextmanager
+def _progress(expected: int | None, *, quiet: bool) -> Iterator[Any]:
+    """A bar while records are generated, where somebody looks."""
+    if expected is None or quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    with Progress(*columns, console=terminal.err(), transient=True) as bar:
+        task = bar.add_task("", total=expected, rate="")
+        started = time.monotonic()
+        acked = 0
+
+        def advance(records: int) -> None:
+            nonlocal acked
+            acked += records
+            seconds = max(time.monotonic() - started, 0.001)
+            bar.update(task, completed=acked, rate=f"{acked / seconds:,.0f} records/s")
+
+        yield advance
+
+
+async def _generated(
+    count: int, rate: float | None, size: int, batch: int, shape: _Shape
+) -> "AsyncIterator[list[Message]]":
+    """Values of `size` bytes that begin with their number. With a rate, batches small enough to be even."""
+    filler = os.urandom(size).hex().encode()[: size - 16]
+    step = batch if rate is None else max(1, min(batch, int(rate / 100)))
+    started = time.monotonic()
+    for first in range(0, count, step):
+        if rate is not None:
+            await asyncio.sleep(max(0.0, started + first / rate - time.monotonic()))
+        numbers = range(first, min(first + step, count))
+        yield [shape.message(b"%015d " % number + filler, key=shape.key) for number in numbers]
+
+
+async def _read(stream: FileIO, whole: bool, batch: int, shape: _Shape) -> "AsyncIterator[list[Message]]":
+    """Lines as they come. A thread reads, and waits when it is far ahead."""
+    if whole:
+        yield [shape.message(await asyncio.to_thread(stream.readall))]
+        return
+    lines = Lines(stream)
+    try:
+        while got := await lines.take(batch):
+            yield [shape.message(line) for line in got]
+    finally:
+        lines.stop()

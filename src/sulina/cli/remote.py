@@ -1,0 +1,108 @@
+"""A command's way to a node: where it is, and what to do when it is not there or says no."""
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from sulina.errors import (
+    Disconnected,
+    InvalidName,
+    LimitReached,
+    NamespaceNotEmpty,
+    NamespaceNotFound,
+    NotReliable,
+    OffsetOutOfRange,
+    QueueFull,
+    SubscriptionBusy,
+    SubscriptionNotFound,
+    SulinaError,
+    TopicNotFound,
+    VersionNotRetained,
+)
+from sulina.types import TopicName
+
+if TYPE_CHECKING:
+    from sulina.client import Client, ClientOptions
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_NAMESPACE = "default"
+
+Answer = TypeVar("Answer")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """The options of every command that speaks with a node."""
+
+    url: Annotated[str, Parameter(env_var="SULINA_URL", help="Where the node is.")] = DEFAULT_URL
+    json: Annotated[bool, Parameter(help="The result as JSON, and nothing else on standard output.")] = False
+
+    def run(self, work: "Callable[[Client], Awaitable[Answer]]") -> Answer:
+        """Connect, do the work, disconnect."""
+        return asyncio.run(self._run(work))
+
+    async def _run(self, work: "Callable[[Client], Awaitable[Answer]]") -> Answer:
+        async with client_for(self.url) as client:
+            try:
+                return await work(client)
+            except TopicNotFound as error:
+                error.add_note(await _nearest(client, error))
+                raise
+
+
+HERE = Remote()  # the default; cyclopts fills in what was given
+
+
+def client_for(url: str, options: "ClientOptions | None" = None) -> "Client":
+    """Over WebSocket, to be opened with `async with`. InvalidSettings when it is no URL."""
+    from sulina.client import Client, WebSocketConnector
+
+    return Client(WebSocketConnector(url), url=url, options=options)
+
+
+def topic_name(text: str) -> str:
+    """`/namespace/topic`; `topic` alone is in the namespace `default`. InvalidName."""
+    return str(TopicName.parse(text) if "/" in text else TopicName(DEFAULT_NAMESPACE, text))
+
+
+def hint_for(error: SulinaError) -> str | None:
+    """What to do about it."""
+    match error:
+        case Disconnected():
+            return "is a node running? start one with `sulina serve`, or name another with --url"
+        case NamespaceNotFound():
+            return f"create it with `sulina namespace create {vars(error).get('namespace', 'NAMESPACE')}`"
+        case SubscriptionNotFound():
+            return "`sulina subscription list TOPIC` shows what there is"
+        case SubscriptionBusy():
+            return "end the consumers that are attached, or use --force where there is one"
+        case NamespaceNotEmpty():
+            return f"`sulina topic list --namespace {vars(error).get('namespace', 'NAMESPACE')}` shows them"
+        case InvalidName():
+            return "a topic is /namespace/topic, of letters, digits, '.', '_' and '-'"
+        case OffsetOutOfRange() | VersionNotRetained():
+            return "`sulina topic show TOPIC` shows the offsets and versions that there are"
+        case NotReliable():
+            return "use --subscription to receive what comes"
+        case QueueFull():
+            return "the disk is slower than the producers: send less at once"
+        case LimitReached():
+            return "the node's limits are in its settings: docs/reference/settings.md"
+    return None
+
+
+async def _nearest(client: "Client", error: TopicNotFound) -> str:
+    """The topic that was meant, perhaps."""
+    wanted = str(vars(error).get("topic", ""))
+    by_topic: dict[str, str] = {}
+    for info in await client.topics():
+        by_topic.setdefault(info.topic.rpartition("/")[2], info.topic)
+    near = difflib.get_close_matches(wanted.rpartition("/")[2], by_topic, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {by_topic[near[0]]}? `sulina topic list` shows all"
+    return f"create it with `sulina topic create {wanted}`"

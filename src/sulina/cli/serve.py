@@ -1,0 +1,135 @@
+"""`sulina serve`: a node in the foreground, from its settings to its graceful end."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from sulina.cli import terminal
+from sulina.config import DEFAULT_BROKER_ID, DEFAULT_DATA, DEFAULT_HTTP, LogFormat, LogLevel, Settings, address_text
+from sulina.config import load as load_settings
+from sulina.errors import LogLocked, NotServing, SulinaError
+
+if TYPE_CHECKING:
+    from sulina.node import Node
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EACCES)
+
+
+def serve(
+    *,
+    data: Annotated[str | None, Parameter(show_default=DEFAULT_DATA)] = None,
+    http: Annotated[str | None, Parameter(show_default=DEFAULT_HTTP)] = None,
+    broker_id: Annotated[str | None, Parameter(show_default=DEFAULT_BROKER_ID)] = None,
+    config: str | None = None,
+    insecure: bool | None = None,
+    log_format: LogFormat | None = None,
+    log_level: LogLevel | None = None,
+    json: bool = False,
+) -> None:
+    """Start a node, and serve until SIGTERM or Ctrl-C.
+
+    Parameters
+    ----------
+    data
+        The directory for everything that is stored; made if there is none.
+    http
+        HOST:PORT for HTTP and WebSocket; port 0 is any that is free.
+    broker_id
+        The name of this node.
+    config
+        A TOML file; without it ./sulina.toml, if there is one.
+    insecure
+        Listen where other machines can reach the node, although it has neither TLS nor authentication yet.
+    log_format
+        Of the log on standard error; without it `console` in a terminal, else `json`.
+    log_level
+        The least that is logged.
+    json
+        Say that the node is ready as one line of JSON: url, data, broker_id, pid.
+    """
+    flags = {
+        "data": data,
+        "http": http,
+        "broker_id": broker_id,
+        "insecure": insecure,
+        "log_format": log_format,
+        "log_level": log_level,
+    }
+    settings = load_settings(flags, file=config, log_format="console" if sys.stderr.isatty() else "json")
+    from sulina.node import logs
+
+    logs.configure(settings.log_format, settings.log_level)
+    _run_loop(settings, as_json=json)
+
+
+def _run_loop(settings: Settings, *, as_json: bool) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(_serve(settings, as_json=as_json))
+    else:
+        uvloop.run(_serve(settings, as_json=as_json))
+
+
+async def _serve(settings: Settings, *, as_json: bool) -> None:
+    from sulina.node import Node
+
+    stopping = asyncio.Event()
+
+    def stop(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)  # whoever asks twice does not want to wait; what is acked is durable
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        node = await Node.start(settings)
+    except OSError as error:
+        raise _start_error(error, settings) from error
+    except LogLocked as error:
+        error.add_note("another node uses this data: end it, or choose another directory with --data")
+        raise
+    try:
+        _tell_ready(node, settings, as_json=as_json)
+        await stopping.wait()
+    finally:
+        await node.stop()
+
+
+def _tell_ready(node: "Node", settings: Settings, *, as_json: bool) -> None:
+    """One line on standard output: the node answers from now on."""
+    if as_json:
+        terminal.print_json(
+            {"url": node.url, "data": settings.data, "broker_id": settings.broker_id, "pid": os.getpid()}
+        )
+    else:
+        terminal.write(f"sulina is ready: {node.url}  data {settings.data}\n".encode())
+        sys.stdout.flush()
+
+
+def _start_error(error: OSError, settings: Settings) -> SulinaError:
+    """What the operating system refused, in words, with what to do."""
+    address = address_text(settings.http_host, settings.http_port)
+    if error.errno == errno.EADDRINUSE:
+        failure = NotServing(reason=f"{address} is in use by another process")
+        failure.add_note("end it, or choose another with --http; port 0 takes any that is free")
+    elif isinstance(error, socket.gaierror) or (error.errno in _NOT_OURS and error.filename is None):
+        failure = NotServing(reason=f"cannot listen on {address}: {error.strerror}")
+        failure.add_note("choose another address with --http")
+    elif (
+        isinstance(error, PermissionError | FileExistsError | NotADirectoryError | FileNotFoundError) or error.filename
+    ):
+        failure = NotServing(reason=f"cannot write the data directory {settings.data}: {error.strerror or error}")
+        failure.add_note("choose another with --data")
+    else:
+        failure = NotServing(reason=str(error))
+    return failure

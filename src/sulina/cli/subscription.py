@@ -1,0 +1,151 @@
+"""`sulina subscription list|show|create|seek|delete`."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Group, Parameter
+
+from sulina.cli import terminal
+from sulina.cli.remote import HERE, Remote, topic_name
+
+if TYPE_CHECKING:
+    from sulina.wire.messages import SubscriptionInfo
+
+Kind = Literal["exclusive", "failover", "shared", "key_shared"]
+
+app = App(
+    name="subscription", help="Create, list, show, move and delete subscriptions.", group_commands=Group("Commands")
+)
+
+
+@app.command(name="list")
+def list_(topic: str, /, *, remote: Remote = HERE) -> None:
+    """List the subscriptions of a topic.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    """
+    name = topic_name(topic)
+    found = remote.run(lambda client: client.subscriptions(name))
+    if remote.json:
+        return terminal.print_json(found)
+    if not found:
+        return terminal.say(f"{name} has no subscriptions; `sulina consume {name} --subscription NAME` makes one")
+    rows = [(info.subscription, info.kind, len(info.consumers), info.lag) for info in found]
+    return terminal.print_table(("subscription", "kind", "consumers", "lag"), rows, right=("consumers", "lag"))
+
+
+@app.command
+def show(topic: str, subscription: str, /, *, remote: Remote = HERE) -> None:
+    """Show one subscription: its consumers, its cursors, its lag.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    subscription
+        Its name.
+    """
+    name = topic_name(topic)
+    _show(remote.run(lambda client: client.subscription(name, subscription)), as_json=remote.json)
+
+
+@app.command
+def create(
+    topic: str,
+    subscription: str,
+    /,
+    *,
+    kind: Kind = "exclusive",
+    from_: Annotated[str, Parameter(name="--from")] = "latest",
+    remote: Remote = HERE,
+) -> None:
+    """Create a subscription: from then on it keeps what it has not seen.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    subscription
+        Its name.
+    kind
+        Who among its consumers gets a record.
+    from_
+        Where it begins: earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
+    """
+    name = topic_name(topic)
+    _show(
+        remote.run(lambda client: client.create_subscription(name, subscription, kind=kind, start=from_)),
+        as_json=remote.json,
+    )
+
+
+@app.command
+def seek(
+    topic: str, subscription: str, position: str, /, *, partition: int | None = None, remote: Remote = HERE
+) -> None:
+    """Move the cursors of a subscription: back to read again, forward to skip.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    subscription
+        Its name.
+    position
+        earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
+    partition
+        Only this one.
+    """
+    name = topic_name(topic)
+    _show(
+        remote.run(lambda client: client.seek(name, subscription, position, partition=partition)), as_json=remote.json
+    )
+
+
+@app.command
+def delete(topic: str, subscription: str, /, *, force: bool = False, remote: Remote = HERE) -> None:
+    """Delete a subscription and its cursors; the records stay.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    subscription
+        Its name.
+    force
+        Also while consumers are attached.
+    """
+    name = topic_name(topic)
+    remote.run(lambda client: client.delete_subscription(name, subscription, force=force))
+    if remote.json:
+        return terminal.print_json({"deleted": subscription, "topic": name})
+    return terminal.done(f"subscription {subscription} of {name} is deleted")
+
+
+def _show(info: "SubscriptionInfo", *, as_json: bool) -> None:
+    if as_json:
+        return terminal.print_json(info)
+    terminal.print_facts(
+        {
+            "subscription": info.subscription,
+            "topic": info.topic,
+            "kind": info.kind,
+            "lag": info.lag,
+            "consumers": ", ".join(info.consumers) or None,
+        }
+    )
+    columns = ("partition", "cursor", "end offset", "lag", "in flight", "acked beyond")
+    rows = [
+        (
+            cursor.partition,
+            cursor.offset,
+            cursor.end_offset,
+            cursor.lag,
+            cursor.in_flight,
+            sum(end - start for start, end in cursor.acked),
+        )
+        for cursor in info.cursors
+    ]
+    return terminal.print_table(columns, rows, right=columns[1:])

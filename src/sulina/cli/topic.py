@@ -1,0 +1,194 @@
+"""`sulina topic create|list|show|delete`."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Group, Parameter
+
+from sulina.cli import terminal
+from sulina.cli.policy import NOTHING_SAID, PolicyFlags, policy_text
+from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from sulina.client import Client
+    from sulina.core.topic import Schema
+    from sulina.wire.messages import PartitionInfo, TopicInfo
+
+app = App(name="topic", help="Create, list, show and delete topics.", group_commands=Group("Commands"))
+
+
+@app.command
+def create(
+    topic: str,
+    /,
+    *,
+    partitions: int = 1,
+    delivery: Literal["reliable", "non_reliable"] = "reliable",
+    schema: str | None = None,
+    schema_kind: Literal["json", "avro", "arrow"] = "json",
+    policy: PolicyFlags = NOTHING_SAID,
+    remote: Remote = HERE,
+) -> None:
+    """Create a topic; one that exists gets the new policy and schema, where the rules allow it.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    partitions
+        How many; records with one key stay in one of them.
+    delivery
+        `reliable` is a log, `non_reliable` passes records on and forgets them.
+    schema
+        A file with the schema of the values: JSON Schema, Avro's JSON, or an Arrow schema in IPC form.
+    schema_kind
+        What the file is.
+    """
+    name = topic_name(topic)
+    settings: dict[str, Any] = {
+        "partitions": partitions,
+        "delivery": delivery,
+        "policy": policy.policy(),
+        "schema": _schema(schema, schema_kind) if schema else None,
+    }
+    info = remote.run(lambda client: client.create_topic(name, **settings))
+    if remote.json:
+        return terminal.print_json(info)
+    return terminal.done(f"{info.topic} has {terminal.counted(info.settings.partitions, 'partition')}")
+
+
+@app.command(name="list")
+def list_(*, namespace: str | None = None, remote: Remote = HERE) -> None:
+    """List the topics.
+
+    Parameters
+    ----------
+    namespace
+        Only those of this namespace.
+    """
+    topics = remote.run(lambda client: client.topics(namespace=namespace))
+    if remote.json:
+        return terminal.print_json(topics)
+    if not topics:
+        return terminal.say("there are no topics; create one with `sulina topic create /default/orders`")
+    rows = [
+        (
+            info.topic,
+            info.settings.partitions,
+            info.settings.delivery,
+            info.settings.value_schema.kind,
+            info.state,
+            len(info.subscriptions),
+        )
+        for info in topics
+    ]
+    return terminal.print_table(
+        ("topic", "partitions", "delivery", "schema", "state", "subscriptions"),
+        rows,
+        right=("partitions", "subscriptions"),
+    )
+
+
+@app.command
+def show(topic: str, /, *, remote: Remote = HERE) -> None:
+    """Show one topic: its settings, its partitions, its subscriptions.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    """
+    name = topic_name(topic)
+
+    async def ask(client: "Client") -> "tuple[TopicInfo, list[PartitionInfo]]":
+        info = await client.topic(name)
+        if info.settings.delivery != "reliable":
+            return info, []
+        return info, [await client.partition(name, number) for number in range(info.settings.partitions)]
+
+    info, partitions = remote.run(ask)
+    if remote.json:
+        return terminal.print_json({"topic": info, "partitions": partitions})
+    schema = info.settings.value_schema
+    terminal.print_facts(
+        {
+            "topic": info.topic,
+            "delivery": info.settings.delivery,
+            "state": info.state,
+            "schema": f"{schema.kind} {info.schema_id}" if schema.kind != "bytes" else schema.kind,
+            "policy": policy_text(info.policy),
+            "subscriptions": ", ".join(info.subscriptions) or None,
+        }
+    )
+    if partitions:
+        columns = ("partition", "state", "start offset", "end offset", "version", "epoch", "size", "segments", "error")
+        terminal.print_table(columns, [_partition_row(part) for part in partitions], right=columns[2:8])
+    return None
+
+
+def _partition_row(part: "PartitionInfo") -> tuple[Any, ...]:
+    size = terminal.bytes_text(part.size_bytes)
+    return (
+        part.partition,
+        part.state,
+        part.start_offset,
+        part.end_offset,
+        part.version,
+        part.epoch,
+        size,
+        len(part.segments),
+        part.error or "",
+    )
+
+
+@app.command
+def delete(
+    topic: str,
+    /,
+    *,
+    force: bool = False,
+    yes: Annotated[bool, Parameter(alias="-y")] = False,
+    remote: Remote = HERE,
+) -> int | None:
+    """Delete a topic and all its records, for good.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    force
+        Also while consumers are attached.
+    yes
+        Do not ask.
+    """
+    name = topic_name(topic)
+    if not yes and not remote.json and not terminal.is_confirmed(f"Delete {name} and all its records?"):
+        terminal.say("nothing was deleted")
+        return 1
+    remote.run(lambda client: client.delete_topic(name, force=force))
+    if remote.json:
+        terminal.print_json({"deleted": name})
+    else:
+        terminal.done(f"{name} is deleted")
+    return None
+
+
+def _schema(path: str, kind: str) -> "Schema":
+    """The schema in a file. InvalidSettings."""
+    import base64
+
+    import msgspec
+
+    from sulina.core.topic import Schema, SchemaKind
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise InvalidSettings(f"--schema {path}: {error.strerror}") from None
+    if kind == SchemaKind.ARROW:
+        return Schema(kind=SchemaKind.ARROW, definition=base64.b64encode(data).decode())
+    try:
+        return Schema(kind=SchemaKind(kind), definition=msgspec.json.decode(data))
+    except msgspec.DecodeError as error:
+        raise InvalidSettings(f"--schema {path}: not JSON: {error}") from None

@@ -1,0 +1,34 @@
+"""The Python client: publish, consume, subscribe and administer, against a node elsewhere or in this process."""
+
+from sulina.client.client import Client
+from sulina.client.connect import Connecting, connecting
+from sulina.client.connection import Connection, Connector
+from sulina.client.message import Delivered, Message, Received
+from sulina.client.options import ClientOptions
+from sulina.client.publish_ack import PublishAck, PublishStatus, RejectReason
+from sulina.client.reader import Reader
+from sulina.client.subscription import Subscription
+from sulina.client.sync import SyncClient, SyncDelivered, SyncReader, SyncSubscription
+from sulina.client.websocket import WebSocketConnector
+
+__all__ = [
+    "Client",
+    "ClientOptions",
+    "Connecting",
+    "Connection",
+    "Connector",
+    "Delivered",
+    "Message",
+    "PublishAck",
+    "PublishStatus",
+    "Reader",
+    "Received",
+    "RejectReason",
+    "Subscription",
+    "SyncClient",
+    "SyncDelivered",
+    "SyncReader",
+    "SyncSubscription",
+    "WebSocketConnector",
+    "connecting",
+]

@@ -1,0 +1,213 @@
+"""A consumer as one connection knows it: its credit, its acks, and which deliveries are still its own.
+
+An attachment ends with its connection, by a seek, or when it is left; what it was delivered can then no longer be
+acked, because the node delivers it again. Nor can a delivery that the same attachment was sent anew.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from sulina.client.message import Delivered
+from sulina.client.session import Session
+from sulina.errors import ConsumerNotFound, Disconnected, InvalidSettings, SulinaError
+from sulina.wire.frames import RANGES_MAX, AckRecords, AddCredit, Deliver, Detach, FromClient, NackRecords
+
+CREDIT_MAX = 1_000_000  # in one frame
+REDELIVERIES_NOTED_MAX = 10_000
+LEAVE_SECONDS = 5.0
+DELAY_SECONDS_MAX = 24 * 3600
+
+Ranges = list[tuple[int, int]]
+
+_partition = attrgetter("partition")
+
+
+class Attachment:
+    """Made for a subscription, which gets what is delivered."""
+
+    def __init__(
+        self, session: Session, on_delivery: Callable[["Attachment", Deliver], None], *, is_reliable: bool
+    ) -> None:
+        self.handle = session.next_id()
+        self.is_reliable = is_reliable  # else there are neither cursors nor anything to deliver again
+        self.is_gone = False
+        self.has_delivered = False
+        self.gone: asyncio.Future[SulinaError] = asyncio.get_running_loop().create_future()
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._on_delivery = on_delivery
+        self._credit = 0  # to give back
+        self._acks: dict[int, deque[int]] = {}  # to send: offsets by partition
+        self._is_armed = False  # they will be sent
+        self._attempts: dict[tuple[int, int], int] = {}  # the newest, of redelivered records, by partition and offset
+
+    # What the session calls
+
+    def deliver(self, frame: Deliver) -> None:
+        """Records have come."""
+        self.has_delivered = True
+        if frame.attempt > 1:
+            for start, end in frame.ranges:
+                for offset in range(start, end):
+                    self._attempts[frame.partition, offset] = frame.attempt
+            while len(self._attempts) > REDELIVERIES_NOTED_MAX:
+                del self._attempts[next(iter(self._attempts))]
+        self._on_delivery(self, frame)
+
+    def lose(self, error: SulinaError) -> None:
+        """Nothing that was delivered can be acked any more."""
+        self.is_gone = True
+        self._session.detach(self.handle)
+        if not self.gone.done():
+            self.gone.set_result(error)
+
+    def drain(self) -> list[FromClient]:
+        """Credit and acks that wait to be sent."""
+        if self.is_gone:
+            self._session.detach(self.handle)
+            return [Detach(0, self.handle)]
+        frames: list[FromClient] = []
+        while self._credit:
+            records = min(self._credit, CREDIT_MAX)
+            self._credit -= records
+            frames.append(AddCredit(self.handle, records))
+        frames += (AckRecords(0, self.handle, partition, ranges) for partition, ranges in self._waiting_acks())
+        return frames
+
+    # What the application calls
+
+    def is_own(self, message: Delivered) -> bool:
+        """Whether the delivery is still this consumer's to ack, as far as is known here."""
+        if self.is_gone or not self.is_reliable:
+            return False
+        attempts = self._attempts
+        return not attempts or attempts.get((message.partition, message.offset), message.attempt) == message.attempt
+
+    def _own(self, messages: Sequence[Delivered]) -> Sequence[Delivered]:
+        if not self.is_gone and not self._attempts:
+            return messages
+        return [message for message in messages if self.is_own(message)]
+
+    async def ack(self, messages: Sequence[Delivered]) -> bool:
+        """Return when the cursors are durable; False when any of the deliveries was not ours any more."""
+        if not self.is_reliable:
+            return True
+        own = self._own(messages)
+        parts = list(_by_partition(own))
+        if len(parts) == 1:
+            is_known = await self._ack(*parts[0])
+        else:
+            is_known = all(await asyncio.gather(*(self._ack(*part) for part in parts)))
+        return is_known and len(own) == len(messages)
+
+    async def nack(self, messages: Sequence[Delivered], delay_seconds: float | None) -> bool:
+        """Return when the node knows; False when any of the deliveries was not ours any more."""
+        if not self.is_reliable:
+            return False
+        own = self._own(messages)
+        if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
+            raise InvalidSettings(f"a delay of {delay_seconds} seconds is not in 0 to {DELAY_SECONDS_MAX}")
+        delay_ms = None if delay_seconds is None else round(delay_seconds * 1000)
+        answers = await asyncio.gather(*(self._nack(*part, delay_ms) for part in _by_partition(own)))
+        return all(answers) and len(own) == len(messages)
+
+    def ack_soon(self, message: Delivered) -> None:
+        """Called by any thread."""
+        if (self.is_gone or self._attempts or not self.is_reliable) and not self.is_own(message):
+            return
+        acks = self._acks.get(message.partition)
+        if acks is None:
+            acks = self._acks.setdefault(message.partition, deque())
+        acks.append(message.offset)
+        if not self._is_armed:  # asked after the append: whoever disarms, drains afterwards
+            self._is_armed = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the connection
+                self._loop.call_soon_threadsafe(self._send_acks_later)
+
+    def give_credit(self, records: int) -> None:
+        """The application has taken so many."""
+        self._credit += records
+        self._session.post(self.handle, self)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more; if it is attached all the same, the node is told."""
+        self.is_gone = True
+        self._session.post(self.handle, self)
+
+    async def leave(self) -> None:
+        """Make the acks durable, then detach. Nothing is raised: what was not acked comes again."""
+        with contextlib.suppress(SulinaError):
+            await asyncio.gather(*(self._ack(partition, ranges) for partition, ranges in self._waiting_acks()))
+            if not self.is_gone:
+                await self._session.request(
+                    lambda number: Detach(number, self.handle), is_repeatable=False, timeout_seconds=LEAVE_SECONDS
+                )
+        self._session.detach(self.handle)
+        self.is_gone = True
+
+    def _send_acks_later(self) -> None:
+        self._loop.call_later(self._session.options.ack_delay_seconds, self._send_acks)
+
+    def _send_acks(self) -> None:
+        self._is_armed = False
+        self._session.post(self.handle, self)
+
+    def _waiting_acks(self) -> Iterator[tuple[int, Ranges]]:
+        for partition, offsets in list(self._acks.items()):
+            # One by one: another thread may be appending.
+            taken = [offsets.popleft() for _ in range(len(offsets))]
+            for ranges in _chunks(ranges_of(taken)):
+                yield partition, ranges
+
+    async def _ack(self, partition: int, ranges: Ranges) -> bool:
+        return await self._settled(lambda number: AckRecords(number, self.handle, partition, ranges), ranges)
+
+    async def _nack(self, partition: int, ranges: Ranges, delay_ms: int | None) -> bool:
+        return await self._settled(lambda number: NackRecords(number, self.handle, partition, ranges, delay_ms), ranges)
+
+    async def _settled(self, make: Callable[[int], FromClient], ranges: Ranges) -> bool:
+        """Whether the consumer still held all of these."""
+        if self.is_gone:
+            return False
+        try:
+            held = await self._session.request(make, is_repeatable=False)
+        except (Disconnected, ConsumerNotFound):
+            return False
+        return bool(held == sum(end - start for start, end in ranges))
+
+
+def ranges_of(offsets: list[int]) -> Ranges:
+    """The offsets as half-open ranges, sorted, as few as possible."""
+    if not offsets:
+        return []
+    first, end = offsets[0], offsets[-1] + 1
+    if end - first == len(offsets) and offsets == list(range(first, end)):  # as they mostly are
+        return [(first, end)]
+    ordered = sorted(set(offsets))
+    ranges: Ranges = []
+    start = end = ordered[0]
+    for offset in ordered:
+        if offset != end:
+            ranges.append((start, end))
+            start = offset
+        end = offset + 1
+    ranges.append((start, end))
+    return ranges
+
+
+def _by_partition(messages: Iterable[Delivered]) -> Iterator[tuple[int, Ranges]]:
+    offsets: dict[int, list[int]] = {}
+    for partition, some in groupby(messages, key=_partition):
+        offsets.setdefault(partition, []).extend([message.offset for message in some])
+    for partition, all_of_it in offsets.items():
+        for ranges in _chunks(ranges_of(all_of_it)):
+            yield partition, ranges
+
+
+def _chunks(ranges: Ranges) -> Iterator[Ranges]:
+    for start in range(0, len(ranges), RANGES_MAX):
+        yield ranges[start : start + RANGES_MAX]

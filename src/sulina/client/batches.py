@@ -1,0 +1,90 @@
+"""Record batches on the client's side: few records in Python, many by the kernels.
+
+Importing the kernels takes a second, which an application must not wait for, and most never need: they are imported
+in a thread, once so many records have come that it is worth it. Until then Python does the same, more slowly.
+"""
+
+import asyncio
+import itertools
+import sys
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
+
+from sulina.core.batch import BatchLimits, split
+from sulina.core.compression import Bytes
+from sulina.core.records import Headers, Record, decode, encode
+from sulina.core.rows import decode_rows, encode_rows
+from sulina.wire.frames import FRAME_BYTES_MAX
+
+RECORDS_BEFORE_KERNELS = 20_000
+LIMITS = BatchLimits(batch_bytes_max=FRAME_BYTES_MAX)  # the node has its own; this is what fits a frame
+
+_KERNELS = "sulina.core._kernels"
+_ready = threading.Event()  # the kernels of this process have been used
+_offset = attrgetter("offset")
+
+
+class BatchCodec:
+    """Encodes and decodes for one client."""
+
+    def __init__(self) -> None:
+        self._records = 0  # that Python has done
+        self._warming: asyncio.Task[None] | None = None
+
+    def encode(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        timestamps_ms: Sequence[int] | int,
+        headers: Sequence[Headers] | None,
+    ) -> bytearray:
+        """One batch. InvalidBatch when there is no record, or a timestamp does not fit."""
+        if len(values) < 32 or self._has_kernels(len(values)):  # so few are done in Python there too
+            return encode_rows(values, keys, timestamps_ms, headers)
+        stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
+        records = map(Record, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
+        return encode(list(records))
+
+    def decode(self, data: Bytes) -> list[Record]:
+        """The records of the batches that lie end to end in `data`; their checksums hold. InvalidBatch, and others."""
+        headers = split(data, LIMITS)
+        if self._has_kernels(sum(header.record_count for header in headers)):
+            return decode_rows(data, limits=LIMITS)
+        records: list[Record] = []
+        position = 0
+        for header in headers:
+            records += decode(data, header, position, LIMITS)
+            position += header.size_bytes
+        return records
+
+    def _has_kernels(self, records: int) -> bool:
+        if _ready.is_set():
+            return True
+        self._records += records
+        if self._warming is None and (self._records >= RECORDS_BEFORE_KERNELS or _KERNELS in sys.modules):
+            self._warming = asyncio.get_running_loop().create_task(
+                asyncio.to_thread(_use_kernels), name="sulina-kernels"
+            )
+        return False
+
+    async def close(self) -> None:
+        """A thread cannot be stopped: wait for it."""
+        if self._warming is not None:
+            await self._warming
+
+
+def _use_kernels() -> None:
+    """Import them, and use each once: the first use compiles, or reads what was compiled before."""
+    decode_rows(encode_rows([b"value"] * 1000, [b"key"] * 1000, list(range(1000))), limits=LIMITS)
+    encode_rows([b"value"] * 1000, None, 0)
+    _ready.set()
+
+
+def within(records: list[Record], start: int, end: int) -> list[Record]:
+    """The records whose offsets are in [start, end); they come sorted."""
+    if not records or (records[0].offset >= start and records[-1].offset < end):
+        return records
+    first = bisect_left(records, start, key=_offset)
+    return records[first : bisect_left(records, end, first, key=_offset)]

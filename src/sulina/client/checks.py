@@ -1,0 +1,48 @@
+"""What callers give, checked before it is sent: a frame of another shape would cost everybody the connection."""
+
+from typing import TypeVar
+
+import msgspec
+
+from sulina.core.position import Position
+from sulina.errors import InvalidSettings
+from sulina.types import TopicName
+
+TEXT_LENGTH_MAX = 500
+NUMBER_MAX = 2**63 - 1
+
+TopicLike = str | TopicName
+PositionLike = str | Position
+T = TypeVar("T")
+
+
+def checked(value: object, kind: type[T]) -> T:
+    """A setting as it was given, or as plain values. InvalidSettings."""
+    try:
+        return value if isinstance(value, kind) else msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidSettings(str(error)) from None
+
+
+def checked_text(what: str, text: object) -> str:
+    """A short text. InvalidSettings."""
+    if not isinstance(text, str) or len(text) > TEXT_LENGTH_MAX:
+        raise InvalidSettings(f"{what} must be text of at most {TEXT_LENGTH_MAX} characters, not {text!r:.60}")
+    return text
+
+
+def checked_number(what: str, number: object) -> int:
+    """An offset, a version, a partition. InvalidSettings."""
+    if not isinstance(number, int) or not -NUMBER_MAX <= number <= NUMBER_MAX:
+        raise InvalidSettings(f"{what} must be a number of 64 bits, not {number!r:.60}")
+    return number
+
+
+def topic_text(topic: TopicLike) -> str:
+    """`/namespace/topic`. InvalidName."""
+    return str(topic if isinstance(topic, TopicName) else TopicName.parse(topic))
+
+
+def position_text(position: PositionLike) -> str:
+    """InvalidSettings."""
+    return str(position if isinstance(position, Position) else Position.parse(position))

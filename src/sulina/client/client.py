@@ -1,0 +1,219 @@
+"""The client: one session with a node, and everything that can be done over it.
+
+It is asynchronous and belongs to one event loop; `sync` is the same for threads.
+"""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sulina.client.admin import Admin
+from sulina.client.batches import BatchCodec
+from sulina.client.checks import PositionLike, TopicLike, checked, position_text, topic_text
+from sulina.client.connection import Connector
+from sulina.client.message import HeadersLike, Message
+from sulina.client.options import ClientOptions
+from sulina.client.publish_ack import PublishAck
+from sulina.client.publisher import Publisher, PublishOptions
+from sulina.client.reader import Range, Reader, Reading
+from sulina.client.session import Session
+from sulina.client.subscription import Subscription, Terms
+from sulina.client.topics import Topics
+from sulina.core.members import SubscriptionKind
+from sulina.core.topic import Schema
+from sulina.errors import InvalidSettings
+from sulina.types import TopicName
+
+T = TypeVar("T")
+
+
+class Client(Admin):
+    """`async with sulina.connect(url) as client:`. Everything may be called from many tasks at once."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        options: ClientOptions | None = None,
+        url: str = "in-process",
+        rng: random.Random | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.options = options or ClientOptions()
+        rng = rng or random.Random()
+        super().__init__(Session(connector, self.options, url=url, rng=rng))
+        self._codec = BatchCodec()
+        self._topics = Topics(self.topic, seconds=self.options.topic_seconds, first_turn=rng.randrange)
+        self._publisher = Publisher(self._session, self._codec, self._topics)
+        self._subscriptions: set[Subscription] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._on_close = on_close
+
+    @property
+    def url(self) -> str:
+        """Where the node is."""
+        return self._session.url
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection at this moment; if not, one is being made."""
+        return self._session.is_connected
+
+    async def open(self) -> Self:
+        """Connect. Disconnected."""
+        await self._session.open()
+        return self
+
+    async def close(self) -> None:
+        """Detach, flush acks, and let go. Calls that wait get Disconnected."""
+        if not self._session.is_closed:
+            await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions)))
+            for task in self._background:
+                task.cancel()
+            if self._background:
+                await asyncio.wait(self._background)
+            await self._session.close()
+            await self._codec.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            await on_close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Publishing
+
+    async def publish(
+        self,
+        topic: TopicLike,
+        value: object,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        txn_id: str | None = None,
+        expected_version: int | None = None,
+        schema: Schema | str | None = None,
+        timeout_seconds: float | None = None,
+        idempotent: bool | None = None,
+    ) -> PublishAck:
+        """One record. Returns when it is what the topic's ack level says, or rejected.
+
+        `value` is bytes, text, or anything that msgspec writes as JSON, or a Message; None is a tombstone. The same
+        `txn_id` again gets the first answer; without one, the client makes one, so that it can repeat what a broken
+        connection left open. `idempotent=False` does without: Disconnected then means that the outcome is unknown.
+        """
+        return await self.publish_batch(
+            topic,
+            (value if isinstance(value, Message) else Message(value, key, headers, timestamp_ms),),
+            partition=partition,
+            txn_id=txn_id,
+            expected_version=expected_version,
+            schema=schema,
+            timeout_seconds=timeout_seconds,
+            idempotent=idempotent,
+        )
+
+    async def publish_batch(
+        self,
+        topic: TopicLike,
+        messages: Iterable[object],
+        *,
+        partition: int | None = None,
+        txn_id: str | None = None,
+        expected_version: int | None = None,
+        schema: Schema | str | None = None,
+        timeout_seconds: float | None = None,
+        idempotent: bool | None = None,
+    ) -> PublishAck:
+        """Messages, or values as `publish` takes them; all or nothing in each partition that their keys name."""
+        options = PublishOptions(
+            partition=partition,
+            txn_id=txn_id,
+            expected_version=expected_version,
+            schema=schema,
+            timeout_seconds=timeout_seconds,
+            is_idempotent=self.options.idempotent if idempotent is None else idempotent,
+        )
+        return await self._publisher.publish(topic, messages, options)
+
+    # Reading
+
+    def consume(
+        self,
+        topic: TopicLike,
+        *,
+        start: PositionLike = "earliest",
+        partitions: Sequence[int] | None = None,
+        follow: bool = True,
+        version: int | None = None,
+        max_bytes: int = 1 << 20,
+    ) -> Reader:
+        """Records from `start` on, of all partitions as they come, each in its order.
+
+        `start` is looked up when the reading begins. With `follow=False` it ends where the topic ended then; with a
+        `version`, which is of one partition, it reads what the partition held at it.
+        """
+        name, begin = TopicName.parse(topic_text(topic)), position_text(start)
+
+        async def locate() -> list[Range]:
+            known = await self._topics.get(name)
+            chosen = range(known.partitions) if partitions is None else partitions
+            if version is not None and len(chosen) != 1:
+                raise InvalidSettings("a version counts the commits of one partition: name the partition to read")
+            is_endless = follow or version is not None
+            return await asyncio.gather(*(self._range(name, number, begin, is_endless) for number in chosen))
+
+        reading = Reading(topic=str(name), version=version, max_bytes=max_bytes)
+        return Reader(self._session, self._codec, reading, locate, self._in_background)
+
+    async def _range(self, name: TopicName, partition: int, start: str, is_endless: bool) -> Range:
+        end = None if is_endless else (await self.partition(name, partition)).end_offset
+        return Range(partition=partition, start=await self.locate(name, start, partition), end=end)
+
+    def subscribe(
+        self,
+        topic: TopicLike,
+        subscription: str,
+        *,
+        kind: SubscriptionKind | str = SubscriptionKind.EXCLUSIVE,
+        start: PositionLike = "latest",
+        credit: int = 1000,
+        name: str = "",
+    ) -> Subscription:
+        """Messages as they come, to be acked. `start` counts when the subscription is new.
+
+        `credit` is how many the node may send ahead of what is taken. A consumer that comes back under the same `name`
+        takes its former self's place.
+        """
+        terms = Terms(
+            topic=topic_text(topic),
+            subscription=subscription,
+            kind=checked(kind, SubscriptionKind),
+            start=position_text(start),
+            credit=credit,
+            name=name or f"consumer-{secrets.token_hex(4)}",
+        )
+        return Subscription(self._session, self._codec, self._topics, terms, self._subscriptions)
+
+    def _in_background(self, work: Awaitable[T], name: str) -> asyncio.Task[T]:
+        """A task that ends with the client, if not before; its error is whoever's who looks at it."""
+        task = asyncio.ensure_future(work)
+        task.set_name(name)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()

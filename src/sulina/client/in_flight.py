@@ -1,0 +1,56 @@
+"""A bound on what has been asked and not yet answered: so many requests, and so many bytes."""
+
+import asyncio
+import contextlib
+from collections import deque
+
+
+class InFlight:
+    """Whoever comes first is let in first. A request larger than all of the room is let in alone."""
+
+    def __init__(self, *, requests_max: int, bytes_max: int) -> None:
+        self.requests_max = requests_max
+        self.bytes_max = bytes_max
+        self.requests = 0
+        self.size_bytes = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    async def enter(self, size_bytes: int) -> None:
+        """Return when there is room, which is then taken."""
+        if not self._waiting and self._fits(size_bytes):
+            self._take(size_bytes)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, size_bytes))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(size_bytes)  # let in and cancelled at the same moment
+            else:
+                with contextlib.suppress(ValueError):  # it may have been passed over already
+                    self._waiting.remove((turn, size_bytes))
+                self._let_in()  # whoever was behind may fit where this did not
+            raise
+
+    def leave(self, size_bytes: int) -> None:
+        """Give the room back."""
+        self.requests -= 1
+        self.size_bytes -= size_bytes
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][1]):
+            turn, size_bytes = self._waiting.popleft()
+            if not turn.done():
+                self._take(size_bytes)
+                turn.set_result(None)
+
+    def _fits(self, size_bytes: int) -> bool:
+        if not self.requests:
+            return True
+        return self.requests < self.requests_max and self.size_bytes + size_bytes <= self.bytes_max
+
+    def _take(self, size_bytes: int) -> None:
+        self.requests += 1
+        self.size_bytes += size_bytes

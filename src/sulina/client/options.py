@@ -1,0 +1,19 @@
+"""What a client is started with."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Times and bounds of one client. Past a bound, calls wait; past their time, they fail."""
+
+    timeout_seconds: float = 30.0  # of one call with all its retries, unless the call says otherwise
+    wait_seconds: float = 0.0  # how long the first connection is tried for; 0: once
+    backoff_seconds_min: float = 0.05
+    backoff_seconds_max: float = 5.0
+    requests_in_flight_max: int = 1024
+    bytes_in_flight_max: int = 64 << 20
+    fetches_in_flight_max: int = 256
+    ack_delay_seconds: float = 0.005  # what `ack_soon` gathers before it sends
+    idempotent: bool = True  # every publish has a txn_id, so that it can be repeated after an unknown outcome
+    topic_seconds: float = 60.0  # how long the number of a topic's partitions is believed

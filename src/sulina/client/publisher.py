@@ -1,0 +1,229 @@
+"""From messages to acks: bytes, partitions, batches, requests.
+
+- Records go where their keys say, by the hash that every Kafka client uses. Those without a key go to one partition for
+  each call, in turn; or by the txn_id, so that a call that is made again finds its first answer.
+- A batch for several partitions is several requests, each all or nothing.
+- Every publish has a txn_id where the topic remembers it: so it can be repeated when its outcome is not known.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sulina.client.batches import BatchCodec
+from sulina.client.checks import checked_number, checked_text
+from sulina.client.message import Message, header_pairs, key_bytes, value_bytes
+from sulina.client.publish_ack import PublishAck, PublishStatus, reject_reason
+from sulina.client.session import Session
+from sulina.client.topics import KnownTopic, Topics
+from sulina.core.records import Headers
+from sulina.core.routing import partition_of
+from sulina.core.topic import Schema
+from sulina.errors import (
+    BatchTooLarge,
+    InvalidSettings,
+    KeysSpanPartitions,
+    NotSerializable,
+    PartitionNotFound,
+    SulinaError,
+    TopicNotFound,
+)
+from sulina.types import TopicName
+from sulina.wire.frames import FRAME_BYTES_MAX, FromClient, Publish
+from sulina.wire.messages import Published
+
+DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # names and ids go around it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """What a call says about its records as a whole."""
+
+    partition: int | None = None
+    txn_id: str | None = None
+    expected_version: int | None = None
+    schema: Schema | str | None = None
+    timeout_seconds: float | None = None
+    is_idempotent: bool = True
+
+    def __post_init__(self) -> None:
+        for what, number in (("partition", self.partition), ("expected_version", self.expected_version)):
+            if number is not None:
+                checked_number(what, number)
+        for what, text in (("txn_id", self.txn_id), ("schema", self.schema_id)):
+            if text is not None:
+                checked_text(what, text)
+
+    @property
+    def schema_id(self) -> str | None:
+        """As the node knows it."""
+        return self.schema.fingerprint if isinstance(self.schema, Schema) else self.schema
+
+
+@dataclass(slots=True)
+class Columns:
+    """Records, field by field. What no record has is None."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    timestamps_ms: list[int] | int
+    headers: list[Headers] | None
+
+    @classmethod
+    def of(cls, messages: Iterable[object], now_ms: int) -> "Columns":
+        """Messages, or values. NotSerializable says which of them it is."""
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        stamps: list[int] = []
+        headers: list[Headers] = []
+        for message in messages:
+            try:
+                if isinstance(message, Message):
+                    values.append(value_bytes(message.value))
+                    keys.append(key_bytes(message.key))
+                    headers.append(header_pairs(message.headers))
+                    stamps.append(_stamp(message.timestamp_ms, now_ms))
+                else:
+                    values.append(value_bytes(message))
+                    keys.append(None)
+                    headers.append(())
+                    stamps.append(now_ms)
+            except NotSerializable as error:
+                raise NotSerializable(f"record {len(stamps)}: {error}") from None
+        return cls(
+            values,
+            keys if keys.count(None) < len(keys) else None,
+            stamps if stamps.count(now_ms) < len(stamps) else now_ms,
+            headers if any(headers) else None,
+        )
+
+    def rows(self, numbers: Sequence[int]) -> "Columns":
+        """Some of them, in this order."""
+        keys, stamps, headers = self.keys, self.timestamps_ms, self.headers
+        return Columns(
+            [self.values[n] for n in numbers],
+            None if keys is None else [keys[n] for n in numbers],
+            stamps if isinstance(stamps, int) else [stamps[n] for n in numbers],
+            None if headers is None else [headers[n] for n in numbers],
+        )
+
+
+def _stamp(timestamp_ms: object, now_ms: int) -> int:
+    if timestamp_ms is None:
+        return now_ms
+    if not isinstance(timestamp_ms, int):
+        raise NotSerializable(f"a timestamp is milliseconds since 1970, not {type(timestamp_ms).__qualname__}")
+    return timestamp_ms
+
+
+def by_partition(columns: Columns, partitions: int, keyless: int) -> dict[int, Columns]:
+    """Which records go where; those without a key go to `keyless`."""
+    if partitions == 1 or columns.keys is None:
+        return {keyless: columns}
+    places: dict[bytes | None, int] = {None: keyless}
+    numbers: dict[int, list[int]] = {}
+    for number, key in enumerate(columns.keys):
+        place = places.get(key)
+        if place is None:
+            assert key is not None
+            place = places[key] = partition_of(key, partitions)
+        numbers.setdefault(place, []).append(number)
+    if len(numbers) == 1:
+        return {next(iter(numbers)): columns}
+    return {place: columns.rows(some) for place, some in numbers.items()}
+
+
+class Publisher:
+    """Publishes for one client."""
+
+    def __init__(self, session: Session, codec: BatchCodec, topics: Topics) -> None:
+        self._session = session
+        self._codec = codec
+        self._topics = topics
+        self._name = secrets.token_hex(8)
+        self._count = 0
+
+    async def publish(self, topic: str | TopicName, messages: Iterable[object], options: PublishOptions) -> PublishAck:
+        """Return when the node has answered for every part. Faults of the system raise."""
+        try:
+            name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+            columns = Columns.of(messages, int(time.time() * 1000))
+        except SulinaError as error:
+            return PublishAck.rejected(error)
+        answers = await self._attempt(name, columns, options)
+        if all(isinstance(answer, PartitionNotFound | TopicNotFound) for answer in answers):
+            # Nothing was written; what is known of the topic may be of its past.
+            await self._topics.refresh(name, options.timeout_seconds)
+            if options.partition is None:
+                answers = await self._attempt(name, columns, options)
+        return _ack(answers)
+
+    async def _attempt(
+        self, name: TopicName, columns: Columns, options: PublishOptions
+    ) -> list[Published | SulinaError]:
+        """What the node says to each part."""
+        topic = await self._topics.get(name, options.timeout_seconds)
+        txn_id = options.txn_id
+        if txn_id is None and options.is_idempotent and topic.remembers:
+            self._count += 1
+            txn_id = f"{self._name}-{self._count}"
+        try:
+            parts = [(place, self._encoded(part)) for place, part in self._parts(topic, columns, options).items()]
+        except SulinaError as error:
+            return [error]
+        if len(parts) == 1:
+            return [await self._answer(name, *parts[0], txn_id, options)]
+        return await asyncio.gather(*(self._answer(name, *part, txn_id, options) for part in parts))
+
+    def _parts(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> dict[int, Columns]:
+        if options.partition is not None:
+            return {options.partition: columns}
+        if options.txn_id is not None:
+            keyless = partition_of(options.txn_id.encode(), topic.partitions)
+        else:
+            keyless = topic.next_turn()
+        parts = by_partition(columns, topic.partitions, keyless)
+        if options.expected_version is not None and topic.partitions > 1:
+            if len(parts) > 1:
+                raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(parts))))
+            if columns.keys is None:
+                raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
+        return parts
+
+    def _encoded(self, part: Columns) -> memoryview:
+        data = self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers)
+        if len(data) > DATA_BYTES_MAX:
+            raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
+        return memoryview(data)
+
+    async def _answer(
+        self, name: TopicName, partition: int, data: memoryview, txn_id: str | None, options: PublishOptions
+    ) -> Published | SulinaError:
+        topic, schema_id = str(name), options.schema_id
+
+        def make(number: int) -> FromClient:
+            return Publish(number, topic, data, partition, txn_id, options.expected_version, schema_id)
+
+        try:
+            answer = await self._session.request(
+                make,
+                size_bytes=len(data),
+                timeout_seconds=options.timeout_seconds,
+                is_repeatable=txn_id is not None,
+            )
+        except SulinaError as error:
+            return error
+        return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
+
+
+def _ack(answers: Sequence[Published | SulinaError]) -> PublishAck:
+    parts = tuple(answer for answer in answers if isinstance(answer, Published))
+    errors = [answer for answer in answers if isinstance(answer, SulinaError)]
+    if not errors:
+        return PublishAck(PublishStatus.ACCEPTED, parts=parts)
+    # What must be raised goes before what is only a reject.
+    return PublishAck.rejected(min(errors, key=lambda error: reject_reason(error) is not None), parts)

@@ -1,0 +1,194 @@
+"""Reading a topic from anywhere, without a subscription: the partitions as they come, each in its order.
+
+Each partition has one fetch under way while what came before is being taken. Nothing else runs: a reader that is
+dropped leaves fetches that end by themselves.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from sulina.client.batches import BatchCodec, within
+from sulina.client.message import Received
+from sulina.client.session import Session
+from sulina.errors import Disconnected, InvalidSettings, NotServing, QueueFull
+from sulina.wire.frames import Fetch
+from sulina.wire.messages import Fetched
+
+WAIT_MS = 10_000
+WAIT_OF_MANY_MS = 500
+BUFFER_BYTES_MAX = 32 << 20  # of all partitions together
+FETCH_BYTES_MIN = 64 << 10
+END_OF_TIME = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What is to be read of one partition."""
+
+    partition: int
+    start: int
+    end: int | None  # None: on and on, or up to the end of a version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is to be read, and how."""
+
+    topic: str
+    version: int | None = None
+    max_bytes: int = 1 << 20
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the reader is in one partition."""
+
+    partition: int
+    offset: int
+    end: int | None
+
+
+class Reader:
+    """`async for record in client.consume(…)`; `async with` it to begin before the first record is asked for."""
+
+    def __init__(
+        self,
+        session: Session,
+        codec: BatchCodec,
+        reading: Reading,
+        locate: Callable[[], Awaitable[Sequence[Range]]],
+        background: Callable[[Awaitable[Fetched], str], "asyncio.Task[Fetched]"],
+    ) -> None:
+        self._session = session
+        self._codec = codec
+        self._reading = reading
+        self._locate = locate
+        self._background = background
+        self._buffer: deque[Received] = deque()
+        self._fetches: dict[asyncio.Task[Fetched], _Place] = {}
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._wait_ms = self._fetch_bytes = 0
+
+    async def open(self) -> None:
+        """Look up where to begin. TopicNotFound, NotReliable, VersionNotRetained."""
+        async with self._opening:
+            if self._is_open:
+                return
+            ranges = await self._locate()
+            if not ranges:
+                raise InvalidSettings("there is no partition to read")
+            many = len(ranges) > self._session.options.fetches_in_flight_max // 2
+            self._wait_ms = WAIT_OF_MANY_MS if many else WAIT_MS
+            self._fetch_bytes = max(FETCH_BYTES_MIN, min(self._reading.max_bytes, BUFFER_BYTES_MAX // len(ranges)))
+            self._is_open = True
+            for each in ranges:
+                self._fetch(_Place(each.partition, each.start, each.end))
+
+    async def close(self) -> None:
+        """Read no more."""
+        for fetch in self._fetches:
+            fetch.cancel()
+        if self._fetches:
+            await asyncio.wait(self._fetches)
+        self._fetches.clear()
+        self._buffer.clear()
+        self._is_open = True
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        buffer = self._buffer
+        while not buffer:
+            if not await self._fill():
+                raise StopAsyncIteration
+        return buffer.popleft()
+
+    async def take(self, records_max: int | None = None) -> list[Received]:
+        """What is here, at least one record; none only at the end."""
+        buffer = self._buffer
+        while not buffer:
+            if not await self._fill():
+                return []
+        if records_max is None or records_max >= len(buffer):
+            records = list(buffer)
+            buffer.clear()
+            return records
+        return [buffer.popleft() for _ in range(records_max)]
+
+    async def batches(self, records_max: int | None = None) -> AsyncIterator[list[Received]]:
+        """Records in lists, as they come: the quickest way to take many."""
+        while records := await self.take(records_max):
+            yield records
+
+    async def _fill(self) -> bool:
+        """Return when the buffer may have records; False at the end."""
+        if not self._is_open:
+            await self.open()
+        if not self._fetches:
+            return False
+        done, _ = await asyncio.wait(self._fetches, return_when=asyncio.FIRST_COMPLETED)
+        for fetch in done:
+            # Another task that reads from here may have been quicker.
+            place = self._fetches.pop(fetch, None)
+            if place is not None:
+                self._take(place, fetch.result())
+        return True
+
+    def _take(self, place: _Place, fetched: Fetched) -> None:
+        records = self._codec.decode(fetched.data)
+        topic, partition = self._reading.topic, place.partition
+        end = END_OF_TIME if place.end is None else place.end
+        self._buffer.extend(
+            [
+                Received(record.value, record.key, record.timestamp_ms, record.headers, record.offset, partition, topic)
+                for record in within(records, place.offset, end)
+            ]
+        )
+        if self._reading.version is not None:
+            end = place.end = fetched.end_offset
+        place.offset = fetched.next_offset
+        if place.offset < end:
+            self._fetch(place)
+
+    def _fetch(self, place: _Place) -> None:
+        if place.end is not None and place.offset >= place.end:
+            return
+        fetch = self._background(self._fetched(place.partition, place.offset, place.end), "sulina-fetch")
+        self._fetches[fetch] = place
+
+    async def _fetched(self, partition: int, offset: int, end: int | None) -> Fetched:
+        reading = self._reading
+        is_endless = end is None and reading.version is None
+        wait_ms = self._wait_ms if is_endless else 0
+        while True:
+            try:
+                answer = await self._session.request(
+                    lambda number: Fetch(
+                        number, reading.topic, partition, offset, self._fetch_bytes, reading.version, None, wait_ms
+                    ),
+                    is_repeatable=True,
+                    timeout_seconds=self._session.options.timeout_seconds + wait_ms / 1000,
+                    room=self._session.fetches,
+                )
+            except (Disconnected, NotServing, QueueFull):
+                if not is_endless or self._session.is_closed:
+                    raise
+            else:
+                return answer if isinstance(answer, Fetched) else msgspec.convert(answer, Fetched)

@@ -1,0 +1,85 @@
+"""Frames over a WebSocket: the connection to a node elsewhere."""
+
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketException
+
+from sulina.client.connection import Connection
+from sulina.errors import Disconnected, InvalidSettings, ProtocolError
+from sulina.wire.frames import FRAME_BYTES_MAX, FromClient, FromNode, decode_from_node, encode_frame
+
+PATH: Final = "/v1/ws"
+OPEN_SECONDS: Final = 10.0
+PING_SECONDS: Final = 20.0  # a half-open connection is noticed within twice this
+CLOSE_SECONDS: Final = 2.0
+FRAMES_WAITING_MAX: Final = 64  # received and not yet looked at: then the node is no longer read
+WRITE_BYTES_WAITING_MAX: Final = 1 << 20  # sent and not yet taken by the network: then `send` waits
+
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class WebSocketConnector:
+    """Connects to the node at an HTTP URL."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _SCHEMES or not parts.hostname:
+            raise InvalidSettings(f"{url!r} is not the URL of a node: it must be like http://127.0.0.1:8080")
+        self.url = url
+        path = parts.path.rstrip("/").removesuffix(PATH) + PATH
+        self.websocket_url = urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
+
+    async def __call__(self) -> Connection:
+        """One new connection. Disconnected."""
+        try:
+            socket = await connect(
+                self.websocket_url,
+                max_size=FRAME_BYTES_MAX,
+                max_queue=FRAMES_WAITING_MAX,
+                write_limit=WRITE_BYTES_WAITING_MAX,
+                compression=None,
+                open_timeout=OPEN_SECONDS,
+                ping_interval=PING_SECONDS,
+                ping_timeout=PING_SECONDS,
+                close_timeout=CLOSE_SECONDS,
+                proxy=None,
+            )
+        except InvalidURI as error:
+            raise InvalidSettings(f"{self.url!r} is not the URL of a node: {error}") from None
+        except (OSError, TimeoutError, EOFError, WebSocketException) as error:
+            raise Disconnected(url=self.url, reason=str(error) or type(error).__name__) from error
+        return WebSocketConnection(socket, self.url)
+
+
+class WebSocketConnection:
+    """A `Connection` over one WebSocket."""
+
+    def __init__(self, socket: ClientConnection, url: str) -> None:
+        self._socket = socket
+        self._url = url
+
+    async def send(self, frame: FromClient) -> None:
+        """One binary message."""
+        try:
+            await self._socket.send(encode_frame(frame))
+        except ConnectionClosed as error:
+            raise self._lost(error) from error
+
+    async def receive(self) -> FromNode:
+        """One binary message."""
+        try:
+            data = await self._socket.recv()
+        except ConnectionClosed as error:
+            raise self._lost(error) from error
+        if not isinstance(data, bytes):
+            raise ProtocolError(f"{self._url} sent text instead of a frame")
+        return decode_from_node(data)
+
+    async def close(self) -> None:
+        """Say goodbye, for a moment; then drop it."""
+        await self._socket.close()
+
+    def _lost(self, error: ConnectionClosed) -> Disconnected:
+        return Disconnected(url=self._url, reason=str(error))

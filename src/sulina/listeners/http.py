@@ -1,0 +1,124 @@
+"""The HTTP surface of a node as one ASGI application.
+
+Records come first: their paths are matched before anything else. All other paths are Starlette's to route. Whatever
+goes wrong in a request is answered here, in one place, as problem+json.
+"""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sulina.listeners.http_admin import Admin, Handler
+from sulina.listeners.http_events import EventFeed
+from sulina.listeners.http_exchange import Exchange
+from sulina.listeners.http_fetch import Fetcher
+from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS, HttpLimits
+from sulina.listeners.http_openapi_paths import PARTITION_RECORDS, RECORDS
+from sulina.listeners.http_pages import Pages
+from sulina.listeners.http_parameters import Target, Targets, check_path
+from sulina.listeners.http_problem import ClientGone, method_not_allowed, no_such_path
+from sulina.listeners.http_publish import Publisher
+
+if TYPE_CHECKING:
+    from sulina.broker.broker import Broker
+
+__all__ = ["DEFAULT_HTTP_LIMITS", "HttpApp", "HttpLimits", "make_app"]
+
+WEBSOCKET_PATH = "/v1/ws"
+_EXCHANGE = "sulina.exchange"
+# What traces call the two routes that are not Starlette's.
+_RECORDS = SimpleNamespace(path=RECORDS)
+_PARTITION_RECORDS = SimpleNamespace(path=PARTITION_RECORDS)
+
+
+def make_app(broker: "Broker", limits: HttpLimits = DEFAULT_HTTP_LIMITS, *, websocket: ASGIApp) -> "HttpApp":
+    """The application; `websocket` answers the WebSockets at /v1/ws."""
+    return HttpApp(broker, limits, websocket)
+
+
+class HttpApp:
+    """An ASGI application."""
+
+    def __init__(self, broker: "Broker", limits: HttpLimits, websocket: ASGIApp) -> None:
+        self._limits = limits
+        self._websocket = websocket
+        self._errors = broker.metrics.errors
+        self._targets = Targets()
+        self._publisher = Publisher(broker, limits)
+        self._fetcher = Fetcher(broker, limits)
+        self._events = EventFeed(broker, limits)
+        routes = Pages(broker, limits).routes() | Admin(broker, limits).routes()
+        routes["/v1/events"] = {"GET": self._events.get_events}
+        self._router = Router(
+            [Route(path, _Resource(handlers)) for path, handlers in routes.items()],
+            redirect_slashes=False,
+            default=_nothing_here,
+        )
+
+    def stop_waiting(self) -> None:
+        """The node is on its way out: end event streams, and tell those who wait for records."""
+        self._events.stop()
+        self._fetcher.stop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or one WebSocket."""
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send, self._limits)
+        try:
+            target = self._targets.find(scope["raw_path"])
+            if target is not None:
+                await self._records(target, exchange)
+            else:
+                check_path(scope["raw_path"])
+                scope[_EXCHANGE] = exchange
+                await self._router(scope, receive, send)
+        except ClientGone:
+            return
+        except Exception as error:
+            if exchange.is_answered:
+                raise  # it is too late for an answer: the server cuts the connection and logs why
+            self._errors.labels(await exchange.refuse(error)).inc()
+
+    async def _records(self, target: Target, exchange: Exchange) -> None:
+        scope = exchange.scope
+        method, partition = scope["method"], target.partition
+        scope["route"] = _RECORDS if partition is None else _PARTITION_RECORDS
+        scope["path_params"] = target.parameters
+        if method == "POST":
+            await self._publisher.publish(target, exchange)
+        elif partition is None:
+            raise method_not_allowed(method, ["POST"])
+        elif method in ("GET", "HEAD"):
+            await self._fetcher.fetch(target, partition, exchange)
+        else:
+            raise method_not_allowed(method, ["GET", "POST"])
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            if scope["path"] == WEBSOCKET_PATH:
+                await self._websocket(scope, receive, send)
+            else:
+                await receive()
+                await send({"type": "websocket.close", "code": 1008, "reason": f"sessions are at {WEBSOCKET_PATH}"})
+
+
+class _Resource:
+    """A path with its methods."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        method = scope["method"]
+        handler = self._handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise method_not_allowed(method, self._handlers)
+        await handler(scope[_EXCHANGE])
+
+
+async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise no_such_path(scope["path"])

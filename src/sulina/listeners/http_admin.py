@@ -1,0 +1,255 @@
+"""Namespaces, topics, partitions and subscriptions by HTTP: each method of a path is one function here.
+
+PUT creates (201), or leaves or changes what exists by the broker's rules (200). An empty body means the defaults.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from sulina.core.commit import Commit
+from sulina.core.members import SubscriptionKind
+from sulina.core.position import Position
+from sulina.core.topic import Policy, TopicSettings
+from sulina.errors import InvalidInput
+from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
+from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_parameters import Reader, flag, number, read_partition, read_query, text_up_to
+from sulina.listeners.http_problem import HttpError
+from sulina.listeners.http_records import encoder, read_json
+from sulina.types import PARTITIONS_MAX, TopicName
+from sulina.wire.messages import Name, NamespaceInfo, SubscriptionInfo, SubscriptionSettings
+
+if TYPE_CHECKING:
+    from sulina.broker.broker import Broker
+
+COMMITS_MAX = 1000
+COMMITS = 100  # the newest, unless asked otherwise
+TOPICS_MAX = 1000
+NESTING_MAX = 64
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class NamespacesOut(Struct, frozen=True, kw_only=True):
+    """All namespaces, in the order of their names."""
+
+    namespaces: list[NamespaceInfo]
+
+
+class SubscriptionsOut(Struct, frozen=True, kw_only=True):
+    """The subscriptions of a topic."""
+
+    subscriptions: list[SubscriptionInfo]
+
+
+class CommitsOut(Struct, frozen=True, kw_only=True):
+    """Some commits of a partition; go on at `next_version`."""
+
+    commits: list[Commit]
+    next_version: int
+
+
+class SubscriptionIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either what to create (`kind`, `start`), or where an existing one is to go on (`seek`, and `partition` if only
+    one is meant)."""
+
+    kind: SubscriptionKind | UnsetType = UNSET
+    start: Name | UnsetType = UNSET
+    seek: Name | UnsetType = UNSET
+    partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)] | UnsetType = UNSET
+
+
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Policy, TopicSettings, SubscriptionIn)
+}
+TOPICS_QUERY: dict[str, Reader] = {
+    "namespace": text_up_to(200),
+    "after": text_up_to(500),
+    "limit": number(1, TOPICS_MAX),
+}
+COMMITS_QUERY: dict[str, Reader] = {"from": number(), "to": number()}
+FORCE_QUERY: dict[str, Reader] = {"force": flag}
+
+
+class Admin:
+    """The functions, by path and method."""
+
+    def __init__(self, broker: "Broker", limits: HttpLimits) -> None:
+        self._broker = broker
+        self._room = Room(limits.in_flight_body_bytes_max)
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        """What answers which method of which path."""
+        topic = "/v1/topics/{ns}/{topic}"
+        return {
+            "/v1/namespaces": {"GET": self.list_namespaces},
+            "/v1/namespaces/{ns}": {
+                "GET": self.get_namespace,
+                "PUT": self.put_namespace,
+                "DELETE": self.delete_namespace,
+            },
+            "/v1/topics": {"GET": self.list_topics},
+            topic: {"GET": self.get_topic, "PUT": self.put_topic, "DELETE": self.delete_topic},
+            f"{topic}/partitions/{{p}}": {"GET": self.get_partition},
+            f"{topic}/partitions/{{p}}/commits": {"GET": self.list_commits},
+            f"{topic}/subscriptions": {"GET": self.list_subscriptions},
+            f"{topic}/subscriptions/{{sub}}": {
+                "GET": self.get_subscription,
+                "PUT": self.put_subscription,
+                "DELETE": self.delete_subscription,
+            },
+            "/v1/node": {"GET": self.get_node},
+        }
+
+    # Namespaces
+
+    async def list_namespaces(self, exchange: Exchange) -> None:
+        """GET /v1/namespaces"""
+        _query(exchange, {})
+        await _show(exchange, NamespacesOut(namespaces=await self._broker.namespaces()))
+
+    async def get_namespace(self, exchange: Exchange) -> None:
+        """GET /v1/namespaces/{ns}"""
+        _query(exchange, {})
+        await _show(exchange, await self._broker.namespace(exchange.path["ns"]))
+
+    async def put_namespace(self, exchange: Exchange) -> None:
+        """PUT /v1/namespaces/{ns}"""
+        _query(exchange, {})
+        policy = await self._body(exchange, Policy)
+        info, is_new = await self._broker.put_namespace(exchange.path["ns"], policy)
+        await _show(exchange, info, status=201 if is_new else 200)
+
+    async def delete_namespace(self, exchange: Exchange) -> None:
+        """DELETE /v1/namespaces/{ns}"""
+        _query(exchange, {})
+        await self._broker.delete_namespace(exchange.path["ns"])
+        await exchange.answer_nothing()
+
+    # Topics
+
+    async def list_topics(self, exchange: Exchange) -> None:
+        """GET /v1/topics"""
+        await _show(exchange, await self._broker.topics(**_query(exchange, TOPICS_QUERY)))
+
+    async def get_topic(self, exchange: Exchange) -> None:
+        """GET /v1/topics/{ns}/{topic}"""
+        _query(exchange, {})
+        await _show(exchange, await self._broker.topic(_topic(exchange)))
+
+    async def put_topic(self, exchange: Exchange) -> None:
+        """PUT /v1/topics/{ns}/{topic}"""
+        _query(exchange, {})
+        name = _topic(exchange)
+        settings: TopicSettings = await self._body(exchange, TopicSettings)
+        _check_nesting(settings.value_schema.definition)
+        info, is_new = await self._broker.put_topic(name, settings)
+        await _show(exchange, info, status=201 if is_new else 200)
+
+    async def delete_topic(self, exchange: Exchange) -> None:
+        """DELETE /v1/topics/{ns}/{topic}"""
+        await self._broker.delete_topic(_topic(exchange), **_query(exchange, FORCE_QUERY))
+        await exchange.answer_nothing()
+
+    async def get_partition(self, exchange: Exchange) -> None:
+        """GET …/partitions/{p}"""
+        _query(exchange, {})
+        await _show(exchange, await self._broker.partition(_topic(exchange), read_partition(exchange.path["p"])))
+
+    async def list_commits(self, exchange: Exchange) -> None:
+        """GET …/partitions/{p}/commits"""
+        query = _query(exchange, COMMITS_QUERY)
+        name, partition = _topic(exchange), read_partition(exchange.path["p"])
+        end = query.get("to")
+        if end is None:
+            newest = (await self._broker.partition(name, partition)).version
+            end = min(query["from"] + COMMITS_MAX, newest + 1) if "from" in query else newest + 1
+        start = query.get("from", max(end - COMMITS, 0))
+        if "from" in query and "to" in query and not start <= end:
+            raise InvalidInput(f"versions from {start} to {end} are no range")
+        commits = await self._broker.commits(name, partition, start, min(max(start, end), start + COMMITS_MAX))
+        next_version = commits[-1].version + 1 if commits else start
+        await _show(exchange, CommitsOut(commits=commits, next_version=next_version))
+
+    # Subscriptions
+
+    async def list_subscriptions(self, exchange: Exchange) -> None:
+        """GET …/subscriptions"""
+        _query(exchange, {})
+        await _show(exchange, SubscriptionsOut(subscriptions=await self._broker.subscriptions(_topic(exchange))))
+
+    async def get_subscription(self, exchange: Exchange) -> None:
+        """GET …/subscriptions/{sub}"""
+        _query(exchange, {})
+        await _show(exchange, await self._broker.subscription(_topic(exchange), exchange.path["sub"]))
+
+    async def put_subscription(self, exchange: Exchange) -> None:
+        """PUT …/subscriptions/{sub}"""
+        _query(exchange, {})
+        name = _topic(exchange)
+        asked: SubscriptionIn = await self._body(exchange, SubscriptionIn)
+        if asked.seek is UNSET:
+            if asked.partition is not UNSET:
+                raise InvalidInput("partition says where to seek, and there is no seek")
+            given = {field: value for field in ("kind", "start") if (value := getattr(asked, field)) is not UNSET}
+            settings = SubscriptionSettings(**given)
+            Position.parse(settings.start)
+            info, is_new = await self._broker.put_subscription(name, exchange.path["sub"], settings)
+            await _show(exchange, info, status=201 if is_new else 200)
+            return
+        if asked.kind is not UNSET or asked.start is not UNSET:
+            raise InvalidInput("a body has either seek, for what exists, or kind and start, to create it")
+        partition = None if asked.partition is UNSET else asked.partition
+        info = await self._broker.seek(name, exchange.path["sub"], Position.parse(asked.seek), partition=partition)
+        await _show(exchange, info)
+
+    async def delete_subscription(self, exchange: Exchange) -> None:
+        """DELETE …/subscriptions/{sub}"""
+        await self._broker.delete_subscription(_topic(exchange), exchange.path["sub"], **_query(exchange, FORCE_QUERY))
+        await exchange.answer_nothing()
+
+    async def get_node(self, exchange: Exchange) -> None:
+        """GET /v1/node"""
+        _query(exchange, {})
+        await _show(exchange, self._broker.info())
+
+    async def _body(self, exchange: Exchange, kind: type) -> Any:
+        """The body as `kind`; an empty one means the defaults."""
+        with Held(self._room) as held:
+            body = await exchange.read_body(held)
+            if not body:
+                return kind()
+            content_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if content_type != JSON:
+                raise HttpError("unsupported_media_type", "Content-Type must be application/json")
+            return read_json(body, _decoders[kind])
+
+
+async def _show(exchange: Exchange, answer: Struct, *, status: int = 200) -> None:
+    await exchange.answer(encoder.encode(answer), status=status)
+
+
+def _query(exchange: Exchange, readers: dict[str, Reader]) -> dict[str, Any]:
+    return read_query(exchange.scope["query_string"], readers)
+
+
+def _topic(exchange: Exchange) -> TopicName:
+    return TopicName(exchange.path["ns"], exchange.path["topic"])
+
+
+def _check_nesting(value: Any) -> None:
+    """InvalidInput for what would later be too deep for a reader with less of a stack left."""
+    level = [value]
+    for _ in range(NESTING_MAX):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise InvalidInput(f"the definition of a schema may be nested {NESTING_MAX} deep, not more")

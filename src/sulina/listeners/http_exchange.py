@@ -1,0 +1,176 @@
+"""One request and its answer, within limits.
+
+A body that is too large is refused before it is read, by its declared length or as soon as it gets too long. A client
+that is refused while it is still sending has a moment to read why before the connection is closed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Self
+
+from starlette.types import Message, Receive, Scope, Send
+
+from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_problem import ClientGone, bad_parameter, body_too_large, busy, described
+
+JSON = b"application/json"
+SEND_BYTES = 256 << 10  # at once: the next part waits until the client has taken most of this one
+
+HeaderPairs = Sequence[tuple[bytes, bytes]]
+
+
+class Room:
+    """What all requests together may hold of something, in bytes."""
+
+    __slots__ = ("bytes_max", "used_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+
+
+class Held:
+    """A part of a room, given back at the end of a `with`."""
+
+    __slots__ = ("_room", "size_bytes")
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self.size_bytes = 0
+
+    def grow_to(self, size_bytes: int) -> None:
+        """Hold so much in all. HttpError 429, and then it is as it was."""
+        room, more_bytes = self._room, size_bytes - self.size_bytes
+        if room.used_bytes + more_bytes > room.bytes_max:
+            raise busy(room.used_bytes, room.bytes_max)
+        room.used_bytes += more_bytes
+        self.size_bytes = size_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.used_bytes -= self.size_bytes
+        self.size_bytes = 0
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("_limits", "_receive", "_send", "headers", "is_answered", "is_read", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive, self._send, self._limits = receive, send, limits
+        self.is_read = False  # all of the body has come
+        self.is_answered = False  # at least the head of the answer has gone
+
+    @property
+    def path(self) -> dict[str, str]:
+        """The variable parts of the path, by their names."""
+        path: dict[str, str] = self.scope["path_params"]
+        return path
+
+    async def read_body(self, held: Held) -> bytes:
+        """All of the body. HttpError 413 or 429, ClientGone."""
+        limit = self._limits.body_bytes_max
+        declared = self.headers.get(b"content-length")
+        if declared is not None:
+            if not declared.isdigit():
+                raise bad_parameter("content-length", "Content-Length must be a number")
+            if len(declared) > 18 or int(declared) > limit:
+                raise body_too_large(limit)
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        body: bytes = message.get("body", b"")
+        if message.get("more_body", False):
+            body = await self._read_on(body, held)
+        if len(body) > limit:
+            raise body_too_large(limit)
+        self.is_read = True
+        return body
+
+    async def _read_on(self, first: bytes, held: Held) -> bytes:
+        limits = self._limits
+        body = bytearray(first)
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > limits.body_bytes_max:
+                raise body_too_large(limits.body_bytes_max)
+            if len(body) > limits.small_body_bytes:
+                held.grow_to(len(body))
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def answer(
+        self, body: bytes | memoryview, *, status: int = 200, content_type: bytes = JSON, headers: HeaderPairs = ()
+    ) -> None:
+        """The whole answer. Of a long one, the client takes one part before the next is given to the connection."""
+        self.is_answered = True
+        size = len(body)
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"content-type", content_type), (b"content-length", b"%d" % size), *headers],
+            }
+        )
+        if size <= SEND_BYTES:
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        view = memoryview(body)
+        for start in range(0, size, SEND_BYTES):
+            part = bytes(view[start : start + SEND_BYTES])
+            await self._send({"type": "http.response.body", "body": part, "more_body": start + SEND_BYTES < size})
+
+    async def answer_nothing(self, status: int = 204) -> None:
+        """An answer without a body."""
+        self.is_answered = True
+        await self._send({"type": "http.response.start", "status": status, "headers": []})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def start_stream(self, content_type: bytes, headers: HeaderPairs = ()) -> None:
+        """The head of an answer that goes on until somebody has had enough."""
+        self.is_answered = True
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", content_type), *headers]}
+        await self._send(start)
+
+    async def stream(self, part: bytes, *, is_last: bool = False) -> None:
+        """A part of it; returns when the connection has room for more."""
+        await self._send({"type": "http.response.body", "body": part, "more_body": not is_last})
+
+    async def wait_gone(self) -> None:
+        """Return when the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def refuse(self, error: BaseException) -> str:
+        """Answer with a problem; its code."""
+        problem = described(error, self.scope)
+        headers = problem.headers
+        start: Message = {"type": "http.response.start", "status": problem.status, "headers": headers}
+        self.is_answered = True
+        if self.is_read or not self._has_body():
+            await self._send(start)
+            await self._send({"type": "http.response.body", "body": problem.body})
+            return problem.code
+        # Closing while bytes are on their way resets the connection, and the client may never see the answer: so
+        # they are read and dropped for a while.
+        headers.append((b"connection", b"close"))
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": problem.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.linger_seconds):
+                while (await self._receive()).get("more_body", False):
+                    pass
+        await self._send({"type": "http.response.body", "body": b""})
+        return problem.code
+
+    def _has_body(self) -> bool:
+        return b"transfer-encoding" in self.headers or self.headers.get(b"content-length", b"0") != b"0"

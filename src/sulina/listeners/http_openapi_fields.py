@@ -1,0 +1,201 @@
+"""What the fields of requests and answers mean, and what JSON Schema alone would not say about them."""
+
+from typing import Any
+
+from sulina.listeners.http_problem import all_codes
+
+POSITION = (
+    r"^(earliest|latest|(offset|version|timestamp):(0|[1-9][0-9]{0,17})"
+    r"|timestamp:(19[7-9]|2[0-9]{2})[0-9]-[0-9T:.+Z-]+)$"
+)
+BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+# By type and field.
+FIELDS: dict[tuple[str, str], str] = {
+    ("Published", "partition"): "The partition the records went to.",
+    ("Published", "base_offset"): "The offset of the first record; the others follow without a gap.",
+    ("Published", "count"): "How many records were appended.",
+    ("Published", "version"): "The commit that made them visible, all at once.",
+    ("Published", "ack"): "What has happened to them: `local` means durable on this node's disk.",
+    ("PublishIn", "records"): "Appended in this order, together or not at all.",
+    ("PublishIn", "txn_id"): "Your name for this publish. Sent again, it gets the first answer and adds nothing.",
+    ("PublishIn", "expected_version"): "Append only if the partition they go to is still at this version.",
+    ("PublishIn", "schema_id"): "The schema the records are of; refused if the topic has another.",
+    ("RecordIn", "value"): "Text; null deletes the key in tables made from the topic.",
+    ("RecordIn", "value_b64"): "Bytes, in base64, instead of `value`.",
+    ("RecordIn", "key"): "Text. Records with the same key go to the same partition.",
+    ("RecordIn", "key_b64"): "Bytes, in base64, instead of `key`.",
+    ("RecordIn", "headers"): "By name; an array of values for a name that repeats.",
+    ("RecordIn", "headers_b64"): "Headers whose values are bytes, in base64; they come after `headers`.",
+    ("RecordIn", "timestamp"): "Milliseconds since 1970, UTC; absent: now.",
+    ("RecordOut", "offset"): "Its place in the partition.",
+    ("RecordOut", "timestamp"): "Milliseconds since 1970, UTC.",
+    ("RecordOut", "key"): "Text, null when there is none.",
+    ("RecordOut", "key_b64"): "Instead of `key` when it is not UTF-8.",
+    ("RecordOut", "value"): "Text, null when it deletes its key.",
+    ("RecordOut", "value_b64"): "Instead of `value` when it is not UTF-8.",
+    ("RecordOut", "headers"): "By name; an array of values for a name that repeats.",
+    ("RecordOut", "headers_b64"): "Instead of `headers` when one of them is not UTF-8.",
+    ("RecordsOut", "records"): "In the order of their offsets.",
+    ("RecordsOut", "next_offset"): "Read on from here.",
+    ("RecordsOut", "version"): "The version of the log that was read.",
+    ("RecordsOut", "end_offset"): "Where the log ends at that version: one past the last record.",
+    ("TopicSettings", "partitions"): "How many; for ever.",
+    ("TopicSettings", "delivery"): "`reliable` is a log; `non_reliable` passes records on to who is attached.",
+    ("TopicSettings", "policy"): "What differs from the namespace's policy.",
+    ("TopicSettings", "schema"): "What the values are; for ever once there is data.",
+    ("Policy", "ack"): "When a publish is acknowledged.",
+    ("Policy", "retention_bytes"): "Keep about so many bytes; the oldest segments go first. Absent: all.",
+    ("Policy", "retention_seconds"): "Keep records for so long. Absent: for ever.",
+    ("Policy", "segment_bytes"): "When a segment is full.",
+    ("Policy", "segment_seconds"): "When a segment is old enough to be sealed.",
+    ("Policy", "batch_bytes_max"): "The largest batch.",
+    ("Policy", "ack_timeout_seconds"): "How long a consumer has to ack a record before it is delivered again.",
+    ("Policy", "redelivery_delay_seconds"): "How long a nacked record waits before it is delivered again.",
+    ("Policy", "deliveries_max"): "How often a record is delivered before it goes to the dead-letter topic.",
+    ("Policy", "dead_letter"): "The topic for those, `/namespace/topic`. Absent: `{topic}.dead-letter`.",
+    ("Policy", "validate"): "Check every value against the schema before it is accepted.",
+    ("Schema", "kind"): "How to read values.",
+    ("Schema", "definition"): "A JSON Schema, an Avro schema, or an Arrow schema (IPC, base64); bytes have none.",
+    ("TopicInfo", "topic"): "`/namespace/topic`",
+    ("TopicInfo", "settings"): "As they were given.",
+    ("TopicInfo", "policy"): "As it works, with what the namespace and the system add.",
+    ("TopicInfo", "schema_id"): "Equal for equal schemas.",
+    ("TopicInfo", "state"): "Whether it takes records.",
+    ("TopicInfo", "subscriptions"): "Their names.",
+    ("TopicPage", "topics"): "In the order of their names.",
+    ("TopicPage", "next"): "What to give as `after` for the next page; null at the end.",
+    ("PartitionInfo", "topic"): "`/namespace/topic`",
+    ("PartitionInfo", "partition"): "Its number.",
+    ("PartitionInfo", "state"): "Whether it takes records.",
+    ("PartitionInfo", "epoch"): "How often its owner has changed.",
+    ("PartitionInfo", "version"): "Its newest commit.",
+    ("PartitionInfo", "start_offset"): "The oldest record that is kept.",
+    ("PartitionInfo", "end_offset"): "One past the newest record.",
+    ("PartitionInfo", "size_bytes"): "Of all its segments.",
+    ("PartitionInfo", "segments"): "Its files.",
+    ("PartitionInfo", "error"): "Why it takes no records, if it does not.",
+    ("SegmentInfo", "name"): "Of the file.",
+    ("SegmentInfo", "start_offset"): "Its first record.",
+    ("SegmentInfo", "end_offset"): "One past its last record.",
+    ("SegmentInfo", "size_bytes"): "Of its committed bytes.",
+    ("SegmentInfo", "is_sealed"): "Whether it is final.",
+    ("NamespaceInfo", "namespace"): "Its name.",
+    ("NamespaceInfo", "policy"): "What its topics inherit.",
+    ("NamespaceInfo", "topics"): "How many topics it has.",
+    ("NamespacesOut", "namespaces"): "In the order of their names.",
+    ("SubscriptionsOut", "subscriptions"): "In the order of their names.",
+    ("SubscriptionIn", "kind"): "Who among its consumers gets a record. To create.",
+    ("SubscriptionIn", "start"): (
+        "Where it begins: `earliest`, `latest`, `offset:N`, `version:N`, `timestamp:MS` or `timestamp:ISO`. To create."
+    ),
+    ("SubscriptionIn", "seek"): "Where it goes on from now, in the words of `start`. For one that exists.",
+    ("SubscriptionIn", "partition"): "The only partition to seek in; absent: all.",
+    ("SubscriptionInfo", "topic"): "`/namespace/topic`",
+    ("SubscriptionInfo", "subscription"): "Its name.",
+    ("SubscriptionInfo", "kind"): "Who among its consumers gets a record.",
+    ("SubscriptionInfo", "start"): "Where it began.",
+    ("SubscriptionInfo", "consumers"): "Who is attached now.",
+    ("SubscriptionInfo", "cursors"): "How far it has come, by partition.",
+    ("SubscriptionInfo", "lag"): "Records that are not acked, in all partitions.",
+    ("CursorInfo", "partition"): "Its number.",
+    ("CursorInfo", "offset"): "Everything before it is acked.",
+    ("CursorInfo", "acked"): "What is acked beyond it, as ranges `[start, end)`; the first thousand.",
+    ("CursorInfo", "end_offset"): "One past the newest record.",
+    ("CursorInfo", "lag"): "Records that are not acked.",
+    ("CursorInfo", "in_flight"): "Records that consumers have and have not acked.",
+    ("CommitsOut", "commits"): "In the order of their versions.",
+    ("CommitsOut", "next_version"): "Go on from here.",
+    ("Commit", "version"): "Its number.",
+    ("Commit", "timestamp"): "When it was written.",
+    ("Commit", "txn_id"): "Its own id.",
+    ("Commit", "operations"): "What it did, in order.",
+    ("Commit", "checkpoint_hint"): "Whether a checkpoint follows it.",
+    ("Commit", "epoch"): "Of the owner that wrote it.",
+    ("Commit", "start_offset"): "The oldest record after it.",
+    ("Commit", "next_offset"): "One past the newest record after it.",
+    ("Add", "type"): "Batches were appended.",
+    ("Add", "origin_id"): "The producer id of the batches; -1: none.",
+    ("Add", "origin_seq"): "Its sequence number for the first record.",
+    ("Add", "origin_epoch"): "The epoch of the producer; -1: none.",
+    ("Add", "offset_start"): "The first record.",
+    ("Add", "offset_end"): "One past the last record.",
+    ("Add", "segment"): "The file.",
+    ("Add", "position"): "Where in the file the batches begin.",
+    ("Add", "size"): "How many bytes they have.",
+    ("Add", "timestamp_max"): "The newest timestamp of the records.",
+    ("Add", "txn_id"): "As the publisher named it.",
+    ("Remove", "type"): "The oldest segment went.",
+    ("Remove", "segment"): "The file.",
+    ("Remove", "offset_start"): "Its first record.",
+    ("Remove", "offset_end"): "One past its last record.",
+    ("Remove", "size"): "Its bytes.",
+    ("Claim", "type"): "A new owner took over.",
+    ("Claim", "epoch"): "Of the new owner.",
+    ("Claim", "broker_id"): "The new owner.",
+    ("Seal", "type"): "A segment became final.",
+    ("Seal", "segment"): "The file.",
+    ("Seal", "offset_end"): "One past its last record.",
+    ("Seal", "size"): "Its bytes.",
+    ("NodeInfo", "broker_id"): "Its name.",
+    ("NodeInfo", "version"): "Of the software.",
+    ("NodeInfo", "is_ready"): "Whether it serves.",
+    ("NodeInfo", "topics"): "How many it has.",
+    ("NodeInfo", "connections"): "Open sessions.",
+    ("NodeInfo", "uptime_seconds"): "Since it started.",
+}  # fmt: skip
+
+
+def _problem(code: str, detail: str, **facts: Any) -> Any:
+    known = next(known for known in all_codes() if known["code"] == code)
+    return {**known, "type": f"/docs#{code}", "detail": detail, **facts}
+
+
+# Of problems, by status.
+EXAMPLES: dict[int, list[dict[str, Any]]] = {
+    400: [
+        _problem("malformed_body", "the body is not JSON: JSON is malformed: expected ':' (byte 9)"),
+        _problem(
+            "invalid_parameter", "offset must be a whole number from 0 to 9223372036854775807", parameter="offset"
+        ),
+    ],
+    404: [_problem("topic_not_found", "there is no topic /default/orders", topic="/default/orders")],
+    409: [_problem("version_conflict", "expected version 6, but the log is at 7", expected=6, current=7)],
+    413: [_problem("body_too_large", "the body is over the limit of 33554432 bytes: send several requests")],
+    416: [_problem("offset_out_of_range", "offset 3 is outside [100, 250)", offset=3, start=100, end=250)],
+    422: [_problem("invalid_input", "Object contains unknown field `vlaue` - at `$.records[0]`")],
+    429: [_problem("queue_full", "67108864 bytes wait to be committed, the limit is 67108864")],
+    503: [_problem("not_yet", "version 12 is not there after 1.0 s: the log ends at offset 40, version 11")],
+}
+
+
+def refine(name: str, schema: dict[str, Any]) -> None:
+    """Add to a schema, in place, what the types do not say."""
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
+    for field, shape in schema.get("properties", {}).items():
+        text = FIELDS.get((name, field))
+        if text is not None:
+            shape["description"] = text
+    _add_patterns(schema)
+    if name == "RecordIn":
+        schema["oneOf"] = [{"required": ["value"]}, {"required": ["value_b64"]}]
+        both = {"key": {"type": "string"}, "key_b64": {"type": "string"}}
+        schema["not"] = {"required": ["key", "key_b64"], "properties": both}
+    if name == "SubscriptionIn":
+        for field in ("start", "seek"):
+            schema["properties"][field]["pattern"] = POSITION
+        to_create = {"not": {"anyOf": [{"required": ["seek"]}, {"required": ["partition"]}]}}
+        to_seek = {"required": ["seek"], "not": {"anyOf": [{"required": ["kind"]}, {"required": ["start"]}]}}
+        schema["oneOf"] = [to_create, to_seek]
+
+
+def _add_patterns(shape: Any) -> None:
+    if isinstance(shape, dict):
+        if shape.get("contentEncoding") == "base64":
+            shape["pattern"] = BASE64
+        for child in shape.values():
+            _add_patterns(child)
+    elif isinstance(shape, list):
+        for child in shape:
+            _add_patterns(child)

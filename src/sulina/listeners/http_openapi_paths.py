@@ -1,0 +1,365 @@
+"""What can be asked of the API: one entry for each method of each path, with all its answers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sulina.listeners.http_admin import COMMITS, COMMITS_MAX, TOPICS_MAX
+from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_parameters import NUMBER_MAX
+from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX
+from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
+from sulina.types import PARTITIONS_MAX
+
+Shape = dict[str, Any]
+
+_NAME = {"type": "string", "pattern": r"^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}$", "maxLength": 200}
+_NAMESPACE = {"type": "string", "pattern": r"^[a-zA-Z0-9_-]{1,200}$", "maxLength": 200}
+_BINARY = {"schema": {"type": "string", "contentMediaType": "application/octet-stream"}}
+_COMMON = (400, 404, 408, 429, 431, 500, 503)  # whatever is asked, something is in the way
+_SIMPLE = (400, 408, 429, 431, 500)
+
+TOPIC = "/v1/topics/{ns}/{topic}"
+RECORDS = f"{TOPIC}/records"
+PARTITION = f"{TOPIC}/partitions/{{p}}"
+PARTITION_RECORDS = f"{PARTITION}/records"
+
+
+def _ref(name: str) -> Shape:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _at(name: str, schema: Shape, text: str, example: Any) -> Shape:
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": text, "example": example}
+
+
+PARAMETERS: dict[str, Shape] = {
+    "ns": _at("ns", _NAMESPACE, "The namespace. `default` always exists.", "default"),
+    "topic": _at("topic", _NAME, "The topic.", "orders"),
+    "p": _at("p", {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1}, "The number of the partition.", 0),
+    "sub": _at("sub", _NAME, "The subscription.", "billing"),
+    "force": {
+        "name": "force",
+        "in": "query",
+        "schema": {"type": "boolean", "default": False},
+        "description": "Let attached consumers go.",
+    },
+}
+
+
+def _whole(least: int = 0, most: int = NUMBER_MAX) -> Shape:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def _asked(name: str, schema: Shape, text: str, **more: Any) -> Shape:
+    return {"name": name, "in": "query", "schema": schema, "description": text, **more}
+
+
+def _header(name: str, schema: Shape, text: str) -> Shape:
+    return {"name": name, "in": "header", "schema": schema, "description": text}
+
+
+def _told(text: str) -> Shape:
+    return {"description": text, "schema": {"type": "integer"}}
+
+
+def _json(name: str, text: str, example: Any = None) -> Shape:
+    content: Shape = {"schema": _ref(name)}
+    if example is not None:
+        content["example"] = example
+    return {"description": text, "content": {"application/json": content}}
+
+
+def _body(name: str, example: Any) -> Shape:
+    content = {"application/json": {"schema": _ref(name), "example": example}}
+    return {"description": "Empty: the defaults.", "required": False, "content": content}
+
+
+def _operation(
+    tag: str,
+    name: str,
+    summary: str,
+    text: str,
+    answers: Shape,
+    errors: Sequence[int] = (),
+    *,
+    common: Sequence[int] = _COMMON,
+    at: Sequence[str] = (),
+    parameters: Sequence[Shape] = (),
+    body: Shape | None = None,
+) -> Shape:
+    """One method of one path. `at` names parameters that others have too."""
+    shape: Shape = {
+        "tags": [tag],
+        "operationId": name,
+        "summary": summary,
+        "description": text,
+        "parameters": [*({"$ref": f"#/components/parameters/{shared}"} for shared in at), *parameters],
+        "responses": {
+            **answers,
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted({*errors, *common})},
+        },
+    }
+    if body is not None:
+        shape["requestBody"] = body
+    return shape
+
+
+def paths(limits: HttpLimits) -> Shape:
+    """All of them."""
+    return {**_records(limits), **_topics(), **_subscriptions(), **_namespaces(), **_node()}
+
+
+def _records(limits: HttpLimits) -> Shape:
+    publish = (
+        "The records are one atomic commit in one partition: all of them are stored, durable and visible when the "
+        "answer comes, or none is. With `txn_id` a repeat is safe; with `expected_version` nobody comes in between."
+    )
+    return {
+        RECORDS: {
+            "post": _publish(
+                "publish",
+                "Publish records",
+                f"{publish} The partition is chosen by the key of the records (as Kafka's clients do), or in turn.",
+                ("ns", "topic"),
+            )
+        },
+        PARTITION_RECORDS: {
+            "post": _publish("publishToPartition", "Publish to a partition", publish, ("ns", "topic", "p")),
+            "get": _fetch(limits),
+        },
+    }
+
+
+def _publish(name: str, summary: str, text: str, at: Sequence[str]) -> Shape:
+    example = {"records": [{"key": "42", "value": "hello", "headers": {"source": "shop"}}], "txn_id": "order-42-v1"}
+    answer = {"partition": 0, "base_offset": 17, "count": 1, "version": 9, "ack": "local"}
+    body = {
+        "description": "JSON; or one raw value; or record batches (Kafka's format, version 2) as they are.",
+        "required": True,
+        "content": {
+            "application/json": {"schema": _ref("PublishIn"), "example": example},
+            "application/octet-stream": _BINARY,
+            "application/vnd.sulina.batch": _BINARY,
+        },
+    }
+    instead = "Instead of the field in JSON; the way to say it for raw values and batches."
+    headers = [
+        _header("Sulina-Key", {"type": "string"}, "The key of one raw value; of no use otherwise."),
+        _header("Sulina-Txn-Id", {"type": "string", "minLength": 1, "maxLength": TXN_ID_LENGTH_MAX}, instead),
+        _header("Sulina-Expected-Version", _whole(), instead),
+        _header("Sulina-Schema", {"type": "string", "maxLength": SCHEMA_ID_LENGTH_MAX}, instead),
+    ]
+    return _operation(
+        "records",
+        name,
+        summary,
+        text,
+        {"200": _json("Published", "Where the records went.", answer)},
+        (409, 413, 415, 422),
+        at=at,
+        parameters=headers,
+        body=body,
+    )
+
+
+def _fetch(limits: HttpLimits) -> Shape:
+    told = {
+        "Sulina-Offset": _told("The offset that was asked for: records before it are to be passed over."),
+        "Sulina-Next-Offset": _told("Read on from here."),
+        "Sulina-Version": _told("The version of the log that was read."),
+        "Sulina-End-Offset": _told("Where the log ends at that version."),
+    }
+    stored = {"offset": 17, "timestamp": 1767225600000, "key": "42", "value": "hello", "headers": {}}
+    answer = {"records": [stored], "next_offset": 18, "version": 9, "end_offset": 18}
+    wait_ms = int(limits.wait_seconds_max * 1000)
+    parameters = [
+        _asked("offset", _whole(), "The first record. Absent: the oldest that is kept.", example=0),
+        _asked(
+            "max_bytes",
+            {**_whole(1, limits.read_bytes_max), "default": limits.read_bytes},
+            "About how much to read of what is stored; at least one batch comes.",
+        ),
+        _asked("max_records", _whole(1, limits.records_max), "At most so many, in JSON and Arrow."),
+        _asked("version", _whole(), "Read the log as it was at this version."),
+        _asked("min_version", _whole(), "Wait until the log has this version, up to `wait_ms`; then 503."),
+        _asked(
+            "wait_ms",
+            {**_whole(0, wait_ms), "default": 0},
+            "How long to wait if there is no record yet; the answer may then still have none.",
+        ),
+    ]
+    content = {
+        "application/json": {"schema": _ref("RecordsOut"), "example": answer},
+        "application/vnd.sulina.batch": _BINARY,
+        "application/vnd.apache.arrow.stream": _BINARY,
+    }
+    return _operation(
+        "records",
+        "readRecords",
+        "Read records",
+        "From an offset on, as `Accept` says: JSON; `application/vnd.sulina.batch`, whole record batches as they are "
+        "stored (the first may begin before the offset); `application/vnd.apache.arrow.stream`, columns. "
+        "A read is a snapshot: of a commit all records are there, or none.",
+        {"200": {"description": "Records, possibly none.", "headers": told, "content": content}},
+        (406, 416, 422),
+        at=("ns", "topic", "p"),
+        parameters=parameters,
+    )
+
+
+def _topics() -> Shape:
+    example = {"partitions": 3, "policy": {"retention_seconds": 604800}, "schema": {"kind": "json", "definition": True}}
+    listing = [
+        _asked("namespace", _NAMESPACE, "Only of this namespace."),
+        _asked("after", {"type": "string", "maxLength": 500}, "Begin after this one: `next` of the page before."),
+        _asked("limit", {**_whole(1, TOPICS_MAX), "default": 100}, "How many at most."),
+    ]
+    versions = [
+        _asked("from", _whole(), f"The first version. Absent: the newest {COMMITS} up to `to`."),
+        _asked("to", _whole(), f"One past the last version; at most {COMMITS_MAX} come. Absent: to the newest."),
+    ]
+    at, of = ("ns", "topic"), ("ns", "topic", "p")
+    return {
+        "/v1/topics": {
+            "get": _operation(
+                "topics", "listTopics", "List topics", "In the order of their names, a page at a time.",
+                {"200": _json("TopicPage", "Some topics.")}, (422,), parameters=listing,
+            )
+        },
+        TOPIC: {
+            "put": _operation(
+                "topics", "putTopic", "Create or change a topic",
+                "Partitions and delivery are for ever; the policy can change at any time, the schema while there is "
+                "no data. The namespace must exist.",
+                {"201": _json("TopicInfo", "It is new."), "200": _json("TopicInfo", "It existed.")},
+                (409, 413, 415, 422), at=at, body=_body("TopicSettings", example),
+            ),
+            "get": _operation(
+                "topics", "getTopic", "Show a topic", "Its settings, and its policy as it works.",
+                {"200": _json("TopicInfo", "The topic.")}, (422,), at=at,
+            ),
+            "delete": _operation(
+                "topics", "deleteTopic", "Delete a topic", "With all its records and subscriptions.",
+                {"204": {"description": "It is gone."}}, (409, 422), at=(*at, "force"),
+            ),
+        },
+        PARTITION: {
+            "get": _operation(
+                "topics", "getPartition", "Show a partition", "Its offsets, its version and its segments.",
+                {"200": _json("PartitionInfo", "The partition.")}, (422,), at=of,
+            )
+        },
+        f"{PARTITION}/commits": {
+            "get": _operation(
+                "topics", "listCommits", "Read the commit feed", "What happened to the partition, commit by commit.",
+                {"200": _json("CommitsOut", "Commits, possibly none.")}, (416, 422), at=of, parameters=versions,
+            )
+        },
+    }  # fmt: skip
+
+
+def _subscriptions() -> Shape:
+    at = ("ns", "topic", "sub")
+    body = _body("SubscriptionIn", None)
+    body["content"]["application/json"] = {
+        "schema": _ref("SubscriptionIn"),
+        "examples": {
+            "create": {"value": {"kind": "shared", "start": "earliest"}},
+            "seek": {"value": {"seek": "offset:0", "partition": 0}},
+        },
+    }
+    return {
+        f"{TOPIC}/subscriptions": {
+            "get": _operation(
+                "subscriptions", "listSubscriptions", "List the subscriptions of a topic", "By name, with their lag.",
+                {"200": _json("SubscriptionsOut", "The subscriptions.")}, (422,), at=("ns", "topic"),
+            )
+        },
+        f"{TOPIC}/subscriptions/{{sub}}": {
+            "put": _operation(
+                "subscriptions", "putSubscription", "Create a subscription, or move it",
+                "With `kind` and `start` (both have defaults) it is created where there is none. With `seek` one that "
+                "exists goes on from there; its consumers are let go and come back.",
+                {
+                    "201": _json("SubscriptionInfo", "It is new."),
+                    "200": _json("SubscriptionInfo", "It existed, or was moved."),
+                },
+                (409, 413, 415, 416, 422), at=at, body=body,
+            ),
+            "get": _operation(
+                "subscriptions", "getSubscription", "Show a subscription", "Its kind, its consumers, cursors and lag.",
+                {"200": _json("SubscriptionInfo", "The subscription.")}, (422,), at=at,
+            ),
+            "delete": _operation(
+                "subscriptions", "deleteSubscription", "Delete a subscription", "With its cursors.",
+                {"204": {"description": "It is gone."}}, (409, 422), at=(*at, "force"),
+            ),
+        },
+    }  # fmt: skip
+
+
+def _namespaces() -> Shape:
+    at = ("ns",)
+    return {
+        "/v1/namespaces": {
+            "get": _operation(
+                "namespaces", "listNamespaces", "List namespaces", "In the order of their names.",
+                {"200": _json("NamespacesOut", "All namespaces.")}, common=_SIMPLE,
+            )
+        },
+        "/v1/namespaces/{ns}": {
+            "put": _operation(
+                "namespaces", "putNamespace", "Create or change a namespace",
+                "The body is its policy. Its topics follow at once, except in what they say themselves.",
+                {"201": _json("NamespaceInfo", "It is new."), "200": _json("NamespaceInfo", "It existed.")},
+                (413, 415, 422), at=at, body=_body("Policy", {"retention_seconds": 86400}),
+            ),
+            "get": _operation(
+                "namespaces", "getNamespace", "Show a namespace", "Its policy, and how many topics it has.",
+                {"200": _json("NamespaceInfo", "The namespace.")}, (422,), at=at,
+            ),
+            "delete": _operation(
+                "namespaces", "deleteNamespace", "Delete a namespace", "It must have no topics.",
+                {"204": {"description": "It is gone."}}, (409, 422), at=at,
+            ),
+        },
+    }  # fmt: skip
+
+
+def _node() -> Shape:
+    def plain(kind: str, text: str) -> Shape:
+        return {"200": {"description": text, "content": {kind: {"schema": {"type": "string"}}}}}
+
+    status = {"type": "object", "properties": {"status": {"const": "ok", "description": "Always `ok`."}}}
+    fine = {"200": {"description": "It is.", "content": {"application/json": {"schema": status}}}}
+    return {
+        "/v1/node": {
+            "get": _operation(
+                "node", "getNode", "Show the node", "Who answers.",
+                {"200": _json("NodeInfo", "The node.")}, common=_SIMPLE,
+            )
+        },
+        "/v1/events": {
+            "get": _operation(
+                "node", "getEvents", "Watch events",
+                "What happens on the node, as server-sent events, each one JSON object with `at`, `type`, `topic` and "
+                "`fields`. A client that is too slow is told in `events_missed` how many it missed.",
+                plain("text/event-stream", "A stream without end."), (503,), common=_SIMPLE,
+            )
+        },
+        "/health": {
+            "get": _operation("node", "getHealth", "Is it alive?", "Whether the process answers.", fine, common=_SIMPLE)
+        },
+        "/ready": {
+            "get": _operation(
+                "node", "getReady", "Is it ready?", "Whether it serves; 503 while it starts and stops.",
+                fine, (503,), common=_SIMPLE,
+            )
+        },
+        "/metrics": {
+            "get": _operation(
+                "node", "getMetrics", "Metrics", "In the text format of Prometheus.",
+                plain("text/plain", "All metrics."), common=_SIMPLE,
+            )
+        },
+    }  # fmt: skip

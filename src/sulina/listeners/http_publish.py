@@ -1,0 +1,109 @@
+"""Publishing by HTTP. This is the hot path: nothing is done here that a record does not need."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sulina.core.rows import encode_rows
+from sulina.errors import InvalidInput
+from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
+from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_parameters import Reader, Target, number, read_query, text_up_to
+from sulina.listeners.http_problem import HttpError, bad_parameter
+from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX, Publish, encoder, read_publish
+from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
+
+if TYPE_CHECKING:
+    from sulina.broker.broker import Broker
+
+RAW = b"application/octet-stream"
+BATCH = b"application/vnd.sulina.batch"
+COUNT = "sulina.count"  # in the scope: how many records a request was about, for its trace
+
+_IN_A_THREAD_BYTES_MIN = 256 << 10  # reading so much JSON would hold up everybody else
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Publisher:
+    """Answers POST …/records."""
+
+    def __init__(self, broker: "Broker", limits: HttpLimits, clock_ms: Callable[[], int] = now_ms) -> None:
+        self._broker, self._limits, self._clock_ms = broker, limits, clock_ms
+        self._room = Room(limits.in_flight_body_bytes_max)
+
+    async def publish(self, target: Target, exchange: Exchange) -> None:
+        """One request."""
+        if exchange.scope["query_string"]:
+            read_query(exchange.scope["query_string"], {})
+        content_type = exchange.headers.get(b"content-type")
+        if content_type != JSON:
+            content_type = _kind_of(content_type)
+        with Held(self._room) as held:
+            body = await exchange.read_body(held)
+            request = await self._request(content_type, body, exchange)
+            published = await self._broker.publish(
+                target.topic,
+                request.data,
+                partition=target.partition,
+                txn_id=request.txn_id,
+                expected_version=request.expected_version,
+                schema_id=request.schema_id,
+            )
+        exchange.scope[COUNT] = published.count
+        await exchange.answer(encoder.encode(published))
+
+    async def _request(self, content_type: bytes, body: bytes, exchange: Exchange) -> Publish:
+        now, headers = self._clock_ms(), exchange.headers
+        if content_type == JSON:
+            if len(body) < _IN_A_THREAD_BYTES_MIN:
+                request = read_publish(body, now, self._limits.records_max)
+            else:
+                request = await asyncio.to_thread(read_publish, body, now, self._limits.records_max)
+        elif content_type == RAW:
+            request = Publish(encode_rows([body], [headers.get(b"sulina-key")], now))
+        elif body:
+            request = Publish(body)
+        else:
+            raise InvalidInput("the body has no batch in it")
+        return _with_headers(request, headers) if _HEADERS.keys() & headers.keys() else request
+
+
+def _kind_of(content_type: bytes | None) -> bytes:
+    kind = (content_type or b"").partition(b";")[0].strip().lower()
+    if kind not in (JSON, RAW, BATCH):
+        known = ", ".join(known.decode() for known in (JSON, RAW, BATCH))
+        raise HttpError(
+            "unsupported_media_type",
+            f"Content-Type {kind.decode('latin-1')[:100]!r} is none of {known}",
+        )
+    return kind
+
+
+def _with_headers(request: Publish, headers: dict[bytes, bytes]) -> Publish:
+    """What the headers say of a publish, where its body does not."""
+    for name, (field, read) in _HEADERS.items():
+        data = headers.get(name)
+        if data is None:
+            continue
+        shown = name.decode().title()
+        try:
+            value = read(shown, data.decode())
+        except UnicodeDecodeError:
+            raise bad_parameter(shown, f"the header {shown} must be UTF-8") from None
+        if getattr(request, field) is not None:
+            raise InvalidInput(f"{field} is in the body, and {shown} in the head: give one of them")
+        request = request._replace(**{field: value})
+    return request
+
+
+# Which field of a publish a header gives.
+_HEADERS: dict[bytes, tuple[str, Reader]] = {
+    b"sulina-txn-id": ("txn_id", text_up_to(TXN_ID_LENGTH_MAX)),
+    b"sulina-expected-version": ("expected_version", number()),
+    b"sulina-schema": ("schema_id", text_up_to(SCHEMA_ID_LENGTH_MAX)),
+}

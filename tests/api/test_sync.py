@@ -1,0 +1,154 @@
+"""The same, for threads."""
+
+import threading
+
+import pytest
+
+from sulina.client import Message, PublishStatus, RejectReason, SyncClient
+from sulina.core.topic import Schema, SchemaKind
+from sulina.errors import InvalidSettings, SubscriptionBusy, TopicNotFound, VersionConflict
+
+
+def test_publish_and_consume_p1(sync_client: SyncClient, topic: str) -> None:
+    sync_client.create_topic(topic, partitions=2)
+    ack = sync_client.publish(topic, {"n": 1}, key="k", headers={"h": "v"}, timestamp_ms=1000)
+    assert ack.status == PublishStatus.ACCEPTED
+    sync_client.publish_batch(topic, [Message(str(n), key="k", timestamp_ms=1001 + n) for n in range(10)])
+    records = list(sync_client.consume(topic, follow=False))
+    assert [record.offset for record in records] == list(range(11))
+    assert (records[0].json(), records[0].key, records[0].headers) == ({"n": 1}, b"k", (("h", b"v"),))
+    partition = [ack.partition]
+    for start, first in [("latest", 11), ("offset:4", 4), ("timestamp:1005", 5), (f"version:{ack.version}", 0)]:
+        reader = sync_client.consume(topic, start=start, partitions=partition, follow=False)
+        assert [record.offset for record in reader] == list(range(first, 11))
+    assert len(list(sync_client.consume(topic, partitions=partition, version=ack.version))) == 1
+    with sync_client.consume(topic, start="latest") as reader:
+        sync_client.publish(topic, b"new")
+        assert next(reader).value == b"new"
+
+
+def test_rejects_and_faults_p2(sync_client: SyncClient, topic: str) -> None:
+    assert sync_client.publish("orders", b"").reason == RejectReason.INVALID_TOPIC
+    with pytest.raises(TopicNotFound):
+        sync_client.publish(topic, b"")
+    number = Schema(kind=SchemaKind.JSON, definition={"type": "integer"})
+    sync_client.create_topic(topic, schema=number, policy={"validate": True})
+    assert sync_client.publish(topic, "text").reason == RejectReason.INVALID_PAYLOAD
+    assert sync_client.publish(topic, object()).reason == RejectReason.NOT_SERIALIZABLE
+    ack = sync_client.publish(topic, 1, txn_id="one", schema=number)
+    assert sync_client.publish(topic, 1, txn_id="one", schema=number) == ack
+    assert sync_client.publish(topic, 2, expected_version=ack.version).is_accepted
+    with pytest.raises(VersionConflict):
+        sync_client.publish(topic, 3, expected_version=ack.version)
+    passing = topic + "-passing"
+    sync_client.create_topic(passing, delivery="non_reliable")
+    assert sync_client.publish(passing, b"").reason == RejectReason.NO_SUBSCRIBERS
+    with pytest.raises(InvalidSettings):
+        sync_client.consume(topic, start="sometime")
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key_shared"])
+def test_subscribe_ack_and_resume_p12(sync_client: SyncClient, topic: str, kind: str) -> None:
+    sync_client.create_topic(topic)
+    sync_client.publish_batch(topic, [str(n) for n in range(10)])
+    with sync_client.subscribe(topic, "s", kind=kind, start="earliest", credit=4) as messages:
+        for message in messages:
+            assert message.attempt == 1
+            if message.offset < 5:
+                assert message.ack()
+            elif message.offset < 8:
+                message.ack_soon()
+            else:
+                break
+    with sync_client.subscribe(topic, "s", kind=kind) as messages:
+        assert [next(messages).text, next(messages).text] == ["8", "9"]
+        assert messages.get(timeout_seconds=0.05) is None
+    assert sync_client.subscription(topic, "s").lag == 2
+
+
+def test_batches_nack_and_dead_letters_p12(sync_client: SyncClient, topic: str) -> None:
+    sync_client.create_topic(topic, policy={"redelivery_delay_seconds": 0.01, "deliveries_max": 2})
+    sync_client.publish_batch(topic, [str(n) for n in range(10)])
+    with sync_client.subscribe(topic, "s", start="earliest") as messages:
+        batch = next(messages.batches())
+        assert len(batch) == 10
+        assert messages.ack(batch[1:])
+        assert batch[0].nack()
+        again = messages.get(timeout_seconds=20)
+        assert again is not None
+        assert (again.offset, again.attempt) == (0, 2)
+        assert again.nack(delay_seconds=0)
+        letters = topic + ".dead-letter"
+        made = threading.Event()
+        for _ in range(1000):
+            if letters in {info.topic for info in sync_client.topics()}:
+                break
+            made.wait(0.01)
+        letter = next(sync_client.consume(letters))
+        assert dict(letter.headers)["sulina-offset"] == b"0"
+
+
+def test_seek_and_busy_p12(sync_client: SyncClient, topic: str) -> None:
+    sync_client.create_topic(topic)
+    sync_client.publish_batch(topic, ["a", "b", "c"])
+    with sync_client.subscribe(topic, "s", start="earliest") as messages:
+        assert [next(messages).text for _ in range(2)] == ["a", "b"]
+        with pytest.raises(SubscriptionBusy), sync_client.subscribe(topic, "s"):
+            pass
+        sync_client.seek(topic, "s", "earliest")
+        assert [next(messages).text for _ in range(3)] == ["a", "b", "c"], "what was read ahead is not shown"
+
+
+def test_admin_p1(sync_client: SyncClient, topic: str) -> None:
+    namespace = topic.rpartition("/")[2]
+    sync_client.create_namespace(namespace)
+    assert sync_client.namespace(namespace).topics == 0
+    assert namespace in {each.namespace for each in sync_client.namespaces()}
+    name = f"/{namespace}/t"
+    assert sync_client.create_topic(name, 2) == sync_client.topic(name)
+    assert [info.topic for info in sync_client.topics(namespace=namespace)] == [name]
+    ack = sync_client.publish(name, b"x", partition=1)
+    assert sync_client.partition(name, 1).end_offset == 1
+    assert sync_client.locate(name, "latest", 1) == 1
+    assert sync_client.fetch(name, 1, 0).next_offset == 1
+    assert ack.version is not None
+    assert len(sync_client.commits(name, 1, start=ack.version, end=ack.version + 1)) == 1
+    sync_client.create_subscription(name, "s")
+    assert [each.subscription for each in sync_client.subscriptions(name)] == ["s"]
+    sync_client.delete_subscription(name, "s")
+    sync_client.delete_topic(name)
+    sync_client.delete_namespace(namespace)
+    assert sync_client.info().is_ready
+    assert sync_client.is_connected
+
+
+def test_many_threads_share_one_client(sync_client: SyncClient, topic: str) -> None:
+    sync_client.create_topic(topic)
+    failures: list[BaseException] = []
+
+    def publish(name: int) -> None:
+        try:
+            for number in range(20):
+                assert sync_client.publish(topic, f"{name}-{number}").is_accepted
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    found = [record.text for record in sync_client.consume(topic, follow=False)]
+    assert len(found) == len(set(found)) == 160
+
+
+def test_closing_ends_those_who_wait(sync_client: SyncClient, topic: str) -> None:
+    sync_client.create_topic(topic)
+    with sync_client.subscribe(topic, "s") as messages:
+        ended = []
+        waiting = threading.Thread(target=lambda: ended.append(list(messages)))
+        waiting.start()
+        messages.close()
+        waiting.join(20)
+        assert ended == [[]]

@@ -1,0 +1,119 @@
+"""A node in a process of its own, and commands against it, each in a process too: what a user has."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.serving import Serving, serving
+
+SECONDS_MAX = 90.0
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "sulina.cli", *words]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Without anything that a developer may have set."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SULINA_", "OTEL_"))}
+    return kept | {"NO_COLOR": "1", "COLUMNS": "200"} | more
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one document on standard output."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """One document a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error document on standard error."""
+        assert self.out == "", self.out
+        return dict(json.loads(self.err)["error"])
+
+
+def ended(*words: str, given: str | bytes = b"", cwd: Path | None = None, **variables: str) -> Ended:
+    """Run a command to its end."""
+    data = given.encode() if isinstance(given, str) else given
+    done = subprocess.run(
+        command(*words),
+        input=data,
+        capture_output=True,
+        timeout=SECONDS_MAX,
+        env=environment(**variables),
+        cwd=cwd,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@dataclass(slots=True)
+class Served:
+    """A node, and commands against it."""
+
+    serving: Serving
+
+    @property
+    def url(self) -> str:
+        return self.serving.url
+
+    def run(self, *words: str, given: str | bytes = b"") -> Ended:
+        """A command against it, whatever comes of it."""
+        return ended(*words, given=given, SULINA_URL=self.url)
+
+    def ok(self, *words: str, given: str | bytes = b"") -> Ended:
+        """A command that must succeed."""
+        done = self.run(*words, given=given)
+        assert done.code == 0, (words, done)
+        return done
+
+    @contextmanager
+    def started(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that goes on; it is ended if it does not end by itself."""
+        with started(*words, SULINA_URL=self.url) as process:
+            yield process
+
+
+@contextmanager
+def started(*words: str, cwd: Path | None = None, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process that is killed at the end, if it has not ended by itself."""
+    process = subprocess.Popen(
+        command(*words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(**variables),
+        cwd=cwd,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for all tests of a module: each uses topics of its own."""
+    with serving(tmp_path_factory.mktemp("node") / "data") as served:
+        yield Served(served)

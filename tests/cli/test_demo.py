@@ -1,0 +1,73 @@
+"""The demo: its check can fail, and the real thing passes it."""
+
+from pathlib import Path
+
+import pytest
+
+from sulina.cli.demo.tally import Order, Sequence, Tally
+from sulina.cli.demo.view import save_svg
+from tests.cli.conftest import ended
+
+
+def order(lane: int, number: int) -> Order:
+    return Order(lane=lane, number=number, sent_ns=0, item="rope", amount=1.0)
+
+
+def test_records_in_order_are_fine_and_repeats_are_counted() -> None:
+    seen = Sequence()
+    assert seen.take(0, 0, order(1, 0))
+    assert seen.take(0, 1, order(2, 0))
+    assert seen.take(1, 0, order(3, 0))
+    assert not seen.take(0, 1, order(2, 0))
+    assert (seen.records, seen.repeated, seen.faults) == (3, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("offset", "number", "fault"),
+    [
+        (2, 1, "partition 0 went from offset 0 to 2"),
+        (1, 2, "lane 1 went from record 0 to 2"),
+        (1, 0, "lane 1 went from record 0 to 0"),
+    ],
+)
+def test_a_gap_a_loss_and_a_second_copy_are_faults(offset: int, number: int, fault: str) -> None:
+    seen = Sequence()
+    seen.take(0, 0, order(1, 0))
+    seen.take(0, offset, order(1, number))
+    assert seen.faults == [fault]
+
+
+def test_an_acked_record_that_is_nowhere_is_a_fault() -> None:
+    tally = Tally()
+    tally.acked_ends[0], tally.acked_numbers[1] = 2, 2
+    stored = Sequence()
+    for number in range(2):
+        assert tally.faults(stored)
+        stored.take(0, number, order(1, number))
+        tally.delivered.take(0, number, order(1, number))
+    assert tally.faults(stored) == []
+
+
+def test_a_node_is_killed_and_loses_nothing() -> None:
+    told = ended("demo", "--seconds", "3", "--json").json
+    assert told["is_proven"], told["faults"]
+    assert told["kills"] == 1
+    assert told["acked"] == told["delivered"] > 500
+
+
+def test_the_demo_leaves_the_data_that_it_was_given_and_takes_no_other(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    done = ended("demo", "--seconds", "2", "--rate", "200", "--data", str(tmp_path / "data"), "--svg", str(picture))
+    assert done.code == 0, done
+    assert "nothing lost" in done.out
+    assert any((tmp_path / "data").iterdir())
+    assert picture.read_text().startswith("<svg")
+    again = ended("demo", "--data", str(tmp_path / "data"), "--json")
+    assert (again.code, again.error["code"]) == (1, "invalid_settings")
+
+
+def test_the_picture_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
+    save_svg(str(tmp_path / "x.svg"), "hello")
+    text = (tmp_path / "x.svg").read_text()
+    assert "hello" in text
+    assert text.count("http") == 1, "the name space of SVG, and nothing else"

@@ -1,0 +1,417 @@
+"""From messages to acks: what is sent where, what is rejected, what is raised."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from sulina.client import Client, ClientOptions, Message, PublishAck, PublishStatus, RejectReason
+from sulina.core.records import decode
+from sulina.core.routing import partition_of
+from sulina.core.topic import Ack, Policy, Schema, SchemaKind, TopicSettings
+from sulina.errors import (
+    BatchTooLarge,
+    DecompressedTooLarge,
+    Disconnected,
+    InvalidBatch,
+    InvalidInput,
+    InvalidName,
+    InvalidRecord,
+    InvalidSettings,
+    KeysSpanPartitions,
+    LogStopped,
+    NoSubscribers,
+    NotReliable,
+    NotSerializable,
+    PartitionNotFound,
+    QueueFull,
+    SchemaConflict,
+    SulinaError,
+    TopicNotFound,
+    VersionConflict,
+)
+from sulina.wire.frames import Call, Publish
+from tests.client.fake_node import TOPIC, FakeConnection, FakeNode, passing, published, values
+
+
+class Order(msgspec.Struct):
+    id: int
+    items: list[str]
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (b"\x00\xff", b"\x00\xff"),
+        (bytearray(b"ab"), b"ab"),
+        (memoryview(b"ab"), b"ab"),
+        ("grüße", "grüße".encode()),
+        ("", b""),
+        (None, None),
+        ({"a": [1, None]}, b'{"a":[1,null]}'),
+        ([1, 2], b"[1,2]"),
+        (7, b"7"),
+        (True, b"true"),
+        (Order(1, ["x"]), b'{"id":1,"items":["x"]}'),
+        (Point(2), b'{"x":2}'),
+    ],
+    ids=range(12),
+)
+async def test_values_are_bytes_text_or_json(client: Client, node: FakeNode, value: object, stored: bytes) -> None:
+    node.append_publishes()
+    ack = await client.publish(TOPIC, value)
+    assert ack.status == PublishStatus.ACCEPTED
+    assert (ack.partition, ack.offset, ack.version, ack.count) == (0, 0, 0, 1)
+    assert ack.raise_for_status() is ack
+    assert node.log[0][0].value == stored
+
+
+async def test_a_record_keeps_its_key_headers_and_time(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    await client.publish(TOPIC, "v", key="k", headers={"a": "1", "b": b"\x02", "c": None}, timestamp_ms=5)
+    await client.publish(TOPIC, "v", key=b"\xff", headers=[("a", "1"), ("a", "2")])
+    first, second = node.log[0]
+    assert (first.key, first.timestamp_ms) == (b"k", 5)
+    assert first.headers == (("a", b"1"), ("b", b"\x02"), ("c", None))
+    assert second.key == b"\xff"
+    assert second.headers == (("a", b"1"), ("a", b"2"))
+    assert abs(second.timestamp_ms - time.time() * 1000) < 60_000
+
+
+class Strange:
+    pass
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Strange(),
+        {"a": Strange()},
+        {1: {Strange(): 2}},
+        float,
+        "\ud800",
+        Message(b"", key=5),  # type: ignore[arg-type]
+        Message(b"", key="\ud800"),
+        Message(b"", headers={5: b""}),  # type: ignore[arg-type]
+        Message(b"", headers={"\ud800": b""}),
+        Message(b"", headers={"a": 5}),  # type: ignore[arg-type]
+        Message(b"", headers=5),  # type: ignore[arg-type]
+        Message(b"", headers=["abc"]),  # type: ignore[list-item]
+        Message(b"", timestamp_ms=1.5),  # type: ignore[arg-type]
+    ],
+    ids=range(13),
+)
+async def test_what_has_no_bytes_is_not_serializable_p2_p11(client: Client, node: FakeNode, message: object) -> None:
+    ack = await client.publish_batch(TOPIC, [b"fine", message])
+    assert (ack.status, ack.reason) == (PublishStatus.REJECTED, RejectReason.NOT_SERIALIZABLE)
+    assert ack.message.startswith("record 1: ")
+    assert not node.sent(Publish), "one bad record and nothing is sent"
+    with pytest.raises(NotSerializable):
+        ack.raise_for_status()
+    with pytest.raises(NotSerializable):
+        _ = ack.offset
+
+
+@pytest.mark.parametrize("topic", ["", "orders", "/a", "/a/b/c", "/a.b/c", "/default/../x", "/default/" + "x" * 201])
+async def test_a_wrong_name_is_an_invalid_topic_p2(client: Client, node: FakeNode, topic: str) -> None:
+    ack = await client.publish(topic, b"")
+    assert ack.reason == RejectReason.INVALID_TOPIC
+    assert not node.frames
+    with pytest.raises(InvalidName):
+        ack.raise_for_status()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InvalidRecord(index=0, reason="not a number"), RejectReason.INVALID_PAYLOAD),
+        (InvalidBatch("wrong"), RejectReason.INVALID_PAYLOAD),
+        (BatchTooLarge(size_bytes=2, limit_bytes=1), RejectReason.INVALID_PAYLOAD),
+        (DecompressedTooLarge(limit_bytes=1), RejectReason.INVALID_PAYLOAD),
+        (KeysSpanPartitions(topic=TOPIC, partitions="0, 1"), RejectReason.INVALID_PAYLOAD),
+        (SchemaConflict(topic=TOPIC, ours="a", current="b"), RejectReason.INVALID_PAYLOAD),
+        (InvalidInput("wrong"), RejectReason.INVALID_PAYLOAD),
+        (QueueFull(waiting_bytes=2, limit_bytes=1), RejectReason.QUEUE_FULL),
+        (NoSubscribers(topic=TOPIC), RejectReason.NO_SUBSCRIBERS),
+    ],
+    ids=lambda value: getattr(value, "code", ""),
+)
+async def test_faults_of_the_message_are_rejects_p2(
+    client: Client, node: FakeNode, error: SulinaError, reason: RejectReason
+) -> None:
+    node.scripts[Publish] = lambda connection, frame: connection.refuse(frame, error)
+    ack = await client.publish(TOPIC, b"")
+    assert (ack.status, ack.reason, ack.message, ack.parts) == (PublishStatus.REJECTED, reason, str(error), ())
+    with pytest.raises(type(error)):
+        ack.raise_for_status()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        VersionConflict(expected=1, current=2),
+        LogStopped(path="/x", cause=OSError("disk")),
+        InvalidSettings("wrong"),
+        NotReliable(topic=TOPIC),
+        TopicNotFound(topic=TOPIC),
+        SulinaError("what"),
+    ],
+    ids=lambda error: error.code,
+)
+async def test_faults_of_the_system_are_raised_p2(client: Client, node: FakeNode, error: SulinaError) -> None:
+    node.scripts[Publish] = lambda connection, frame: connection.refuse(frame, error)
+    with pytest.raises(type(error)):
+        await client.publish(TOPIC, b"", expected_version=1)
+    assert len(node.sent(Publish)) <= 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"partition": "0"}, {"partition": 2**70}, {"txn_id": 5}, {"txn_id": "x" * 501}, {"expected_version": "1"}]
+)
+async def test_what_would_cost_everybody_the_connection_is_not_sent(
+    client: Client, node: FakeNode, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSettings):
+        await client.publish(TOPIC, b"", **wrong)
+    assert not node.frames
+
+
+async def test_a_message_may_be_published_as_it_is(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    await client.publish(TOPIC, Message("v", key="k"))
+    assert (node.log[0][0].value, node.log[0][0].key) == (b"v", b"k")
+
+
+async def test_no_room_in_flight_is_a_full_queue_p2(node: FakeNode) -> None:
+    async with node.client(ClientOptions(requests_in_flight_max=1, bytes_in_flight_max=1)) as client:
+        first = asyncio.create_task(client.publish(TOPIC, b"first"))
+        request = await node.asked(Publish)
+        ack = await client.publish(TOPIC, b"second", timeout_seconds=1)
+        assert ack.reason == RejectReason.QUEUE_FULL
+        node.answer(request, published())
+        assert (await first).is_accepted
+
+
+@pytest.mark.parametrize("batch", [[], [Message(b"", timestamp_ms=2**63)], [Message(b"", timestamp_ms=-(2**70))]])
+async def test_a_batch_that_is_none_is_an_invalid_payload_p2(client: Client, node: FakeNode, batch: Any) -> None:
+    assert (await client.publish_batch(TOPIC, batch)).reason == RejectReason.INVALID_PAYLOAD
+
+
+async def test_a_batch_that_fits_no_frame_is_not_sent_p2(
+    client: Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sulina.client.publisher.DATA_BYTES_MAX", 1000)
+    ack = await client.publish(TOPIC, bytes(1000))
+    assert ack.reason == RejectReason.INVALID_PAYLOAD
+    assert not node.sent(Publish)
+
+
+async def test_a_publish_that_is_cut_off_is_written_once_l13(client: Client, node: FakeNode) -> None:
+    publishing = asyncio.create_task(client.publish(TOPIC, b"once"))
+    lost = await node.asked(Publish)
+    node.append_publishes()
+    node.scripts[Publish](FakeConnection(node), lost)  # it was written, but the answer is lost
+    node.connection.cut()
+    ack = await publishing
+    assert ack.offset == 0
+    assert values(node.log[0]) == ["once"]
+    assert len(node.sent(Publish)) == 2
+
+
+async def test_every_publish_has_its_own_txn_id_unless_given_l13(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    acks = [await client.publish(TOPIC, b"x") for _ in range(3)]
+    again = [await client.publish(TOPIC, b"y", txn_id="order-7") for _ in range(2)]
+    assert [ack.offset for ack in acks] == [0, 1, 2]
+    assert [ack.offset for ack in again] == [3, 3]
+    ids = [frame.txn_id for frame in node.sent(Publish)]
+    assert len(set(ids[:3])) == 3
+    assert ids[3:] == ["order-7", "order-7"]
+    await client.publish(TOPIC, b"x", idempotent=False)
+    assert node.sent(Publish)[-1].txn_id is None
+
+
+async def test_without_a_txn_id_a_publish_that_is_cut_off_is_not_repeated(node: FakeNode) -> None:
+    async with node.client(ClientOptions(idempotent=False)) as client:
+        publishing = asyncio.create_task(client.publish(TOPIC, b"perhaps"))
+        await node.asked(Publish)
+        node.connection.cut()
+        with pytest.raises(Disconnected):
+            await publishing
+        assert len(node.sent(Publish)) == 1
+
+
+async def test_an_expected_version_is_retried_with_the_same_txn_id_l3(client: Client, node: FakeNode) -> None:
+    publishing = asyncio.create_task(client.publish(TOPIC, b"x", expected_version=4))
+    await node.asked(Publish)
+    node.connection.cut()
+    node.answer(await node.asked(Publish), published(version=5))
+    assert (await publishing).version == 5
+    first, second = node.sent(Publish)
+    assert (first.txn_id, first.expected_version) == (second.txn_id, second.expected_version)
+
+
+@pytest.mark.parametrize("settings", [passing(), TopicSettings(policy=Policy(ack=Ack.MEMORY))])
+async def test_a_topic_that_remembers_nothing_is_published_to_once(
+    client: Client, node: FakeNode, settings: TopicSettings
+) -> None:
+    node.topics[TOPIC] = settings
+    publishing = asyncio.create_task(client.publish(TOPIC, b"x"))
+    assert (await node.asked(Publish)).txn_id is None
+    node.connection.cut()
+    with pytest.raises(Disconnected):
+        await publishing
+
+
+async def test_keys_decide_the_partition_as_in_kafka(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=5)
+    node.append_publishes()
+    for number in range(20):
+        key = f"key-{number}".encode()
+        ack = await client.publish(TOPIC, b"", key=key)
+        assert ack.partition == partition_of(key, 5)
+    assert len(node.sent(Call)) == 1, "the number of partitions is asked for once"
+
+
+async def test_a_batch_for_several_partitions_is_split_each_part_in_order_l16(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=3)
+    node.append_publishes()
+    messages = [Message(str(n), key=f"key-{n % 10}", timestamp_ms=n) for n in range(100)]
+    ack = await client.publish_batch(TOPIC, messages)
+    assert ack.is_accepted
+    assert sorted(part.partition for part in ack.parts) == [0, 1, 2]
+    assert ack.count == 100
+    assert len(node.sent(Publish)) == 3
+    for partition, log in node.log.items():
+        expected = [m for m in messages if partition_of(str(m.key).encode(), 3) == partition]
+        assert values(log) == [m.value for m in expected]
+        assert [record.timestamp_ms for record in log] == [m.timestamp_ms for m in expected]
+
+
+async def test_records_without_a_key_go_to_one_partition_a_batch_in_turn(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=3)
+    node.append_publishes()
+    acks = [await client.publish_batch(TOPIC, [b"a", b"b"]) for _ in range(6)]
+    assert all(len(ack.parts) == 1 for ack in acks)
+    assert sorted(ack.partition for ack in acks) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_a_txn_id_leads_to_the_same_partition_again_l13(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=7)
+    node.append_publishes()
+    acks = [await client.publish(TOPIC, b"x", txn_id="order-7") for _ in range(3)]
+    assert len({(ack.partition, ack.offset) for ack in acks}) == 1
+    assert sum(map(len, node.log.values())) == 1
+
+
+async def test_an_expected_version_needs_one_partition(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=3)
+    node.append_publishes()
+    many = [Message(b"", key=str(n)) for n in range(20)]
+    assert (await client.publish_batch(TOPIC, many, expected_version=1)).reason == RejectReason.INVALID_PAYLOAD
+    with pytest.raises(InvalidSettings, match="name it, or give a key"):
+        await client.publish(TOPIC, b"", expected_version=1)
+    assert (await client.publish(TOPIC, b"", expected_version=1, partition=2)).partition == 2
+    assert (await client.publish(TOPIC, b"", expected_version=1, key="a")).is_accepted
+
+
+async def test_a_split_batch_says_what_was_taken_and_what_was_not(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=2)
+    node.append_publishes()
+    append = node.scripts[Publish]
+
+    def publish(error: SulinaError, connection: FakeConnection, frame: Publish) -> None:
+        connection.refuse(frame, error) if frame.partition == 1 else append(connection, frame)
+
+    many = [Message(b"", key=str(n)) for n in range(20)]
+    error: SulinaError = InvalidRecord(index=0, reason="bad")
+    node.scripts[Publish] = lambda connection, frame: publish(error, connection, frame)
+    ack = await client.publish_batch(TOPIC, many)
+    assert (ack.status, ack.reason) == (PublishStatus.REJECTED, RejectReason.INVALID_PAYLOAD)
+    assert [part.partition for part in ack.parts] == [0]
+    error = LogStopped(path="/x", cause=OSError("disk"))
+    with pytest.raises(LogStopped) as caught:
+        await client.publish_batch(TOPIC, many)
+    assert caught.value.__notes__ == ["partitions 0 took their records"]
+
+
+async def test_a_topic_that_was_made_anew_with_fewer_partitions_is_routed_anew(client: Client, node: FakeNode) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=8)
+    node.append_publishes()
+    append = node.scripts[Publish]
+
+    def publish(connection: FakeConnection, frame: Publish) -> None:
+        assert frame.partition is not None
+        if frame.partition >= 2:
+            connection.refuse(frame, PartitionNotFound(topic=TOPIC, partition=frame.partition, partitions=2))
+        else:
+            append(connection, frame)
+
+    await client.publish(TOPIC, b"", partition=0)
+    node.topics[TOPIC] = TopicSettings(partitions=2)
+    node.scripts[Publish] = publish
+    key = next(str(n).encode() for n in range(100) if partition_of(str(n).encode(), 8) > 2)
+    ack = await client.publish(TOPIC, b"", key=key)
+    assert ack.partition == partition_of(key, 2)
+    with pytest.raises(PartitionNotFound):
+        await client.publish(TOPIC, b"", partition=5)
+
+
+async def test_a_topic_that_is_gone_is_forgotten(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    await client.publish(TOPIC, b"")
+    del node.topics[TOPIC]
+    node.scripts[Publish] = lambda connection, frame: connection.refuse(frame, TopicNotFound(topic=TOPIC))
+    with pytest.raises(TopicNotFound):
+        await client.publish(TOPIC, b"")
+    sent = len(node.sent(Publish))
+    with pytest.raises(TopicNotFound):
+        await client.publish(TOPIC, b"")
+    assert len(node.sent(Publish)) == sent, "it is not even tried"
+
+
+async def test_what_is_known_of_a_topic_grows_old(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    for _ in range(3):
+        await asyncio.gather(*(client.publish(TOPIC, b"") for _ in range(10)))
+        await asyncio.sleep(61)
+    assert len(node.sent(Call)) == 3
+
+
+async def test_a_schema_goes_along_as_its_fingerprint_u11(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    schema = Schema(kind=SchemaKind.JSON, definition={"type": "object"})
+    await client.publish(TOPIC, b"{}", schema=schema)
+    await client.publish(TOPIC, b"{}", schema="abc")
+    await client.publish(TOPIC, b"{}")
+    assert [frame.schema_id for frame in node.sent(Publish)] == [schema.fingerprint, "abc", None]
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 64, 1000])
+async def test_batches_of_any_size_are_what_was_published(client: Client, node: FakeNode, count: int) -> None:
+    node.scripts[Publish] = lambda connection, frame: connection.answer(frame, published(count=count))
+    messages: list[object] = [
+        Message(f"value-{n}", key=None if n % 3 else f"{n}", headers={"n": str(n)} if n % 5 == 0 else None)
+        for n in range(count)
+    ]
+    await client.publish_batch(TOPIC, messages)
+    await client.publish_batch(TOPIC, [f"value-{n}" for n in range(count)])
+    with_keys, plain = (decode(frame.data) for frame in node.sent(Publish))
+    assert values(with_keys) == values(plain) == [f"value-{n}" for n in range(count)]
+    assert [record.key for record in with_keys] == [None if n % 3 else f"{n}".encode() for n in range(count)]
+    assert [len(record.headers) for record in with_keys] == [int(n % 5 == 0) for n in range(count)]
+
+
+def test_an_ack_is_compared_and_shown_by_what_it_says() -> None:
+    one, two = (PublishAck.rejected(QueueFull(waiting_bytes=2, limit_bytes=1)) for _ in range(2))
+    assert one == two
+    assert "QueueFull" in repr(one)
+    assert PublishAck(PublishStatus.ACCEPTED, parts=(published(3, base_offset=7),)).offset == 7

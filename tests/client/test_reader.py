@@ -1,0 +1,179 @@
+"""Reading without a subscription: what is fetched, in which order, and what a lost connection does to it."""
+
+import asyncio
+
+import pytest
+
+from sulina.client import Client, ClientOptions, Reader
+from sulina.core.records import Record, encode
+from sulina.core.topic import TopicSettings
+from sulina.errors import Disconnected, OffsetOutOfRange
+from sulina.wire.frames import Call, Fetch
+from sulina.wire.messages import Fetched, PartitionInfo, TopicState
+from tests.client.fake_node import TOPIC, URL, FakeConnection, FakeNode
+
+
+class Log:
+    """Partitions of so many records, in batches of ten; a fetch gets one batch, or waits."""
+
+    def __init__(self, node: FakeNode, ends: list[int]) -> None:
+        self.ends = ends
+        self.waiting: list[tuple[FakeConnection, Fetch]] = []
+        node.topics[TOPIC] = TopicSettings(partitions=len(ends))
+        self._topic = node.scripts[Call]
+        node.scripts[Call] = self.call
+        node.scripts[Fetch] = self.fetch
+
+    def call(self, connection: FakeConnection, frame: Call) -> None:
+        partition = frame.arguments.get("partition", 0)
+        match frame.method:
+            case "locate":
+                kind, _, number = frame.arguments["position"].partition(":")
+                connection.answer(frame, int(number or (0 if kind == "earliest" else self.ends[partition])))
+            case "partition":
+                connection.answer(frame, self.info(partition))
+            case _:
+                self._topic(connection, frame)
+
+    def info(self, partition: int) -> PartitionInfo:
+        return PartitionInfo(
+            topic=TOPIC, partition=partition, state=TopicState.ACTIVE, epoch=0, version=0, start_offset=0,
+            end_offset=self.ends[partition], size_bytes=0, segments=[],
+        )  # fmt: skip
+
+    def fetch(self, connection: FakeConnection, frame: Fetch) -> None:
+        end = self.ends[frame.partition] if frame.version is None else frame.version
+        if frame.offset == end and frame.wait_ms:
+            self.waiting.append((connection, frame))
+            return
+        base = frame.offset // 10 * 10
+        top = min(base + 10, end)
+        data = encode([Record(b"%d" % n) for n in range(base, top)], base_offset=base) if base < top else b""
+        connection.answer(
+            frame,
+            Fetched(
+                data=memoryview(data),
+                offset=frame.offset,
+                next_offset=max(top, frame.offset),
+                version=0,
+                end_offset=end,
+            ),
+        )
+
+    def append(self, partition: int, count: int) -> None:
+        self.ends[partition] += count
+        waiting, self.waiting = self.waiting, []
+        for connection, frame in waiting:
+            self.fetch(connection, frame)
+
+
+async def places(reader: Reader) -> list[tuple[int, int]]:
+    return [(record.partition, record.offset) async for record in reader]
+
+
+async def test_all_partitions_are_read_each_in_order_to_the_end_seen_first(client: Client, node: FakeNode) -> None:
+    Log(node, [25, 0, 8])
+    found = await places(client.consume(TOPIC, follow=False))
+    assert sorted(found) == [(0, n) for n in range(25)] + [(2, n) for n in range(8)]
+    for partition in range(3):
+        offsets = [offset for p, offset in found if p == partition]
+        assert offsets == sorted(offsets)
+
+
+async def test_it_begins_in_the_middle_of_a_batch_and_ends_in_one(client: Client, node: FakeNode) -> None:
+    log = Log(node, [25])
+    async with client.consume(TOPIC, start="offset:13", follow=False) as reader:
+        log.ends[0] = 100
+        assert await places(reader) == [(0, n) for n in range(13, 25)]
+
+
+async def test_a_version_ends_where_it_ended_l14(client: Client, node: FakeNode) -> None:
+    Log(node, [100])
+    assert await places(client.consume(TOPIC, version=17)) == [(0, n) for n in range(17)]
+    assert {frame.version for frame in node.sent(Fetch)} == {17}
+    assert {frame.wait_ms for frame in node.sent(Fetch)} == {0}
+
+
+async def test_following_waits_at_the_node_not_in_circles(client: Client, node: FakeNode) -> None:
+    log = Log(node, [3])
+    reader = client.consume(TOPIC)
+    assert [(await anext(reader)).offset for _ in range(3)] == [0, 1, 2]
+    waiting = asyncio.create_task(anext(reader))
+    await asyncio.sleep(9)
+    assert len(node.sent(Fetch)) == 2
+    assert node.sent(Fetch)[-1].wait_ms == 10_000
+    log.append(0, 2)
+    assert (await waiting).offset == 3
+    assert (await anext(reader)).offset == 4
+
+
+async def test_an_outage_is_waited_for_when_following(client: Client, node: FakeNode) -> None:
+    log = Log(node, [3])
+    reader = client.consume(TOPIC, start="latest")
+    waiting = asyncio.create_task(anext(reader))
+    await node.wait_sent(Fetch, 1)
+    node.refusals.extend(Disconnected(url=URL, reason="down") for _ in range(50))
+    log.waiting.clear()
+    node.connection.cut()
+    await node.wait_sent(Fetch, 2)
+    assert asyncio.get_running_loop().time() > 60
+    log.append(0, 1)
+    assert (await waiting).offset == 3
+
+
+async def test_an_outage_is_an_error_when_not(client: Client, node: FakeNode) -> None:
+    Log(node, [30])
+    async with client.consume(TOPIC, follow=False) as reader:
+        await anext(reader)
+        node.scripts[Fetch] = lambda *_: None
+        node.refusals.extend(Disconnected(url=URL, reason="down") for _ in range(1000))
+        node.connection.cut()
+        with pytest.raises(Disconnected):
+            await places(reader)
+
+
+async def test_one_fetch_is_ahead_and_no_more(client: Client, node: FakeNode) -> None:
+    Log(node, [1000])
+    reader = client.consume(TOPIC, follow=False)
+    await anext(reader)
+    await asyncio.sleep(10)
+    assert len(node.sent(Fetch)) == 2
+
+
+async def test_many_partitions_share_the_room_of_a_reader(node: FakeNode) -> None:
+    async with node.client(ClientOptions(fetches_in_flight_max=8)) as client:
+        Log(node, [5] * 64)
+        assert len(await places(client.consume(TOPIC, follow=False, max_bytes=1 << 30))) == 320
+        assert {frame.max_bytes for frame in node.sent(Fetch)} == {(32 << 20) // 64}
+        log = Log(node, [0] * 64)
+        reader = client.consume(TOPIC, start="latest")
+        waiting = asyncio.create_task(anext(reader))
+        await asyncio.sleep(0.1)
+        assert len(log.waiting) == 8
+        assert {frame.wait_ms for _, frame in log.waiting} == {500}
+        waiting.cancel()
+
+
+async def test_what_was_removed_meanwhile_is_said(client: Client, node: FakeNode) -> None:
+    Log(node, [30])
+    error = OffsetOutOfRange(offset=0, start=20, end=30)
+    node.scripts[Fetch] = lambda connection, frame: connection.refuse(frame, error)
+    with pytest.raises(OffsetOutOfRange) as caught:
+        await places(client.consume(TOPIC, follow=False))
+    assert caught.value.start == 20
+
+
+async def test_a_reader_that_is_closed_or_dropped_fetches_no_more(client: Client, node: FakeNode) -> None:
+    log = Log(node, [1])
+    async with client.consume(TOPIC) as reader:
+        await anext(reader)
+        await node.wait_sent(Fetch, 2)
+    assert await reader.take() == []
+    async for _ in client.consume(TOPIC):
+        break
+    log.append(0, 10)
+    await asyncio.sleep(100)
+    sent = len(node.sent(Fetch))
+    log.append(0, 10)
+    await asyncio.sleep(100)
+    assert len(node.sent(Fetch)) == sent

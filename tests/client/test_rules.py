@@ -1,0 +1,95 @@
+"""The small rules: pauses, room in flight, batches."""
+
+import asyncio
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sulina.client import batches
+from sulina.client.backoff import Backoff
+from sulina.client.batches import BatchCodec, within
+from sulina.client.in_flight import InFlight
+from sulina.core.batch import split
+from sulina.core.records import Record, encode
+
+
+def test_pauses_double_up_to_a_limit_and_begin_anew() -> None:
+    backoff = Backoff(1.0, 8.0, random.Random(1))
+    for longest in (1, 2, 4, 8, 8, 8):
+        assert longest / 2 <= backoff.next() <= longest
+    backoff.attempt = 10_000
+    assert backoff.next() <= 8
+    backoff.reset()
+    assert backoff.next() <= 1
+
+
+async def test_room_is_given_in_turn_and_counted_exactly() -> None:
+    room = InFlight(requests_max=3, bytes_max=100)
+    rng = random.Random(7)
+    let_in: list[int] = []
+    most = 0
+
+    async def work(number: int, size: int) -> None:
+        nonlocal most
+        await room.enter(size)
+        let_in.append(number)
+        most = max(most, room.requests)
+        assert room.requests <= 3
+        assert room.size_bytes <= 100 or room.requests == 1
+        try:
+            await asyncio.sleep(rng.random())
+        finally:
+            room.leave(size)
+
+    tasks = [asyncio.create_task(work(number, rng.randrange(150))) for number in range(200)]
+    for task in rng.sample(tasks, 50):
+        asyncio.get_running_loop().call_later(rng.random() * 20, task.cancel)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert let_in == sorted(let_in)
+    assert (room.requests, room.size_bytes, most) == (0, 0, 3)
+
+
+@given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.integers(0, 31), st.integers(0, 31))
+def test_within_keeps_what_is_in_the_range(offsets: list[int], start: int, end: int) -> None:
+    records = [Record(b"", offset=offset) for offset in offsets]
+    assert within(records, start, end) == [record for record in records if start <= record.offset < end]
+
+
+@pytest.mark.real_time
+async def test_python_and_the_kernels_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [None if n % 7 == 0 else b"v%d" % n for n in range(300)]
+    keys = [None if n % 3 else b"k%d" % n for n in range(300)]
+    headers = [(("h", b"%d" % n),) if n % 11 == 0 else () for n in range(300)]
+    slow = BatchCodec()
+    monkeypatch.setattr(slow, "_has_kernels", lambda _: False)
+    quick = BatchCodec()
+    monkeypatch.setattr(quick, "_has_kernels", lambda _: True)
+    for with_headers in (headers, None):
+        for stamps in (5, list(range(300))):
+            one = slow.encode(values, keys, stamps, with_headers)
+            assert one == quick.encode(values, keys, stamps, with_headers)
+            several = bytes(one) + bytes(encode([Record(b"last")], base_offset=300))
+            assert slow.decode(several) == quick.decode(several)
+            assert len(split(several)) == 2
+
+
+@pytest.mark.real_time
+async def test_the_kernels_come_in_when_there_is_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "RECORDS_BEFORE_KERNELS", 1000)
+    codec = BatchCodec()
+    data = codec.encode([b"x"] * 500, None, 0, None)
+    for _ in range(3):
+        assert len(codec.decode(data)) == 500
+    await codec.close()
+    assert batches._ready.is_set()
+    assert len(codec.decode(data)) == 500
+
+
+def test_importing_the_client_is_light() -> None:
+    code = "import sys, sulina.client; print([m for m in ('numba', 'numpy', 'pyarrow', 'uvicorn') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -143,11 +143,17 @@ class Broker(Topics):
         txn_id: str | None = None,
         expected_version: int | None = None,
         schema_id: str | None = None,
+        is_own: bool = False,
     ) -> Published:
-        """Append encoded batches to one partition, all or nothing."""
+        """Append encoded batches to one partition, all or nothing. `is_own`: this process has just encoded them."""
         self._check_serving()
         accepted = await self._topic(name).accept(
-            data, partition=partition, txn_id=txn_id, expected_version=expected_version, schema_id=schema_id
+            data,
+            partition=partition,
+            txn_id=txn_id,
+            expected_version=expected_version,
+            schema_id=schema_id,
+            is_own=is_own,
         )
         if accepted.appended is not None:
             await accepted.appended
@@ -173,6 +179,7 @@ class Broker(Topics):
             txn_id=txn_id,
             expected_version=expected_version,
             schema_id=schema_id,
+            is_own=True,
         )
 
     async def fetch(

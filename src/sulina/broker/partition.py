@@ -84,13 +84,13 @@ class Partition:
         await asyncio.shield(self._turn)
 
     def append_nowait(
-        self, log: PartitionLog, data: Bytes, *, txn_id: str | None, expected_version: int | None
+        self, log: PartitionLog, data: Bytes, *, txn_id: str | None, expected_version: int | None, is_own: bool
     ) -> asyncio.Future[Appended]:
         """Append to the open log. What is refused at once raises, the rest is the future's."""
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name.topic))
         version = None if expected_version is None else Version(expected_version)
-        return log.append_nowait(data, txn_id=txn_id, expected_version=version)
+        return log.append_nowait(data, txn_id=txn_id, expected_version=version, is_own=is_own)
 
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""

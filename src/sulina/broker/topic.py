@@ -153,8 +153,12 @@ class Topic:
         txn_id: str | None = None,
         expected_version: int | None = None,
         schema_id: str | None = None,
+        is_own: bool = False,
     ) -> Accepted:
-        """Take batches for one partition. Two calls that are made one after the other are appended in that order."""
+        """Take batches for one partition. Two calls that are made one after the other are appended in that order.
+
+        `is_own`: this process has just encoded them, and they are not checked again.
+        """
         if not self._is_open.is_set():
             await self._is_open.wait()
         if self.state != TopicState.ACTIVE:
@@ -176,10 +180,10 @@ class Topic:
                 return self._pass_on(data, partition)
             owned = self.partitions[partition]
             if owned.log_if_open is not None:
-                future = self._append(owned, owned.log_if_open, data, txn_id, expected_version)
+                future = self._append(owned, owned.log_if_open, data, txn_id, expected_version, is_own)
             else:
                 async with owned.using() as log:
-                    future = self._append(owned, log, data, txn_id, expected_version)
+                    future = self._append(owned, log, data, txn_id, expected_version, is_own)
         finally:
             self._landed()
         if self.policy.ack == Ack.MEMORY and self._can_fail_no_more(data, txn_id, expected_version):
@@ -188,14 +192,20 @@ class Topic:
         return Accepted(partition, Ack.LOCAL, future)
 
     def _append(
-        self, owned: Partition, log: PartitionLog, data: Bytes, txn_id: str | None, expected_version: int | None
+        self,
+        owned: Partition,
+        log: PartitionLog,
+        data: Bytes,
+        txn_id: str | None,
+        expected_version: int | None,
+        is_own: bool,
     ) -> asyncio.Future[Appended]:
         waiting_bytes, limit = self._counts.waiting_bytes, self._options.waiting_bytes_max
         if waiting_bytes + len(data) > limit:
             raise QueueFull(waiting_bytes=waiting_bytes, limit_bytes=limit)
         if log.stopped is not None:
             raise log.stopped
-        future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version)
+        future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version, is_own=is_own)
         self._in_flight += 1
         self._counts.waiting_bytes += len(data)
         future.add_done_callback(partial(self._settled, len(data)))

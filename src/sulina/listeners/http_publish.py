@@ -53,6 +53,7 @@ class Publisher:
                 txn_id=request.txn_id,
                 expected_version=request.expected_version,
                 schema_id=request.schema_id,
+                is_own=content_type != BATCH,
             )
         exchange.scope[COUNT] = published.count
         await exchange.answer(encoder.encode(published))

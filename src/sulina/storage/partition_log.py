@@ -194,15 +194,23 @@ class PartitionLog:
         return answer
 
     def append_nowait(
-        self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
+        self,
+        data: Bytes,
+        *,
+        txn_id: str | None = None,
+        expected_version: Version | None = None,
+        is_own: bool = False,
     ) -> asyncio.Future[Appended]:
         """As `append`, for whoever has no time to wait: what is refused at once raises here, the rest is the future's.
 
-        `data` must not change until the future is done, also if that is cancelled.
+        `data` must not change until the future is done, also if that is cancelled. `is_own`: this process has just
+        encoded it, so there is nothing to check but its size.
         """
-        return self._submit(data, txn_id, expected_version).future
+        return self._submit(data, txn_id, expected_version, is_own=is_own).future
 
-    def _submit(self, data: Bytes, txn_id: str | None, expected_version: Version | None) -> _Waiting:
+    def _submit(
+        self, data: Bytes, txn_id: str | None, expected_version: Version | None, *, is_own: bool = False
+    ) -> _Waiting:
         if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
         if txn_id is not None:
@@ -213,11 +221,11 @@ class PartitionLog:
         if self._waiting_bytes + size > limit:
             raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
         limits = self._log.options.batches
-        batches = split(data, limits)
+        batches = split(data, limits, check_crc=not is_own)
         if not batches:
             raise InvalidBatch("there is no record batch to append")
-        is_unchecked = not is_quickly_checked(batches)
-        if not is_unchecked:
+        is_unchecked = not is_own and not is_quickly_checked(batches)
+        if not is_own and not is_unchecked:
             check_records(data, batches, limits)
         append = Append(Request(batches, txn_id, expected_version), memoryview(data))
         self._waiting_bytes += size

@@ -8,7 +8,7 @@ from sulina.core.batch import parse_header, validate
 from sulina.core.records import Record, decode, encode
 from sulina.errors import InvalidBatch
 
-MILLISECONDS = st.integers(-(2**62), 2**62)
+MILLISECONDS = st.integers(-(2**61), 2**61)
 BLOBS = st.none() | st.binary(max_size=200)
 HEADERS = st.lists(st.tuples(st.text(max_size=10), BLOBS), max_size=3).map(tuple)
 RECORDS = st.lists(

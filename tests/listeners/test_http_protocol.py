@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sulina.broker.broker import Broker
 from sulina.listeners.http import make_app
@@ -293,6 +293,34 @@ async def test_websockets_are_served_on_the_same_port_and_path(broker: Broker) -
             assert closed.value.rcvd.code == 1002
         with pytest.raises(Exception, match="403"):
             await connect(f"ws://127.0.0.1:{server.port}/v1/other")
+
+
+@pytest.mark.parametrize("word", ["websocket.close", "websocket.accept"])
+async def test_a_handshake_that_meets_the_end_of_the_server_is_no_fault(
+    broker: Broker, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_come, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        has_come.set()
+        await may_answer.wait()
+        await send({"type": word})
+
+    async with served(broker, websocket=late) as server, asyncio.TaskGroup() as tasks:
+        handshake = tasks.create_task(_handshake(server))
+        await has_come.wait()
+        [connection] = server.server_state.connections
+        may_answer.set()
+        connection.shutdown()  # as when the server stops; the application answers after it
+        assert await handshake == 500
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def _handshake(server: HttpServer) -> int:
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"ws://127.0.0.1:{server.port}/v1/ws", proxy=None)
+    return refused.value.response.status_code
 
 
 async def test_half_messages_of_websockets_are_bounded_together(broker: Broker) -> None:

@@ -6,7 +6,6 @@ in a thread, once so many records have come that it is worth it. Until then Pyth
 
 import asyncio
 import itertools
-import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from operator import attrgetter
 
 from sulina.core.batch import BatchLimits, split
 from sulina.core.compression import Bytes
+from sulina.core.kernel_choice import are_loaded, warm_up
 from sulina.core.records import Headers, Record, decode, encode
 from sulina.core.rows import decode_rows, encode_rows
 from sulina.wire.frames import FRAME_BYTES_MAX
@@ -21,7 +21,6 @@ from sulina.wire.frames import FRAME_BYTES_MAX
 RECORDS_BEFORE_KERNELS = 20_000
 LIMITS = BatchLimits(batch_bytes_max=FRAME_BYTES_MAX)  # the node has its own; this is what fits a frame
 
-_KERNELS = "sulina.core._kernels"
 _ready = threading.Event()  # the kernels of this process have been used
 _offset = attrgetter("offset")
 
@@ -63,9 +62,9 @@ class BatchCodec:
         if _ready.is_set():
             return True
         self._records += records
-        if self._warming is None and (self._records >= RECORDS_BEFORE_KERNELS or _KERNELS in sys.modules):
+        if self._warming is None and (self._records >= RECORDS_BEFORE_KERNELS or are_loaded()):
             self._warming = asyncio.get_running_loop().create_task(
-                asyncio.to_thread(_use_kernels), name="sulina-kernels"
+                asyncio.to_thread(warm_up, _use_kernels), name="sulina-kernels"
             )
         return False
 

@@ -10,7 +10,6 @@ bytes 0..60   header, see BatchHeader       bytes 61..   records, compressed tog
 """
 
 import struct
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from sulina.core.compression import Bytes, Codec, decompress
+from sulina.core.kernel_choice import are_loaded, are_worth_it
 from sulina.errors import BatchTooLarge, CorruptBatch, InvalidBatch, UnknownCodec
 from sulina.types import Epoch, Offset
 
@@ -39,7 +39,6 @@ _CONTROL = 0x20
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _BASE_OFFSET_MAX = 2**63 - 2**32  # so that no record's offset leaves 64 bits
-_KERNELS = "sulina.core._kernels"
 _RECORDS_MIN_FOR_KERNELS = 64  # below this the walk in Python is quick, and Numba need not be imported
 _RECORDS_MIN_WITH_KERNELS = 4  # once it is imported
 
@@ -165,7 +164,7 @@ def validate(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS) -> list[BatchH
 
 def is_quickly_checked(headers: Sequence[BatchHeader]) -> bool:
     """Whether `check_records` takes no longer than to look at the bytes: nothing to decompress, nothing to import."""
-    has_kernels = _KERNELS in sys.modules
+    has_kernels = are_loaded()
     return all(
         header.codec == Codec.NONE and (has_kernels or header.record_count < _RECORDS_MIN_FOR_KERNELS)
         for header in headers
@@ -186,7 +185,7 @@ def check_records(buffer: Bytes, headers: Sequence[BatchHeader], limits: BatchLi
             raise InvalidBatch("record batch is a control batch, or says that the log gave its timestamps")
         body = records_of(buffer, header, position, left)
         # Numba takes a second to import: only who needs it pays, and who has paid uses it.
-        if header.record_count < (_RECORDS_MIN_WITH_KERNELS if _KERNELS in sys.modules else _RECORDS_MIN_FOR_KERNELS):
+        if not are_worth_it(header.record_count, loaded=_RECORDS_MIN_WITH_KERNELS, unloaded=_RECORDS_MIN_FOR_KERNELS):
             newest = max(delta for delta, *_ in walk(body, header)) + header.base_timestamp
         else:
             from sulina.core import _kernels

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from sulina.core.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits, parse_header, split, write_header
 from sulina.core.batch import _headers as parse_headers
 from sulina.core.compression import Bytes, Codec
+from sulina.core.kernel_choice import are_worth_it
 from sulina.core.records import Headers, Record, decode, encode
 from sulina.core.records import _varint as varint
 from sulina.errors import InvalidBatch
 
-_KERNELS = "sulina.core._kernels"
 _ROWS_MIN_FOR_KERNELS = 64  # below this Python is quick enough not to import Numba
 _ROWS_MIN_TO_ENCODE = 10  # once it is imported
 _BYTES_MIN_FOR_KERNELS = 8192  # to decode
@@ -78,7 +78,7 @@ def decode_rows(
     records: list[Record] = []
     position = 0
     while position < len(body) and len(records) < wanted:
-        if _KERNELS in sys.modules or len(body) > _BYTES_MIN_FOR_KERNELS:
+        if are_worth_it(len(body), loaded=0, unloaded=_BYTES_MIN_FOR_KERNELS):
             found, position = _decode_plain(body, position, start_offset, wanted - len(records), limits)
             records += found
             if position == len(body) or len(records) == wanted:
@@ -125,7 +125,7 @@ def _headers(body: bytes, start: int, count: int) -> Headers:
 
 
 def _are_few(count: int) -> bool:
-    return count < (_ROWS_MIN_TO_ENCODE if _KERNELS in sys.modules else _ROWS_MIN_FOR_KERNELS)
+    return not are_worth_it(count, loaded=_ROWS_MIN_TO_ENCODE, unloaded=_ROWS_MIN_FOR_KERNELS)
 
 
 def _encode_few(

@@ -221,6 +221,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.conn.send_close(code, reason)
             self.handle_parser_exception()
 
+    def send_500_response(self) -> None:
+        # Uvicorn also does this when it stops during a handshake: what the application says then comes too late.
+        is_refused = not (self.initial_response or self.handshake_complete)
+        super().send_500_response()
+        self.disconnected = self.disconnected or is_refused
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._hold(0)
         super().connection_lost(exc)

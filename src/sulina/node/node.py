@@ -21,7 +21,8 @@ from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
 from sulina.config import Settings, address_text
 from sulina.core.batch import validate
-from sulina.core.records import Record, encode
+from sulina.core.kernel_choice import warm_up
+from sulina.core.rows import decode_rows, encode_rows
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
@@ -70,8 +71,8 @@ class Node:
             exits.push_async_callback(metadata.close)
             threads = LogThreads.of(writers=WRITERS, readers=READERS)
             exits.callback(threads.shutdown)
-            # The kernels take a second to load: not while somebody waits for an ack.
-            await asyncio.to_thread(_warm_up)
+            warming = asyncio.create_task(asyncio.to_thread(warm_up, _use_kernels), name="warm-up")
+            exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             broker = Broker(metadata, _options(settings, data, files_max), threads=threads, files=files)
             node = cls(settings, broker)
             await broker.start()
@@ -139,8 +140,11 @@ def _options(settings: Settings, data: str, files_max: int) -> BrokerOptions:
     )
 
 
-def _warm_up() -> None:
-    validate(encode([Record(value=b"")] * 64))
+def _use_kernels() -> None:
+    for keys, stamps in ((None, 0), ([b"k"] * 64, list(range(64)))):
+        batch = encode_rows([b"value"] * 64, keys, stamps)
+        validate(batch)
+        decode_rows(batch)
 
 
 def _raise_file_limit() -> int:

@@ -123,3 +123,25 @@ async def test_a_store_that_stays_broken_does_not_hold_up_the_end() -> None:
     writer.changed("/a", lambda: b"1")
     async with asyncio.timeout(10):
         await writer.close()
+
+
+async def test_forgetting_does_not_wait_for_the_cursors_of_others() -> None:
+    store = Store()
+    writer = CursorWriter(store, delay_seconds=0.001)
+    writer.start()
+    is_over = False
+
+    async def ack() -> None:
+        number = 0
+        while not is_over:
+            number += 1
+            await writer.durable(f"/busy/{number % 5}", lambda: b"x")
+
+    acking = [asyncio.create_task(ack()) for _ in range(8)]
+    await store.asked.wait()
+    async with asyncio.timeout(30):
+        for number in range(100):
+            await writer.forget([f"/gone/{number}"])
+    is_over = True
+    await asyncio.gather(*acking)
+    await writer.close()

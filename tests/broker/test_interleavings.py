@@ -17,6 +17,7 @@ from sulina.errors import (
     CorruptCommit,
     LimitReached,
     LogStopped,
+    MetadataFailed,
     NotReliable,
     SchemaConflict,
     SulinaError,
@@ -29,7 +30,7 @@ from sulina.types import TopicName
 from sulina.wire.frames import AckRecords, AddCredit, Answer, Call, Deliver, Failed, Fetch, NackRecords, Subscribe
 from sulina.wire.messages import SubscriptionSettings
 from tests.broker.test_broker import ORDERS, a_broker, values
-from tests.broker.test_sessions import connected, publish, received, records, subscribe
+from tests.broker.test_sessions import ATTACHED, connected, publish, received, records, subscribe
 
 JSON = Schema(kind=SchemaKind.JSON, definition={"type": "object"})
 
@@ -169,7 +170,7 @@ async def test_a_subscription_that_could_not_start_starts_whole_the_next_time(
             monkeypatch.setattr(broker._topics[ORDERS].partitions[1], "using", lambda: 1 / 0)
             assert isinstance(await subscribe(connection), Failed)
             monkeypatch.setattr(broker._topics[ORDERS].partitions[1], "using", using)
-            assert await subscribe(connection) == Answer(99)
+            assert await subscribe(connection) == ATTACHED
             assert {record.value for record in await received(connection, 3)} == {b"0", b"1", b"2"}
 
 
@@ -250,7 +251,7 @@ async def test_a_consumer_that_comes_while_its_session_closes_is_not_left_behind
         await settled(broker)
         assert broker.counts.consumers == 0
         async with connected(broker) as connection:
-            assert await subscribe(connection) == Answer(99)
+            assert await subscribe(connection) == ATTACHED
 
 
 async def test_a_nacked_record_keeps_its_place_after_a_reconnect_p12(tmp_path: Path) -> None:
@@ -393,3 +394,35 @@ async def test_a_namespace_cannot_contradict_its_topics(tmp_path: Path) -> None:
             await broker.put_namespace("shop", Policy(segment_bytes=1 << 20, batch_bytes_max=1 << 20))
         with pytest.raises(SulinaError, match="not valid"):
             await broker.put_namespace("shop", Policy(dead_letter="nowhere"))
+
+
+async def test_a_deletion_or_a_seek_that_cannot_be_stored_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(ORDERS, TopicSettings())
+        await publish(broker, b"1", b"2")
+        await broker.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
+
+        async def fails(**_: object) -> None:
+            raise MetadataFailed(path="metadata", cause=OSError("disk full"))
+
+        monkeypatch.setattr(broker._catalogue._metadata, "txn", fails)
+        with pytest.raises(MetadataFailed):
+            await broker.delete_subscription(ORDERS, "s")
+        with pytest.raises(MetadataFailed):
+            await broker.seek(ORDERS, "s", Position.parse("latest"))
+        monkeypatch.undo()
+        async with connected(broker) as connection:
+            assert await subscribe(connection) == ATTACHED
+            assert [record.offset for record in await received(connection, 2)] == [0, 1]
+
+
+async def test_a_client_that_knows_a_topic_of_another_life_is_told_so(tmp_path: Path) -> None:
+    async with a_broker(tmp_path) as broker:
+        info, _ = await broker.put_topic(ORDERS, TopicSettings())
+        await broker.delete_topic(ORDERS)
+        await broker.put_topic(ORDERS, TopicSettings(partitions=4))
+        data = encode([Record(value=b"1")])
+        with pytest.raises(TopicNotFound):
+            await broker.accept(str(ORDERS), data, partition=0, topic_id=info.topic_id)

@@ -32,8 +32,10 @@ from sulina.wire.frames import (
     Publish,
     Subscribe,
 )
+from sulina.wire.messages import Subscribed
 from tests.broker.test_broker import ORDERS, a_broker
 
+ATTACHED = Answer(99, Subscribed(is_reliable=True))
 DEAD = TopicName.parse("/default/orders.dead-letter")
 
 
@@ -83,13 +85,13 @@ async def test_a_subscription_gets_what_comes_and_resumes_at_its_cursor_p12(tmp_
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         async with connected(broker) as connection:
-            assert await subscribe(connection) == Answer(99)
+            assert await subscribe(connection) == ATTACHED
             await publish(broker, b"1", b"2", b"3")
             assert [record.value for record in await received(connection, 3)] == [b"1", b"2", b"3"]
             await connection.send(AckRecords(5, 1, 0, [(0, 1), (2, 3)]))
             assert await connection.receive() == Answer(5, 2)
     async with a_broker(tmp_path) as broker, connected(broker) as connection:
-        assert await subscribe(connection) == Answer(99)
+        assert await subscribe(connection) == ATTACHED
         assert [record.offset for record in await received(connection, 1)] == [1]
         assert await is_quiet(connection)
         info = await broker.subscription(ORDERS, "s")
@@ -139,7 +141,7 @@ async def test_an_exclusive_subscription_has_one_consumer_p12(tmp_path: Path) ->
             assert isinstance(refused, Failed)
             assert refused.code == "subscription_busy"
             # The same consumer, come back while its old connection hangs, takes its own place.
-            assert await subscribe(second, name="a") == Answer(99)
+            assert await subscribe(second, name="a") == ATTACHED
             gone = await first.receive()
             assert isinstance(gone, Detached)
             assert gone.code == "subscription_busy"

@@ -127,11 +127,17 @@ class Broker(Topics):
         txn_id: str | None = None,
         expected_version: int | None = None,
         schema_id: str | None = None,
+        topic_id: str | None = None,
     ) -> Accepted:
         """Take batches without waiting for them to be durable: the answer's future says when they are."""
         self._check_serving()
         return await self.topic_named(topic).accept(
-            data, partition=partition, txn_id=txn_id, expected_version=expected_version, schema_id=schema_id
+            data,
+            partition=partition,
+            txn_id=txn_id,
+            expected_version=expected_version,
+            schema_id=schema_id,
+            topic_id=topic_id,
         )
 
     async def publish(
@@ -304,13 +310,13 @@ class Broker(Topics):
             if known.members.present and not force:
                 reason = f"{len(known.members.present)} consumers are attached; force lets them go"
                 raise SubscriptionBusy(topic=str(name), subscription=subscription, reason=reason)
-            error = SubscriptionNotFound(topic=str(name), subscription=subscription)
-            await known.close(error)
-            await self._writer.forget(known.cursor_keys())
-            await self._catalogue.delete_subscription(name, subscription, range(len(topic.partitions)))
+            await self._catalogue.delete_subscription(name, subscription)
             del topic.subscriptions[subscription]
             self.counts.subscriptions -= 1
             self.counts.cursors -= len(topic.partitions)
+            await known.close(SubscriptionNotFound(topic=str(name), subscription=subscription))
+            await self._writer.forget(known.cursor_keys())
+            await self._catalogue.delete_cursors(known.cursor_keys())
         self.events.emit("subscription_removed", name, subscription=subscription)
 
     @whole
@@ -360,8 +366,9 @@ class Broker(Topics):
         self.events.emit("consumer_detached", name, consumer=attachment.consumer.name)
 
     def _lags(self) -> Iterator[tuple[str, str, int]]:
-        for text, topic in self._by_text.items():
-            for name, subscription in topic.subscriptions.items():
+        # Asked for in a thread, while others come and go.
+        for text, topic in list(self._by_text.items()):
+            for name, subscription in list(topic.subscriptions.items()):
                 lag = subscription.lag()
                 if lag is not None:
                     yield text, name, lag

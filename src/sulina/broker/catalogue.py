@@ -127,10 +127,13 @@ class Catalogue:
             del puts[:TXN_OPERATIONS_MAX]
         await self._metadata.txn(puts=[*puts, head])
 
-    async def delete_subscription(self, name: TopicName, subscription: str, partitions: Iterable[int]) -> None:
-        """Itself first, then its cursors."""
+    async def delete_subscription(self, name: TopicName, subscription: str) -> None:
+        """Itself first: cursors without a subscription mean nothing."""
         await self._metadata.txn(deletes=[keys.subscription(name, subscription)])
-        await self._delete([keys.cursor(name, subscription, number) for number in partitions])
+
+    async def delete_cursors(self, cursor_keys: list[str]) -> None:
+        """Then these."""
+        await self._delete(cursor_keys)
 
     async def _delete(self, gone: list[str]) -> None:
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):

@@ -29,8 +29,9 @@ class CursorWriter:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._some = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._writing: set[str] = set()  # in the transaction that runs
+        self._write_done = asyncio.Event()  # of that transaction
+        self._forgotten: set[str] = set()  # that must not be tried again
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -62,14 +63,16 @@ class CursorWriter:
         return future
 
     async def forget(self, keys: list[str]) -> None:
-        """Return when none of these will be written any more."""
-        while True:
+        """Return when none of these will be written any more. It does not wait for anything else."""
+        self._forgotten.update(keys)
+        try:
             for key in keys:
                 self._changed.pop(key, None)
                 _fail(self._waiting.pop(key, []), NotServing(reason="the subscription is gone"))
-            if self._idle.is_set():
-                return
-            await self._idle.wait()  # a write that fails puts them back
+            if not self._writing.isdisjoint(keys):
+                await self._write_done.wait()
+        finally:
+            self._forgotten.difference_update(keys)
 
     async def _run(self) -> None:
         while not (self._is_closing and not self._changed):
@@ -90,26 +93,26 @@ class CursorWriter:
     async def _write(self) -> bool:
         # Those that somebody waits for go first.
         keys = sorted(self._changed, key=lambda key: key not in self._waiting)[:TXN_OPERATIONS_MAX]
-        self._idle.clear()
-        try:
-            if await self._write_together(keys, is_last_try=len(keys) == 1):
-                return True
-            # One that cannot be written must not keep the others from it.
-            done = [await self._write_together([key], is_last_try=True) for key in keys if key in self._changed]
-            if not all(done):
-                await asyncio.sleep(self._delay_seconds)
-            return all(done)
-        finally:
-            self._idle.set()
+        if await self._write_together(keys, is_last_try=len(keys) == 1):
+            return True
+        # One that cannot be written must not keep the others from it.
+        done = [await self._write_together([key], is_last_try=True) for key in keys if key in self._changed]
+        if not all(done):
+            await asyncio.sleep(self._delay_seconds)
+        return all(done)
 
     async def _write_together(self, keys: list[str], *, is_last_try: bool) -> bool:
         group = {key: self._changed.pop(key) for key in keys}
         waiting = {key: self._waiting.pop(key, []) for key in keys}
+        self._writing, self._write_done = set(keys), asyncio.Event()
         try:
             await self._metadata.txn(puts=[Put(key, stored()) for key, stored in group.items()])
         except Exception as error:  # noqa: BLE001
             # Whatever it is, those who wait must hear of it, and it is tried again.
             for key, stored in group.items():
+                if key in self._forgotten:
+                    _fail(waiting[key], NotServing(reason="the subscription is gone"))
+                    continue
                 self._changed.setdefault(key, stored)
                 if is_last_try:
                     _logger.error("cursor_not_written", key=key, error=str(error))
@@ -117,6 +120,9 @@ class CursorWriter:
                 else:
                     self._waiting[key] = waiting[key] + self._waiting.get(key, [])
             return False
+        finally:
+            self._writing = set()
+            self._write_done.set()
         for future in (future for waiters in waiting.values() for future in waiters):
             if not future.done():
                 future.set_result(None)

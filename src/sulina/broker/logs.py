@@ -65,7 +65,7 @@ class Logs:
                 metrics=self._metrics,
             )
         except BaseException:
-            del self._opened[partition]
+            self._opened.pop(partition, None)
             raise
         log.reconfigure(self._log_options(self._topic_of(topic)))  # the policy may have changed meanwhile
         if log.damage is not None:

@@ -47,7 +47,7 @@ class Partition:
             self._users -= 1
 
     async def _open(self) -> None:
-        if self.state == TopicState.CLOSED:
+        if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name.topic))
         if self._turn is None:
             self._begin(self._opener(self))
@@ -95,7 +95,7 @@ class Partition:
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""
         self.state = TopicState.DRAINING
-        if self._turn is not None:
+        while self._turn is not None:
             await asyncio.wait([self._turn])
         if self._log is not None:
             await self._log.close()

@@ -136,8 +136,16 @@ class Subscription:
             chosen = [p for p in self._context.partitions if partition in (None, p.name.partition)]
             moved = {p.name.partition: Cursor(await p.locate(position)) for p in chosen}
             await self._dismiss(CursorMoved(topic=str(self._context.topic), subscription=self.name))
+            former = {number: self._cursors[number] for number in moved}
             self._cursors.update(moved)
-            await asyncio.gather(*(self._durable(number) for number in moved))
+            try:
+                await asyncio.gather(*(self._durable(number) for number in moved))
+            except BaseException:
+                # What is stored is unknown; what is here is as it was, and is written again.
+                self._cursors.update(former)
+                for number, cursor in former.items():
+                    self._context.writer.changed(keys.cursor(self._context.topic, self.name, number), cursor.stored)
+                raise
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -6,7 +6,7 @@ state; what the log accepts is the log's to say.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,8 @@ from sulina.core.compression import Codec
 from sulina.core.dead_letter import DEAD_LETTER_SUFFIX, dead_letter_topic
 from sulina.core.dispatch import DispatchRules
 from sulina.core.log_state import Appended
-from sulina.core.records import Record, decode
 from sulina.core.routing import partition_of, partitions_of
+from sulina.core.rows import decode_rows
 from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, resolved
 from sulina.core.values import check_values, checker
 from sulina.errors import (
@@ -38,12 +38,14 @@ from sulina.errors import (
     SchemaConflict,
     SubscriptionBusy,
     SulinaError,
+    TopicNotFound,
 )
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, TopicState
 
+CHOOSE_BYTES_MAX = 32 << 10  # looking for the keys of more would hold up everybody else
 BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
 
 _logger = structlog.get_logger("sulina.topic")
@@ -153,6 +155,7 @@ class Topic:
         txn_id: str | None = None,
         expected_version: int | None = None,
         schema_id: str | None = None,
+        topic_id: str | None = None,
         is_own: bool = False,
     ) -> Accepted:
         """Take batches for one partition. Two calls that are made one after the other are appended in that order.
@@ -163,15 +166,19 @@ class Topic:
             await self._is_open.wait()
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name))
+        if topic_id is not None and topic_id != self.stored.topic_id:
+            raise TopicNotFound(topic=str(self.name))
         if schema_id is not None and schema_id != self.schema_id:
             raise SchemaConflict(topic=str(self.name), ours=schema_id, current=self.schema_id)
-        if partition is None:
-            partition = self._choose(data, txn_id)
-        else:
-            self._check_number(partition)
         self._in_flight += 1
         self._is_quiet.clear()
         try:
+            if partition is not None:
+                self._check_number(partition)
+            elif len(data) <= CHOOSE_BYTES_MAX:
+                partition = self._choose(data, txn_id)
+            else:
+                partition = await asyncio.to_thread(self._choose, data, txn_id)
             if self.policy.validate:
                 await asyncio.to_thread(self._check_values, data)
             if not self.is_reliable:
@@ -228,7 +235,7 @@ class Topic:
         count = self.stored.partitions
         if count == 1:
             return 0
-        named = partitions_of((record.key for record in self._records(data)), count)
+        named = partitions_of((record.key for record in decode_rows(data, limits=self.batch_limits)), count)
         if len(named) > 1:
             raise KeysSpanPartitions(topic=str(self.name), partitions=", ".join(map(str, sorted(named))))
         if named:
@@ -237,16 +244,10 @@ class Topic:
         return next(self._turns) if txn_id is None else partition_of(txn_id.encode(errors="replace"), count)
 
     def _check_values(self, data: Bytes) -> None:
-        check_values(self._check_value, (record.value for record in self._records(data)))
+        check_values(self._check_value, (record.value for record in decode_rows(data, limits=self.batch_limits)))
 
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
-
-    def _records(self, data: Bytes) -> Iterator[Record]:
-        position = 0
-        for header in self._headers(data):
-            yield from decode(data, header, position, self.batch_limits)
-            position += header.size_bytes
 
     def _pass_on(self, data: Bytes, partition: int) -> Accepted:
         start, end = self.channels[partition].publish(
@@ -330,6 +331,7 @@ class Topic:
             ),
             policy=self.policy,
             schema_id=self.schema_id,
+            topic_id=self.stored.topic_id,
             state=self.state,
             subscriptions=sorted([*self.subscriptions, *self.passing]),
         )

@@ -6,6 +6,7 @@ for them has gone. Records never wait for them.
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -147,7 +148,11 @@ class Topics:
 
     async def namespaces(self) -> list[NamespaceInfo]:
         """All of them, by name."""
-        return [await self.namespace(namespace) for namespace in sorted(self._namespaces)]
+        topics = Counter(name.namespace for name in self._topics)
+        return [
+            NamespaceInfo(namespace=namespace, policy=policy, topics=topics[namespace])
+            for namespace, policy in sorted(self._namespaces.items())
+        ]
 
     @whole
     async def delete_namespace(self, namespace: str) -> None:

@@ -38,7 +38,7 @@ from sulina.wire.frames import (
     Publish,
     Subscribe,
 )
-from sulina.wire.messages import SubscriptionSettings
+from sulina.wire.messages import Subscribed, SubscriptionSettings
 
 _logger = structlog.get_logger("sulina.session")
 
@@ -242,6 +242,7 @@ class Session:
             txn_id=frame.txn_id,
             expected_version=frame.expected_version,
             schema_id=frame.schema_id,
+            topic_id=frame.topic_id,
         )
         if accepted.appended is None:
             self.outbox.put(Answer(frame.id, accepted.published()))
@@ -305,7 +306,7 @@ class Session:
             await self._broker.detach(topic, attachment)
             return
         self._attachments[frame.consumer] = (topic, attachment)
-        self.outbox.put(Answer(frame.id))
+        self.outbox.put(Answer(frame.id, Subscribed(is_reliable=attachment.subscription is not None)))
         consumer.is_blocked = self.outbox.is_full
         if attachment.subscription is not None:
             attachment.subscription.wake()

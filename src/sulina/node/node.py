@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import shutil
 import tempfile
 import weakref
 from collections.abc import Awaitable, Callable
@@ -23,6 +22,7 @@ from sulina.config import Settings, address_text
 from sulina.core.batch import validate
 from sulina.core.kernel_choice import warm_up
 from sulina.core.rows import decode_rows, encode_rows
+from sulina.errors import Disconnected
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
@@ -62,8 +62,9 @@ class Node:
             metadata: MetadataStore
             if volatile:
                 files = VolatileFiles()
-                data = tempfile.mkdtemp(prefix="sulina-")
-                exits.push_async_callback(asyncio.to_thread, shutil.rmtree, data, ignore_errors=True)
+                directory = tempfile.TemporaryDirectory(prefix="sulina-", ignore_cleanup_errors=True)
+                exits.push_async_callback(asyncio.to_thread, directory.cleanup)
+                data = directory.name
                 metadata = MemoryMetadata()
             else:
                 await asyncio.to_thread(files.make_directory, data)
@@ -108,6 +109,8 @@ class Node:
         """Makes connections within this process."""
 
         async def connect() -> LocalConnection:
+            if self._stopping is not None:
+                raise Disconnected(url=self.url, reason="the node has stopped")
             connection = LocalConnection(self.broker)
             self._connections.add(connection)
             return connection

@@ -45,6 +45,7 @@ class Publish(Frame, frozen=True, tag="pub"):
     txn_id: str | None = None
     expected_version: int | None = None
     schema_id: str | None = None
+    topic_id: str | None = None  # as the client knows it: a topic of the same name made anew is another
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):
@@ -61,7 +62,10 @@ class Fetch(Frame, frozen=True, tag="fetch"):
 
 
 class Subscribe(Frame, frozen=True, tag="sub"):
-    """Attach a consumer under a handle that the client chooses. The subscription is made if there is none."""
+    """Attach a consumer under a handle that the client chooses. The subscription is made if there is none.
+
+    The answer is `Subscribed`.
+    """
 
     id: Id
     consumer: Id

@@ -69,6 +69,7 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     settings: TopicSettings
     policy: Policy
     schema_id: str
+    topic_id: str  # no other topic's, also not of one of the same name
     state: TopicState
     subscriptions: list[str]
 
@@ -85,6 +86,12 @@ class SubscriptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: SubscriptionKind = SubscriptionKind.EXCLUSIVE
     start: Name = "latest"
+
+
+class Subscribed(Struct, frozen=True, kw_only=True):
+    """A consumer is attached. Where the topic is not reliable, there is nothing to ack."""
+
+    is_reliable: bool
 
 
 class CursorInfo(Struct, frozen=True, kw_only=True):

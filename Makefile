@@ -8,6 +8,7 @@ STAMP := .venv/.installed
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
+	@echo "installing into .venv, once …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
@@ -34,7 +35,8 @@ bench: setup          ## every benchmark, and docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
 
 chaos: setup          ## the long form of the crash tests
-	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 $(BIN)/pytest -n 2 --timeout 3600 tests/crash
+	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 SULINA_NODE_KILLS=100 $(BIN)/pytest -n 2 --timeout 3600 \
+	  tests/crash tests/blackbox/test_kills.py
 
 lock:                 ## resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \

@@ -148,6 +148,17 @@ async def test_a_giant_body_in_chunks_is_refused_when_it_gets_too_long(node: Ser
     assert (status, problem["code"]) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize("part", [b"a: b\r\n" * 10_000, b"x" * 60_000], ids=["many", "one without end"])
+async def test_trailers_without_end_are_cut_off(node: Serving, part: bytes) -> None:
+    async with raw(node) as client:
+        await client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\na: ")
+        async with asyncio.timeout(SECONDS_MAX):
+            while not client.writer.transport.is_closing():
+                await client.send(part)
+                await asyncio.sleep(0.001)
+        assert await client.rest() == b""
+
+
 async def test_many_large_bodies_at_once_are_refused_before_memory_is(node: Serving) -> None:
     size = 30 << 20
 

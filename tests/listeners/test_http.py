@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -9,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from sulina.broker.broker import Broker
+from sulina.broker.topic import Topic
 from sulina.core.records import Record, decode, encode
+from sulina.core.routing import partition_of
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.storage.partition_log import PartitionLog
@@ -169,6 +172,34 @@ async def test_keys_choose_the_partition(http: httpx.AsyncClient) -> None:
     assert answer.json()["partition"] == 3
 
 
+@pytest.mark.parametrize("size", [1, 1 << 20], ids=["small", "large"])
+async def test_keys_are_looked_at_once(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    await put(http, partitions=8)
+    expected = partition_of(b"same", 8)
+    monkeypatch.setattr(Topic, "_choose", lambda *_: pytest.fail("the topic had to decode what was just encoded"))
+    record = {"key": "same", "value": "v" * size}
+    spanning = [{**record, "key": str(n)} for n in range(20)]
+    for more in ({}, {"timestamp": 1}):
+        answer = await http.post(RECORDS, json={"records": [record | more, {"value": "v"}]})
+        assert answer.json()["partition"] == expected
+        answer = await http.post(RECORDS, json={"records": [item | more for item in spanning]})
+        assert refused(answer, 422, "keys_span_partitions")["topic"] == "/default/orders"
+    headers = {"content-type": "application/octet-stream", "sulina-key": "same"}
+    assert (await http.post(RECORDS, content=b"v" * size, headers=headers)).json()["partition"] == expected
+
+
+async def test_without_keys_partitions_take_turns(http: httpx.AsyncClient) -> None:
+    await put(http, partitions=3)
+    assert {(await publish(http, "v"))["partition"] for _ in range(3)} == {0, 1, 2}
+    assert len({(await publish(http, "v", txn_id="once"))["partition"] for _ in range(3)}) == 1
+    as_bytes = {"content-type": "application/octet-stream"}
+    assert {(await http.post(RECORDS, content=b"v", headers=as_bytes)).json()["partition"] for _ in range(3)} == {
+        0,
+        1,
+        2,
+    }
+
+
 async def test_headers_say_for_any_body_what_json_says_in_it(http: httpx.AsyncClient) -> None:
     await put(http)
     body = {"records": [{"value": "v"}]}
@@ -188,6 +219,8 @@ async def test_headers_say_for_any_body_what_json_says_in_it(http: httpx.AsyncCl
         (f"application/json;q=0.5, {ARROW}", ARROW),
         (f"{BATCH};q=0.1, text/html", BATCH),
         ("text/html, application/xhtml+xml, */*;q=0.8", "application/json"),
+        ("application/json;q=0, */*", BATCH),
+        (f"*/*, application/json;q=0, {BATCH};q=0", ARROW),
     ],
 )
 async def test_accept_chooses_the_form(http: httpx.AsyncClient, accept: str, kind: str) -> None:
@@ -224,6 +257,7 @@ async def test_what_is_wrong_with_a_read_is_said(http: httpx.AsyncClient) -> Non
     refused(await http.get(READ, params={"max_bytes": 10**9}), 400, "invalid_parameter")
     refused(await http.get(READ, params={"wait_ms": 10**6}), 400, "invalid_parameter")
     refused(await http.get(READ, headers={"accept": "text/html"}), 406, "not_acceptable")
+    refused(await http.get(READ, headers={"accept": "application/json;q=0"}), 406, "not_acceptable")
     allow = refused(await http.delete(READ), 405, "method_not_allowed")
     assert "GET, POST" in allow["detail"]
     answer = await http.get(RECORDS)
@@ -370,6 +404,26 @@ async def test_pages_load_nothing_from_elsewhere(http: httpx.AsyncClient) -> Non
         assert "default-src 'none'" in page.headers["content-security-policy"]
         for word in ("src=", "@import", " url(", "http://cdn", "https://"):
             assert word not in page.text, f"{path} has {word}"
+
+
+async def test_metrics_that_take_long_hold_up_nobody(
+    http: httpx.AsyncClient, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end, busy = threading.Semaphore(0), threading.Event(), threading.Lock()
+
+    def render() -> bytes:
+        assert busy.acquire(blocking=False), "two at once"
+        has_begun.release()
+        assert may_end.wait(20)
+        busy.release()
+        return b"metrics"
+
+    monkeypatch.setattr(broker.metrics, "render", render)
+    asked = [asyncio.create_task(http.get("/metrics")) for _ in range(3)]
+    assert await asyncio.to_thread(has_begun.acquire, timeout=20)
+    assert (await http.get("/health")).status_code == 200
+    may_end.set()
+    assert [(await answer).text for answer in asked] == ["metrics"] * 3
 
 
 async def test_health_readiness_and_metrics(http: httpx.AsyncClient, broker: Broker) -> None:

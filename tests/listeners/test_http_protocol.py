@@ -58,6 +58,13 @@ class Raw:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
+    async def send_for_ever(self, data: bytes) -> None:
+        """ConnectionError when the server closes."""
+        while True:
+            self.writer.write(data)
+            await self.writer.drain()
+            await asyncio.sleep(0.001)
+
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
         with contextlib.suppress(ConnectionResetError):
@@ -93,6 +100,10 @@ def problem(answer: bytes) -> Any:
 
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HANDSHAKE = (
+    b"GET /v1/ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 
 
 async def test_it_serves_on_any_free_port_and_says_which(broker: Broker) -> None:
@@ -282,6 +293,110 @@ async def test_dead_clients_of_events_are_noticed(broker: Broker) -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_dead_clients_of_events_are_noticed_also_with_a_request_behind(broker: Broker) -> None:
+    async with served(broker) as server:
+        async with raw(server) as client:
+            client.send(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.reader.readuntil(b": still here\n\n")
+            client.send(GET)
+            async with asyncio.timeout(SECONDS_MAX):
+                while not any(getattr(connection, "pipeline", None) for connection in server.server_state.connections):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        async with asyncio.timeout(SECONDS_MAX):
+            while broker.events._listeners or server.server_state.tasks:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_who_leaves_waits_no_longer(broker: Broker) -> None:
+    async with served(broker) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        await http.put(TOPIC)
+        async with raw(server) as client:
+            client.send(f"GET {TOPIC}/partitions/0/records?wait_ms=30000 HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            async with asyncio.timeout(SECONDS_MAX):
+                while not server.server_state.tasks:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        async with asyncio.timeout(SECONDS_MAX):
+            while server.server_state.tasks:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+CHUNKED = (
+    f"POST {TOPIC}/records HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\n"
+    "transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+).encode()
+
+
+async def test_trailers_are_no_headers(broker: Broker) -> None:
+    async with served(broker) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        await http.put(TOPIC)
+        async with raw(server) as client:
+            offsets = []
+            for _ in range(2):
+                client.send(CHUNKED + b"Sulina-Txn-Id: once\r\n\r\n")
+                offsets.append(json.loads((await client.answer())[1])["base_offset"])
+            assert offsets == [0, 1]
+
+
+@pytest.mark.parametrize("part", [b"a: b\r\n" * 100, b"x" * 600], ids=["many", "one without end"])
+async def test_trailers_without_end_are_cut_off(broker: Broker, part: bytes) -> None:
+    limits = replace(LIMITS, body_timeout_seconds=60)
+    async with served(broker, limits) as server, raw(server) as client:
+        client.send(CHUNKED + b"a: ")
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(client.send_for_ever(part), SECONDS_MAX)
+
+
+async def test_a_body_may_come_in_very_small_chunks(broker: Broker) -> None:
+    limits = replace(LIMITS, head_bytes_max=200, body_timeout_seconds=60)
+    async with served(broker, limits) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        await http.put(TOPIC)
+        async with raw(server) as client:
+            client.send(CHUNKED.removesuffix(b"0\r\n"))
+            for _ in range(100):
+                for part in (b"1\r\n", b"a\r\n"):
+                    client.send(part)
+                    await asyncio.sleep(0.001)
+            client.send(b"0\r\n\r\n")
+            assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: x\r\nhost: y\r\n"], ids=["none", "two"])
+async def test_a_request_has_one_host(broker: Broker, hosts: bytes) -> None:
+    put = f"PUT {TOPIC} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    async with served(broker) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        for request in (b"GET /health HTTP/1.1\r\n" + hosts + b"\r\n", HANDSHAKE.replace(b"host: x\r\n", hosts)):
+            async with raw(server) as client:
+                client.send(request + put)
+                answer = problem(await client.rest())
+                assert (answer["status_line"], answer["code"]) == (400, "malformed_request")
+        assert (await http.get(TOPIC)).status_code == 404, "nothing is done for who was sent away"
+        async with raw(server) as client:
+            client.send(b"GET /health HTTP/1.0\r\n\r\n")
+            assert (await client.rest()).startswith(b"HTTP/1.1 200")
+
+
+async def test_only_who_may_come_again_is_told_when(broker: Broker) -> None:
+    async with served(broker, replace(LIMITS, connections_max=1)) as server, raw(server) as first:
+        async with raw(server) as second:
+            assert b"\r\nretry-after: 1\r\n" in await second.rest()
+        first.send(b"GET /health HTTP/1.1\r\na: " + b"x" * 5000)
+        answer = await first.rest()
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert b"retry-after" not in answer
+
+
+async def test_no_websocket_begins_in_the_middle_of_an_answer(broker: Broker) -> None:
+    wait = f"GET {TOPIC}/partitions/0/records?offset=0&wait_ms=1000 HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    async with (
+        served(broker, websocket=WebSocketListener(broker)) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http,
+        raw(server) as client,
+    ):
+        await http.put(TOPIC)
+        client.send(wait + HANDSHAKE)
+        assert await client.rest() == b""
+
+
 async def test_websockets_are_served_on_the_same_port_and_path(broker: Broker) -> None:
     async with served(broker, websocket=WebSocketListener(broker)) as server:
         async with connect(f"ws://127.0.0.1:{server.port}/v1/ws") as session:
@@ -325,10 +440,6 @@ async def _handshake(server: HttpServer) -> int:
 
 async def test_half_messages_of_websockets_are_bounded_together(broker: Broker) -> None:
     limits = replace(LIMITS, in_flight_frame_bytes_max=1 << 20, small_body_bytes=1000)
-    handshake = (
-        b"GET /v1/ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
     half = b"\x82\xff" + (8 << 20).to_bytes(8, "big") + b"\0\0\0\0" + b"x" * (600 << 10)
     async with (
         served(broker, limits, WebSocketListener(broker)) as server,
@@ -336,11 +447,11 @@ async def test_half_messages_of_websockets_are_bounded_together(broker: Broker) 
         raw(server) as second,
         connect(f"ws://127.0.0.1:{server.port}/v1/ws") as third,
     ):
-        first.send(handshake)
+        first.send(HANDSHAKE)
         await first.reader.readuntil(b"\r\n\r\n")
         first.send(half)
         await first.writer.drain()
-        second.send(handshake)
+        second.send(HANDSHAKE)
         await second.reader.readuntil(b"\r\n\r\n")
         second.send(half)
         done, _ = await asyncio.wait(

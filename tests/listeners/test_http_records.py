@@ -130,4 +130,4 @@ def test_what_else_a_publish_says_is_kept() -> None:
     said = {"txn_id": "t", "expected_version": 3, "schema_id": "s"}
     for record in ({"value": "plain"}, {"value": "other", "timestamp": 1}):
         request = read_publish(json.dumps({"records": [record], **said}).encode(), NOW, 10)
-        assert request[1:] == ("t", 3, "s")
+        assert request[1:] == ("t", 3, "s", None)

@@ -346,8 +346,8 @@ class Attached:
             await self._ack_later()
         match frame:
             case Deliver():
-                self._note(frame)
-                if self._leaving is None:
+                if self._leaving is None:  # else it was on its way when the consumer left: others get it
+                    self._note(frame)
                     await self._handle(frame)
                     return await self._stays()
             case AnswerFrame():

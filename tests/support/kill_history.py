@@ -1,6 +1,6 @@
 """What clients saw of a topic while its node was killed again and again, and the rules that all of it must obey.
 
-The clients note every event when it happens to them, in one order; nothing here asks the node or does IO. Each rule is
+The clients note every event when it happens to them, in one order; nothing here asks the node. Each rule is
 a function that yields what is wrong, so a broken history shows that the rule can fail.
 
 A record says in its value which publish it belongs to, which of its records it is, and how many there are.
@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from sulina.core.members import SubscriptionKind
@@ -211,6 +212,12 @@ class History:
             "nacks": sum(isinstance(event, NackSent) for event in events),
             "cursors seen": sum(isinstance(event, CursorShown) for event in events),
         }
+
+    def write(self, path: Path) -> None:
+        """Everything in a file, for whoever wants to know how it came about."""
+        lines = [str(txn) for txn in self.txns.values()]
+        lines += [f"{name}: {event}" for name, events in self.events.items() for event in events]
+        path.write_text("\n".join(lines))
 
     def restarted(self, *, is_graceful: bool = False) -> None:
         """For all subscriptions."""
@@ -428,8 +435,7 @@ class Replay:
                 yield f"{what} while {holder} had it"
             if not 1 <= event.attempt <= 1 + self._nacks[place]:
                 yield f"{what} as attempt {event.attempt}, after {self._nacks[place]} nacks"
-            if event.session not in self._ended:
-                self._holders[place] = event.session
+            self._holders[place] = event.session
             if place not in self._seen:
                 self._seen.add(place)
                 yield from self._out_of_order(place, what)

@@ -36,7 +36,7 @@ class EventStream:
     def emit(self, type_: str, topic: object = None, **fields: Any) -> None:
         """Tell everybody."""
         name = None if topic is None else str(topic)
-        _logger.info(type_, topic=name, **fields)
+        _logger.info(type_, **(fields if name is None else {"topic": name, **fields}))
         if self._listeners:
             event = Event(at=self._clock.now(), type=type_, topic=name, fields=fields)
             for listener in self._listeners:

@@ -71,7 +71,7 @@ SYSTEM_POLICY = Policy(
 )
 
 
-class Schema(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the values of a topic are to be understood. `definition`: JSON Schema, Avro's JSON, or a schema of Arrow
     in IPC form, base64; bytes have none."""
 
@@ -88,7 +88,7 @@ class Schema(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 BYTES_SCHEMA = Schema()
 
 
-class TopicSettings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a topic is created with."""
 
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_OF_A_TOPIC_MAX)] = 1

@@ -15,7 +15,7 @@ from sulina.errors import NotServing
 from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_parameters import Reader, Target, number, read_query
-from sulina.listeners.http_problem import HttpError
+from sulina.listeners.http_problem import ClientGone, HttpError
 from sulina.listeners.http_publish import BATCH, COUNT
 from sulina.listeners.http_records import RecordsOut, encoder, record_out
 from sulina.wire.messages import Fetched
@@ -70,7 +70,7 @@ class Fetcher:
             min_version=query.get("min_version"),
             wait_seconds=wait_seconds,
         )
-        fetched = await (self._waited(fetch) if wait_seconds else fetch)
+        fetched = await (self._waited(fetch, exchange) if wait_seconds else fetch)
         with Held(self._room) as held:
             held.grow_to(len(fetched.data))
             await self._answer(fetched, kind, query.get("max_records", self._limits.records_max), held, exchange)
@@ -81,17 +81,23 @@ class Fetcher:
         for task in self._waits:
             task.cancel()
 
-    async def _waited(self, fetch: Coroutine[Any, Any, Result]) -> Result:
+    async def _waited(self, fetch: Coroutine[Any, Any, Result], exchange: Exchange) -> Result:
+        """ClientGone when there is nobody left to wait."""
         task = asyncio.ensure_future(fetch)
+        gone = asyncio.ensure_future(exchange.wait_gone())
+        gone.add_done_callback(lambda _: task.cancel())
         self._waits.add(task)
         try:
             return await task
         except asyncio.CancelledError:
+            if task.cancelled() and gone.done():
+                raise ClientGone from None
             if self._is_stopped and task.cancelled():
                 raise NotServing(reason="it is shutting down") from None
             raise
         finally:
             self._waits.discard(task)
+            gone.cancel()
 
     async def _answer(self, fetched: Fetched, kind: bytes, max_records: int, held: Held, exchange: Exchange) -> None:
         if kind == BATCH:
@@ -159,15 +165,19 @@ def _as_arrow(fetched: Fetched, max_records: int) -> tuple[memoryview, int, int]
 
 def _best_of(accept: bytes) -> bytes:
     """What of the things offered the client likes best. HttpError 406."""
-    best, best_rank = None, (0.0, -1, 0)
+    wanted: list[tuple[bytes, float]] = []
     for part in accept.split(b","):
         media, *parameters = (piece.strip().lower() for piece in part.split(b";"))
         quality = next((_quality(piece[2:]) for piece in parameters if piece.startswith(b"q=")), 1.0)
-        for order, offered in enumerate(_OFFERED):
-            precision = {offered: 2, offered.partition(b"/")[0] + b"/*": 1, b"*/*": 0}.get(media, -1)
-            rank = (quality, precision, -order)
-            if precision >= 0 and quality > 0 and rank > best_rank:
-                best, best_rank = offered, rank
+        wanted.append((media, quality))
+    best, best_rank = None, (0.0, -1, 0)
+    for order, offered in enumerate(_OFFERED):
+        precisions = {offered: 2, offered.partition(b"/")[0] + b"/*": 1, b"*/*": 0}
+        matches = [(precisions[media], quality) for media, quality in wanted if media in precisions]
+        precision, quality = max(matches, default=(-1, 0.0))  # the most precise is what counts
+        rank = (quality, precision, -order)
+        if quality > 0 and rank > best_rank:
+            best, best_rank = offered, rank
     if best is None:
         known = ", ".join(offered.decode() for offered in _OFFERED)
         raise HttpError("not_acceptable", f"Accept {accept.decode('latin-1')[:100]!r}: there is {known}")

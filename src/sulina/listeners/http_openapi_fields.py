@@ -61,6 +61,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("TopicInfo", "settings"): "As they were given.",
     ("TopicInfo", "policy"): "As it works, with what the namespace and the system add.",
     ("TopicInfo", "schema_id"): "Equal for equal schemas.",
+    ("TopicInfo", "topic_id"): "No other topic's, also not of one that had the same name.",
     ("TopicInfo", "state"): "Whether it takes records.",
     ("TopicInfo", "subscriptions"): "Their names.",
     ("TopicPage", "topics"): "In the order of their names.",

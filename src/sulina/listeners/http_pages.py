@@ -1,5 +1,6 @@
 """What a person or a monitor looks at: the front page, the documentation, health and metrics."""
 
+import asyncio
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ class Pages:
         self._broker = broker
         self._version = broker.info().version
         self._openapi = msgspec.json.encode(document(limits, self._version))
+        self._rendering = asyncio.Lock()  # metrics of many topics take a while: one thread is enough for them
         self._docs = (resources.files("sulina.listeners") / "http_docs.html").read_bytes()
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -99,7 +101,9 @@ class Pages:
     async def get_metrics(self, exchange: Exchange) -> None:
         """GET /metrics"""
         read_query(exchange.scope["query_string"], {})
-        await exchange.answer(self._broker.metrics.render(), content_type=PROMETHEUS)
+        async with self._rendering:
+            metrics = await asyncio.to_thread(self._broker.metrics.render)
+        await exchange.answer(metrics, content_type=PROMETHEUS)
 
 
 def _linked(text: str, url: str) -> str:

@@ -19,6 +19,7 @@ from sulina.errors import SulinaError
 
 PROBLEM_JSON = b"application/problem+json"
 RETRY_AFTER_SECONDS = 1
+RETRY_AFTER_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 # From the tree of errors to statuses. 416 is also for versions: what was asked for is a range that is not there.
 STATUSES: dict[type[SulinaError], HTTPStatus] = {
@@ -197,7 +198,7 @@ def described(error: BaseException, scope: Scope) -> Problem:
     else:
         status, code = 500, "internal"
         body = _unexpected(error, scope)
-    if status in (429, 503):
+    if status in RETRY_AFTER_STATUSES:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
     headers += ((b"content-type", PROBLEM_JSON), (b"content-length", b"%d" % len(body)))
     return Problem(status, code, headers, body)

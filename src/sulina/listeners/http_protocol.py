@@ -17,12 +17,18 @@ from typing import Any, cast
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sulina.listeners.http_exchange import Room
 from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_problem import HTTP_CODES, PROBLEM_JSON, RETRY_AFTER_SECONDS, http_problem
+from sulina.listeners.http_problem import (
+    HTTP_CODES,
+    PROBLEM_JSON,
+    RETRY_AFTER_SECONDS,
+    RETRY_AFTER_STATUSES,
+    http_problem,
+)
 
 OPEN_FILES_RESERVED = 1024  # for the logs and the metadata store
 TICKS_OF_A_SWEEP = 10  # of a tenth of a second
@@ -70,8 +76,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._phase = _Phase.HEAD
         self._since = self.loop.time()
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._trailer_bytes = 0
         self._is_begun = self._is_long = False
+        self._running: RequestResponseCycle | None = None  # the newest request, `cycle`, may have to wait for it
         self._stall = _Stall()
         if len(self.connections) > self.connections_max:
             self._close_with("too_many_connections", f"there may be {self.connections_max} connections, and there are")
@@ -80,20 +87,42 @@ class HttpProtocol(HttpToolsProtocol):
         if self._phase is _Phase.HEAD or self._phase is _Phase.NEXT:
             self._head_bytes += len(data)
             self._is_long = self._head_bytes > self.limits.head_bytes_max
+        before_bytes = self._body_bytes
         super().data_received(data)
         if self._is_long and self._phase is _Phase.HEAD:
             self._refuse_head()
+        elif self._phase is _Phase.BODY and self._body_bytes == before_bytes:
+            self._trailer_bytes += len(data)  # or it is about a chunk to come: then `on_body` starts again
+            if self._trailer_bytes > self.limits.head_bytes_max:
+                self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Uvicorn tells only the newest request.
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_begun = True
         self._phase, self._since = _Phase.HEAD, self.loop.time()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is _Phase.HEAD:  # what comes behind a body is no header, and nobody here needs it
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return  # nobody would hear the answer
         if self._is_long and self._head_size() > self.limits.head_bytes_max:
             self._refuse_head()
             return
-        self._head_bytes = self._body_bytes = 0
+        if [name for name, _ in self.headers].count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+            self._close_with("malformed_request", "a request has one Host header")
+            return
+        self._head_bytes = self._body_bytes = self._trailer_bytes = 0
         self._is_long = False
         self._phase, self._since = _Phase.BODY, self.loop.time()
         super().on_headers_complete()
@@ -102,6 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._trailer_bytes = 0
         if self.cycle is not None:
             super().on_body(body)
 
@@ -121,6 +151,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._phase is _Phase.ANSWER:
             self._phase, self._since = _Phase.NEXT, self.loop.time()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def handle_websocket_upgrade(self) -> None:
+        if self._is_answering():
+            self.transport.abort()  # it would begin in the middle of an answer
+        if not self.transport.is_closing():
+            super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
@@ -176,9 +216,10 @@ class HttpProtocol(HttpToolsProtocol):
             return
         status, _ = HTTP_CODES[code]
         body = http_problem(code, detail)
+        retry = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status in RETRY_AFTER_STATUSES else ""
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {PROBLEM_JSON.decode()}\r\n"
-            f"content-length: {len(body)}\r\nretry-after: {RETRY_AFTER_SECONDS}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -3,16 +3,19 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sulina.core.routing import partitions_of
 from sulina.core.rows import encode_rows
-from sulina.errors import InvalidInput
+from sulina.errors import InvalidInput, KeysSpanPartitions, SulinaError
 from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_parameters import Reader, Target, number, read_query, text_up_to
 from sulina.listeners.http_problem import HttpError, bad_parameter
-from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX, Publish, encoder, read_publish
+from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX, Choose, Keys, Publish, encoder, read_publish
 from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
+from sulina.types import TopicName
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -45,11 +48,11 @@ class Publisher:
             content_type = _kind_of(content_type)
         with Held(self._room) as held:
             body = await exchange.read_body(held)
-            request = await self._request(content_type, body, exchange)
+            request = await self._request(content_type, body, self._chooser(target), exchange)
             published = await self._broker.publish(
                 target.topic,
                 request.data,
-                partition=target.partition,
+                partition=request.partition if target.partition is None else target.partition,
                 txn_id=request.txn_id,
                 expected_version=request.expected_version,
                 schema_id=request.schema_id,
@@ -58,20 +61,39 @@ class Publisher:
         exchange.scope[COUNT] = published.count
         await exchange.answer(encoder.encode(published))
 
-    async def _request(self, content_type: bytes, body: bytes, exchange: Exchange) -> Publish:
+    def _chooser(self, target: Target) -> Choose | None:
+        """What finds the partition of keys before they are encoded; None when there is nothing to choose."""
+        if target.partition is not None:
+            return None
+        try:
+            count = self._broker.topic_named(str(target.topic)).stored.partitions
+        except SulinaError:
+            return None  # publishing will say so
+        return partial(_partition_of, target.topic, count) if count > 1 else None
+
+    async def _request(self, content_type: bytes, body: bytes, choose: Choose | None, exchange: Exchange) -> Publish:
         now, headers = self._clock_ms(), exchange.headers
         if content_type == JSON:
             if len(body) < _IN_A_THREAD_BYTES_MIN:
-                request = read_publish(body, now, self._limits.records_max)
+                request = read_publish(body, now, self._limits.records_max, choose)
             else:
-                request = await asyncio.to_thread(read_publish, body, now, self._limits.records_max)
+                request = await asyncio.to_thread(read_publish, body, now, self._limits.records_max, choose)
         elif content_type == RAW:
-            request = Publish(encode_rows([body], [headers.get(b"sulina-key")], now))
+            keys = [headers.get(b"sulina-key")]
+            request = Publish(encode_rows([body], keys, now), partition=choose(keys) if choose else None)
         elif body:
             request = Publish(body)
         else:
             raise InvalidInput("the body has no batch in it")
         return _with_headers(request, headers) if _HEADERS.keys() & headers.keys() else request
+
+
+def _partition_of(topic: TopicName, count: int, keys: Keys) -> int | None:
+    """Where records with these keys go; None: wherever the topic likes. KeysSpanPartitions."""
+    named = partitions_of(set(keys), count)
+    if len(named) > 1:
+        raise KeysSpanPartitions(topic=str(topic), partitions=", ".join(map(str, sorted(named))))
+    return named.pop() if named else None
 
 
 def _kind_of(content_type: bytes | None) -> bytes:

@@ -5,7 +5,7 @@ key is no key. Headers are an object; a name that repeats has an array of values
 is UTF-8, otherwise base64 under the name with `_b64`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -100,9 +100,14 @@ class Publish(NamedTuple):
     txn_id: str | None = None
     expected_version: int | None = None
     schema_id: str | None = None
+    partition: int | None = None  # that the keys belong to; None: nobody has looked, or there are none
 
 
-def read_publish(body: bytes, now_ms: int, records_max: int) -> Publish:
+Keys = Sequence[bytes | None]
+Choose = Callable[[Keys], int | None]  # the partition of some keys
+
+
+def read_publish(body: bytes, now_ms: int, records_max: int, choose: Choose | None = None) -> Publish:
     """One batch of the records, those without a timestamp at `now_ms`.
 
     HttpError 400 for what is not JSON, InvalidInput for JSON of another shape.
@@ -114,8 +119,11 @@ def read_publish(body: bytes, now_ms: int, records_max: int) -> Publish:
         request = read_json(body, _decoder)
     if len(request.records) > records_max:
         raise InvalidInput(f"{len(request.records)} records are over the limit of {records_max} in one request")
-    data = _plain_batch(request, now_ms) if isinstance(request, _PlainPublish) else _batch(request.records, now_ms)
-    return Publish(data, request.txn_id, request.expected_version, request.schema_id)
+    data, keys = (
+        _plain_batch(request, now_ms) if isinstance(request, _PlainPublish) else _batch(request.records, now_ms)
+    )
+    partition = None if choose is None or keys is None else choose(keys)
+    return Publish(data, request.txn_id, request.expected_version, request.schema_id, partition)
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
@@ -132,20 +140,22 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
         raise malformed("the body is nested too deeply") from None
 
 
-def _plain_batch(request: _PlainPublish, now_ms: int) -> bytearray:
+def _plain_batch(request: _PlainPublish, now_ms: int) -> tuple[bytearray, Keys | None]:
     values = [record.value.encode() for record in request.records]
     texts = [record.key for record in request.records]
-    if texts.count(None) == len(texts):
-        return encode_rows(values, None, now_ms)
-    return encode_rows(values, [None if text is None else text.encode() for text in texts], now_ms)
+    keys = None
+    if texts.count(None) < len(texts):
+        keys = [None if text is None else text.encode() for text in texts]
+    return encode_rows(values, keys, now_ms), keys
 
 
-def _batch(records: Sequence[RecordIn], now_ms: int) -> bytearray:
+def _batch(records: Sequence[RecordIn], now_ms: int) -> tuple[bytearray, Keys]:
     values = [_value(record, index) for index, record in enumerate(records)]
     keys = [_key(record, index) for index, record in enumerate(records)]
     stamps = [now_ms if record.timestamp is None else record.timestamp for record in records]
     with_headers = any(record.headers or record.headers_b64 for record in records)
-    return encode_rows(values, keys, stamps, [_headers_in(record) for record in records] if with_headers else None)
+    headers = [_headers_in(record) for record in records] if with_headers else None
+    return encode_rows(values, keys, stamps, headers), keys
 
 
 def _value(record: RecordIn, index: int) -> bytes | None:

@@ -17,13 +17,15 @@ class LocalConnection:
 
     def __init__(self, broker: Broker) -> None:
         self._session = Session(broker, name=f"local-{next(_numbers)}")
+        self._turn = asyncio.Lock()
         self._is_closed = False
 
     async def send(self, frame: FromClient) -> None:
-        """Hand over a frame; waits while the session has too much under way."""
-        if self._is_closed:
-            raise Disconnected(url=URL, reason="the connection was closed")
-        await self._session.handle(frame)
+        """Hand over a frame, after those that came before; waits while the session has too much under way."""
+        async with self._turn:
+            if self._is_closed:
+                raise Disconnected(url=URL, reason="the connection was closed")
+            await self._session.handle(frame)
 
     async def receive(self) -> FromNode:
         """The next frame from the node."""

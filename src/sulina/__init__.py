@@ -53,8 +53,16 @@ def connect(url: str, *, options: "ClientOptions | None" = None) -> "Connecting"
     return make(url, options)
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """The rest is loaded when it is first used: whoever asks for help must not wait for all of it."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("sulina")
     if name in __all__:
         from sulina import client
 

@@ -333,3 +333,19 @@ async def test_what_cannot_be_subscribed_to_is_said(client: Client, topic: str) 
     await client.create_topic(topic)
     with pytest.raises(InvalidName):
         await client.subscribe(topic, "../s").open()
+
+
+async def test_what_others_make_anew_is_known_at_once(client: Client, open_client: OpenClient, topic: str) -> None:
+    other = await open_client()
+    await other.create_topic(topic, delivery="non_reliable")
+    assert not (await client.publish(topic, "nobody hears it")).is_accepted
+    await other.delete_topic(topic)
+    await other.create_topic(topic, 8)
+    keys = [str(n) for n in range(20)]
+    there = [(await other.publish(topic, key, key=key)).partition for key in keys]
+    assert [(await client.publish(topic, key, key=key)).partition for key in keys] == there
+    assert len([record async for record in client.consume(topic, follow=False)]) == 40
+    async with client.subscribe(topic, "s", start="earliest") as messages:
+        for _ in range(40):
+            assert await (await anext(messages)).ack()
+    assert (await other.subscription(topic, "s")).lag == 0

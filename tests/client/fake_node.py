@@ -29,7 +29,7 @@ from sulina.wire.frames import (
     decode_from_node,
     encode_frame,
 )
-from sulina.wire.messages import Published, TopicInfo, TopicState
+from sulina.wire.messages import Published, Subscribed, TopicInfo, TopicState
 
 URL = "http://fake"
 TOPIC = "/default/orders"
@@ -101,7 +101,7 @@ class FakeNode:
         self.refusals: deque[SulinaError] = deque()  # of the next attempts to connect
         self.connected_at: list[float] = []  # attempts, by the loop's time
         self.frames: list[FromClient] = []
-        self.topics: dict[str, TopicSettings] = {TOPIC: TopicSettings()}
+        self.topics: dict[str, TopicSettings] = {TOPIC: TopicSettings()}  # other settings are another topic
         self.scripts: dict[type, Script] = {Call: self._call}
         self.open_gate = asyncio.Event()  # closed: the client feels back-pressure
         self.open_gate.set()
@@ -186,7 +186,7 @@ class FakeNode:
 
     def attach_consumers(self) -> None:
         """Say yes to every consumer, and goodbye to those that leave."""
-        self.scripts[Subscribe] = lambda connection, frame: connection.answer(frame)
+        self.scripts[Subscribe] = self._subscribe
         self.scripts[Detach] = lambda connection, frame: connection.answer(frame)
 
     def settle_records(self) -> None:
@@ -196,6 +196,13 @@ class FakeNode:
             connection.answer(frame, sum(end - start for start, end in frame.ranges))
 
         self.scripts[AckRecords] = self.scripts[NackRecords] = settle
+
+    def _subscribe(self, connection: FakeConnection, frame: Subscribe) -> None:
+        settings = self.topics.get(frame.topic)
+        if settings is None:
+            connection.refuse(frame, TopicNotFound(topic=frame.topic))
+        else:
+            connection.answer(frame, Subscribed(is_reliable=settings.delivery == Delivery.RELIABLE))
 
     def _call(self, connection: FakeConnection, frame: Call) -> None:
         if frame.method != "topic":
@@ -214,6 +221,7 @@ def topic_info(topic: str, settings: TopicSettings) -> TopicInfo:
         settings=settings,
         policy=resolved(settings.policy),
         schema_id=settings.value_schema.fingerprint,
+        topic_id=f"id-{id(settings)}",
         state=TopicState.ACTIVE,
         subscriptions=[],
     )

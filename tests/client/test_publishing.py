@@ -34,7 +34,7 @@ from sulina.errors import (
     VersionConflict,
 )
 from sulina.wire.frames import Call, Publish
-from tests.client.fake_node import TOPIC, FakeConnection, FakeNode, passing, published, values
+from tests.client.fake_node import TOPIC, FakeConnection, FakeNode, passing, published, topic_info, values
 
 
 class Order(msgspec.Struct):
@@ -415,3 +415,57 @@ def test_an_ack_is_compared_and_shown_by_what_it_says() -> None:
     assert one == two
     assert "QueueFull" in repr(one)
     assert PublishAck(PublishStatus.ACCEPTED, parts=(published(3, base_offset=7),)).offset == 7
+
+
+async def test_what_may_have_been_written_is_not_called_refused_p2(client: Client, node: FakeNode) -> None:
+    publishing = asyncio.create_task(client.publish(TOPIC, b"", timeout_seconds=10))
+    await node.asked(Publish)
+    full = QueueFull(waiting_bytes=2, limit_bytes=1)
+    node.scripts[Publish] = lambda connection, frame: connection.refuse(frame, full)
+    node.connection.cut()
+    with pytest.raises(Disconnected, match="lost before the answer"):
+        await publishing
+    assert len(node.sent(Publish)) > 2
+
+
+@pytest.mark.parametrize("partition", [None, 0])
+async def test_a_topic_made_anew_is_another_topic(client: Client, node: FakeNode, partition: int | None) -> None:
+    node.append_publishes()
+    append = node.scripts[Publish]
+    node.topics[TOPIC] = TopicSettings(partitions=2)
+    await client.publish(TOPIC, b"", key=b"k", partition=partition)
+    node.topics[TOPIC] = anew = TopicSettings(partitions=8)
+
+    def publish(connection: FakeConnection, frame: Publish) -> None:
+        if frame.topic_id == topic_info(TOPIC, anew).topic_id:
+            append(connection, frame)
+        else:
+            connection.refuse(frame, TopicNotFound(topic=TOPIC))
+
+    node.scripts[Publish] = publish
+    acks = await asyncio.gather(*(client.publish(TOPIC, b"", key=b"k", partition=partition) for _ in range(10)))
+    assert {ack.partition for ack in acks} == {partition_of(b"k", 8) if partition is None else 0}
+    assert len(node.sent(Call)) == 2, "one asks for all"
+
+
+async def test_those_who_wait_for_a_topic_each_wait_their_own_time(client: Client, node: FakeNode) -> None:
+    node.scripts[Call] = lambda *_: None
+    time = asyncio.get_running_loop().time
+
+    async def publish(seconds: float) -> float:
+        with pytest.raises(Disconnected):
+            await client.publish(TOPIC, b"", timeout_seconds=seconds)
+        return time()
+
+    assert await asyncio.gather(*(publish(n) for n in (3, 1, 2, 1))) == pytest.approx([3, 1, 2, 1])
+    assert len(node.sent(Call)) == 1
+    await asyncio.sleep(100)
+    node.scripts[Call] = node._call
+    node.append_publishes()
+    assert (await client.publish(TOPIC, b"")).is_accepted, "an old failure is nobody's any more"
+
+
+async def test_a_txn_id_is_text(client: Client, node: FakeNode) -> None:
+    with pytest.raises(InvalidSettings, match="txn_id is not text"):
+        await client.publish(TOPIC, b"", txn_id="\ud800")
+    assert not node.frames

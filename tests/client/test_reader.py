@@ -7,7 +7,7 @@ import pytest
 from sulina.client import Client, ClientOptions, Reader
 from sulina.core.records import Record, encode
 from sulina.core.topic import TopicSettings
-from sulina.errors import Disconnected, OffsetOutOfRange
+from sulina.errors import Disconnected, InvalidSettings, OffsetOutOfRange
 from sulina.wire.frames import Call, Fetch
 from sulina.wire.messages import Fetched, PartitionInfo, TopicState
 from tests.client.fake_node import TOPIC, URL, FakeConnection, FakeNode
@@ -177,3 +177,45 @@ async def test_a_reader_that_is_closed_or_dropped_fetches_no_more(client: Client
     log.append(0, 10)
     await asyncio.sleep(100)
     assert len(node.sent(Fetch)) == sent
+
+
+async def test_a_reader_that_is_closed_by_another_task_ends(client: Client, node: FakeNode) -> None:
+    Log(node, [3])
+    reader = client.consume(TOPIC)
+    reading = asyncio.create_task(places(reader))
+    await node.wait_sent(Fetch, 2)
+    await reader.close()
+    assert await reading == [(0, 0), (0, 1), (0, 2)]
+
+
+async def test_a_reader_that_is_closed_while_it_opens_reads_nothing(client: Client, node: FakeNode) -> None:
+    Log(node, [3])
+    reader = client.consume(TOPIC)
+    reading = asyncio.create_task(places(reader))
+    await node.wait_sent(Call, 1)
+    await reader.close()
+    assert await reading == []
+    assert not node.sent(Fetch)
+
+
+async def test_a_client_that_is_closed_disconnects_its_readers(client: Client, node: FakeNode) -> None:
+    Log(node, [3])
+    reading = asyncio.create_task(places(client.consume(TOPIC)))
+    await node.wait_sent(Fetch, 2)
+    await client.close()
+    with pytest.raises(Disconnected, match="the client is closed"):
+        await reading
+
+
+async def test_a_topic_is_looked_up_anew_for_every_reader(client: Client, node: FakeNode) -> None:
+    Log(node, [3])
+    assert len(await places(client.consume(TOPIC, follow=False))) == 3
+    Log(node, [3, 3])
+    assert len(await places(client.consume(TOPIC, follow=False))) == 6
+
+
+async def test_what_fits_no_frame_is_not_consumed(client: Client, node: FakeNode) -> None:
+    for wrong in ({"version": "x"}, {"version": 2**64}, {"max_bytes": "x"}, {"partitions": ["x"]}):
+        with pytest.raises(InvalidSettings):
+            client.consume(TOPIC, **wrong)
+    assert not node.frames

@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
 from sulina.client import Client, ClientOptions
 from sulina.client.connect import Connecting
-from sulina.errors import Disconnected, Draining, NotServing, QueueFull, TopicNotFound
-from sulina.wire.frames import Answer, Call, Publish
+from sulina.errors import Disconnected, Draining, InvalidSettings, NotServing, ProtocolError, QueueFull, TopicNotFound
+from sulina.wire.frames import Answer, Call, Detach, Failed, Publish
 from sulina.wire.messages import NodeInfo
 from tests.client.fake_node import TOPIC, URL, FakeConnection, FakeNode, published
 
@@ -271,3 +272,61 @@ async def test_connecting_is_awaited_or_entered_and_closes_what_it_started(node:
     with pytest.raises(Disconnected):
         await connecting
     assert len(closed) == 3
+
+
+async def test_a_frame_that_the_node_does_not_understand_is_not_sent_again(client: Client, node: FakeNode) -> None:
+    reading = asyncio.create_task(client.info())
+    await node.asked(Call)
+    node.connection.push(Failed(0, "protocol_error", "not a frame"))
+    with pytest.raises(ProtocolError, match="not a frame"):
+        await reading
+    reading = asyncio.create_task(client.info())
+    node.answer(await node.asked(Call), INFO)
+    assert await reading == INFO
+    assert (len(node.connections), len(node.sent(Call))) == (2, 2)
+
+
+async def test_only_an_answer_ends_the_backing_off(client: Client, node: FakeNode) -> None:
+    for _ in range(8):
+        node.connection.push(Answer(4711))
+        node.connection.cut()
+        await asyncio.sleep(10)
+    assert len(node.connected_at) == 9
+    node.connected_at.clear()
+    start = now()
+    node.connection.cut()
+    await asyncio.sleep(10)
+    assert node.connected_at[0] - start > 2, "the node has answered nothing"
+
+
+async def test_a_client_whose_closing_is_cancelled_stops_its_node_all_the_same(node: FakeNode) -> None:
+    is_stopped = False
+
+    async def stop() -> None:
+        nonlocal is_stopped
+        await asyncio.sleep(1)
+        is_stopped = True
+
+    node.attach_consumers()
+    client = await Client(node.connect, on_close=stop).open()
+    await client.subscribe(TOPIC, "s").open()
+    del node.scripts[Detach]
+    closing = asyncio.create_task(client.close())
+    await node.asked(Detach)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert is_stopped
+    assert node.connection.is_closed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"version": "x"}, {"version": 2**64}, {"min_version": 1.5}, {"max_bytes": None}, {"wait_seconds": 1e17},
+     {"wait_seconds": float("nan")}, {"wait_seconds": -1}],
+    ids=str,
+)  # fmt: skip
+async def test_a_fetch_that_fits_no_frame_is_not_sent(client: Client, node: FakeNode, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings):
+        await client.fetch(TOPIC, 0, 0, **wrong)
+    assert not node.frames

@@ -6,6 +6,7 @@ import pytest
 
 from sulina.client import Client, ClientOptions, Delivered, Subscription
 from sulina.client.attachment import ranges_of
+from sulina.core.topic import TopicSettings
 from sulina.errors import (
     ConsumerNotFound,
     CorruptBatch,
@@ -480,3 +481,59 @@ def test_ranges_are_few_and_half_open() -> None:
 
 def test_a_delivery_is_what_its_frame_says() -> None:
     assert Deliver(1, 0, 1, memoryview(b""), []).ranges == []
+
+
+async def test_closed_while_it_opens_it_is_not_attached(client: Client, node: FakeNode) -> None:
+    del node.scripts[Subscribe]
+    subscription = client.subscribe(TOPIC, "s")
+    opening = asyncio.create_task(subscription.open())
+    asked = await node.asked(Subscribe)
+    await subscription.close()
+    await opening
+    node.answer(asked)
+    await node.wait_sent(Detach, 1)
+    assert [frame.consumer for frame in node.sent(Detach)] == [asked.consumer]
+    assert await subscription.take() == []
+
+
+async def test_closed_when_it_has_just_opened_it_is_not_attached(client: Client, node: FakeNode) -> None:
+    for turns in range(12):
+        subscription = client.subscribe(TOPIC, "s")
+        opening = asyncio.create_task(subscription.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await subscription.close()
+        await opening
+        await asyncio.sleep(1)
+        assert [f.consumer for f in node.sent(Subscribe)] == [f.consumer for f in node.sent(Detach)]
+        assert not client._subscriptions
+
+
+async def test_what_cannot_be_decoded_ends_the_subscription(client: Client, node: FakeNode) -> None:
+    async with client.subscribe(TOPIC, "s") as messages:
+        node.connection.deliver(handle(node), 0, 1)
+        (await anext(messages)).ack_soon()
+        node.connection.push(Deliver(handle(node), 0, 1, memoryview(bytes(70)), [(1, 2)]))
+        node.connection.deliver(handle(node), 2, 3)
+        with pytest.raises(SulinaError) as caught:
+            await anext(messages)
+        await node.wait_sent(Detach, 1)
+        node.connection.deliver(handle(node), 3, 4)
+        await asyncio.sleep(1)
+        with pytest.raises(type(caught.value)):
+            await anext(messages)
+        assert [frame.ranges for frame in node.sent(AckRecords)] == [[(0, 1)]]
+        node.connection.cut()
+        await asyncio.sleep(100)
+        assert len(node.sent(Subscribe)) == 1
+
+
+async def test_the_node_says_whether_there_is_anything_to_ack(client: Client, node: FakeNode) -> None:
+    node.append_publishes()
+    node.topics[TOPIC] = passing()
+    await client.publish(TOPIC, b"")
+    node.topics[TOPIC] = TopicSettings()
+    async with client.subscribe(TOPIC, "s") as messages:
+        node.connection.deliver(handle(node), 0, 1)
+        assert await (await anext(messages)).ack()
+    assert len(node.sent(AckRecords)) == 1

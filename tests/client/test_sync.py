@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
 
 from sulina.client import Client, Connecting, SyncClient
 from sulina.client.connection import Connector
+from sulina.client.sync import LoopThread
 from sulina.errors import Disconnected, TopicNotFound
 from sulina.wire.frames import AckRecords, AddCredit, Call, Subscribe
 from tests.client.fake_node import TOPIC, URL, FakeNode
@@ -122,3 +125,33 @@ def test_every_method_of_the_client_is_here_with_the_same_signature() -> None:
     for name in own & asynchronous - {"topic"}:
         ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (SyncClient, Client))
         assert list(ours.parameters.values()) == list(theirs.parameters.values()), name
+
+
+def test_batches_begin_with_what_iteration_had_taken_ahead() -> None:
+    with opened() as (client, node, _), client.subscribe(TOPIC, "s", credit=100) as messages:
+        client._run(_call(node.connection.deliver, node.sent(Subscribe)[0].consumer, 0, 10))
+        assert next(messages).offset == 0
+        batches = messages.batches(4)
+        assert [[message.offset for message in next(batches)] for _ in range(3)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("moment", ["before the loop is closed", "afterwards"])
+def test_work_that_comes_as_the_loop_ends_is_disconnected(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    thread = LoopThread()
+    submit = asyncio.run_coroutine_threadsafe
+
+    def late(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> object:
+        if moment == "afterwards":
+            thread.stop()
+            return submit(work, loop)
+        with monkeypatch.context() as patch:  # the loop has cancelled its tasks, and is not closed yet
+            patch.setattr(loop, "call_soon_threadsafe", lambda *_: None)
+            future = submit(work, loop)
+        thread.stop()
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    with pytest.raises(Disconnected, match="the client is closed"):
+        thread.run(asyncio.sleep(0))
+    gc.collect()

@@ -133,3 +133,24 @@ async def test_what_is_not_a_frame_is_a_protocol_error() -> None:
             with pytest.raises(ProtocolError):
                 await connection.receive()
         await connection.close()
+
+
+async def test_a_protocol_error_is_not_repeated() -> None:
+    connections = 0
+
+    async def refuse(socket: ServerConnection) -> None:
+        nonlocal connections
+        connections += 1
+        await socket.recv()
+        await socket.close(1002, "not a frame")
+
+    async with serving(refuse) as url, Client(WebSocketConnector(url), url=url) as client:
+        with pytest.raises(ProtocolError, match="not a frame"):
+            await client.info()
+        assert connections == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "http://h:8x", "http://h:0", "http://"])
+def test_a_url_that_is_none_is_said(url: str) -> None:
+    with pytest.raises(InvalidSettings, match="is not the URL of a node"):
+        WebSocketConnector(url)

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from sulina.broker.broker import Broker
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_protocol import HttpServer, make_server
+from sulina.listeners.http_protocol import HttpProtocol, HttpServer, make_server
 from sulina.listeners.websocket import WebSocketListener
 from tests.listeners.conftest import no_websocket
 
@@ -293,16 +293,16 @@ async def test_dead_clients_of_events_are_noticed(broker: Broker) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_dead_clients_of_events_are_noticed_also_with_a_request_behind(broker: Broker) -> None:
-    async with served(broker) as server:
-        async with raw(server) as client:
-            client.send(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
-            await client.reader.readuntil(b": still here\n\n")
-            client.send(GET)
-            async with asyncio.timeout(SECONDS_MAX):
-                while not any(getattr(connection, "pipeline", None) for connection in server.server_state.connections):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+async def test_all_requests_of_a_connection_that_is_lost_end(broker: Broker) -> None:
+    async with served(broker, replace(LIMITS, heartbeat_seconds=60)) as server, raw(server) as client:
+        client.send(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.reader.readuntil(b": still here\n\n")
+        client.send(GET)
+        [connection] = cast(set[HttpProtocol], server.server_state.connections)
         async with asyncio.timeout(SECONDS_MAX):
+            while not connection.pipeline:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            connection.transport.abort()
             while broker.events._listeners or server.server_state.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

@@ -1,6 +1,7 @@
 """`sulina consume` and `sulina tail`: records of a topic, as they are or as they come."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from sulina.cli.records import Format, Received
 from sulina.cli.remote import HERE, Remote, topic_name
 from sulina.cli.subscription import Kind
 from sulina.core.position import Position
-from sulina.errors import InvalidInput
+from sulina.errors import InvalidInput, NotReliable, SubscriptionNotFound
 
 if TYPE_CHECKING:
     from sulina.client import Client, Reader
@@ -30,7 +31,7 @@ def consume(
     count: Annotated[Positive | None, Parameter(alias="-n")] = None,
     follow: Annotated[bool, Parameter(negative="--no-follow")] = True,
     subscription: Annotated[str | None, Parameter(alias="-s")] = None,
-    kind: Kind = "exclusive",
+    kind: Annotated[Kind | None, Parameter(show_default="as it is, exclusive for a new one")] = None,
     format_: Annotated[Format, Parameter(name="--format")] = "text",
     remote: Remote = HERE,
 ) -> None:
@@ -122,7 +123,7 @@ async def _subscribe(
     client: "Client",
     topic: str,
     subscription: str,
-    kind: Kind,
+    kind: Kind | None,
     start: str,
     count: int | None,
     follow: bool,
@@ -131,7 +132,11 @@ async def _subscribe(
     """Print, then ack: a record that was not printed is delivered again, to whoever comes next."""
     left = count
     credit = min(count or 1000, 1000)
-    async with client.subscribe(topic, subscription, kind=kind, start=start, credit=credit) as messages:
+    chosen: str = kind or "exclusive"
+    if kind is None:
+        with contextlib.suppress(SubscriptionNotFound, NotReliable):
+            chosen = (await client.subscription(topic, subscription)).kind
+    async with client.subscribe(topic, subscription, kind=chosen, start=start, credit=credit) as messages:
         while left != 0:
             try:
                 async with asyncio.timeout(None if follow else QUIET_SECONDS):

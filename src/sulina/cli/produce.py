@@ -59,7 +59,7 @@ class _Totals:
     value_bytes: int = 0
     batches: int = 0
     started: float = field(default_factory=time.monotonic)
-    offsets: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)  # first and last, by partition
+    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)  # first and last, by partition
 
     def summary(self, topic: str) -> dict[str, Any]:
         seconds = time.monotonic() - self.started
@@ -149,9 +149,7 @@ def _tell(totals: _Totals, topic: str, *, as_json: bool) -> None:
     if as_json:
         return terminal.print_json(summary)
     seconds = max(summary["seconds"], 0.001)
-    places = ", ".join(
-        f"{number}: {first} to {last}" for number, (first, last) in sorted(totals.offsets.items()) if first is not None
-    )
+    places = ", ".join(f"{number}: {first} to {last}" for number, (first, last) in sorted(totals.offsets.items()))
     return terminal.say(
         f"{terminal.counted(totals.records, 'record')} to {topic} in {summary['seconds']:.1f} s "
         f"({totals.records / seconds:,.0f} a second)" + (f"; offsets by partition {places}" if places else "")
@@ -230,9 +228,9 @@ def _count(totals: _Totals, ack: "PublishAck", messages: "list[Message]") -> Non
     totals.value_bytes += sum(len(message.value or b"") for message in messages) if ack.is_accepted else 0
     totals.batches += len(ack.parts)
     for part in ack.parts:
-        first, _ = totals.offsets.get(part.partition, (part.base_offset, None))
-        last = None if part.base_offset is None else part.base_offset + part.count - 1
-        totals.offsets[part.partition] = (first, last)
+        if part.base_offset is not None:
+            first, last = totals.offsets.get(part.partition, (part.base_offset, part.base_offset))
+            totals.offsets[part.partition] = min(first, part.base_offset), max(last, part.base_offset + part.count - 1)
 
 
 @contextlib.contextmanager

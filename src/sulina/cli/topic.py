@@ -7,7 +7,7 @@ from cyclopts import App, Group, Parameter
 from sulina.cli import terminal
 from sulina.cli.policy import NOTHING_SAID, PolicyFlags, policy_text
 from sulina.cli.remote import HERE, Remote, topic_name
-from sulina.errors import InvalidSettings
+from sulina.errors import InvalidSettings, TopicNotFound
 
 if TYPE_CHECKING:
     from sulina.client import Client
@@ -22,8 +22,8 @@ def create(
     topic: str,
     /,
     *,
-    partitions: int = 1,
-    delivery: Literal["reliable", "non_reliable"] = "reliable",
+    partitions: Annotated[int | None, Parameter(show_default="1")] = None,
+    delivery: Annotated[Literal["reliable", "non_reliable"] | None, Parameter(show_default="reliable")] = None,
     schema: str | None = None,
     schema_kind: Literal["json", "avro", "arrow"] = "json",
     policy: PolicyFlags = NOTHING_SAID,
@@ -45,13 +45,26 @@ def create(
         What the file is.
     """
     name = topic_name(topic)
-    settings: dict[str, Any] = {
-        "partitions": partitions,
-        "delivery": delivery,
-        "policy": policy.policy(),
-        "schema": _schema(schema, schema_kind) if schema else None,
-    }
-    info = remote.run(lambda client: client.create_topic(name, **settings))
+    value_schema = _schema(schema, schema_kind) if schema else None
+
+    async def make(client: "Client") -> "TopicInfo":
+        """What is not said stays as it is, if the topic exists."""
+        from sulina.core.topic import Policy, TopicSettings
+
+        said = policy.policy()
+        try:
+            known = (await client.topic(name)).settings
+        except TopicNotFound:
+            known = TopicSettings()
+        return await client.create_topic(
+            name,
+            partitions=partitions or known.partitions,
+            delivery=delivery or known.delivery,
+            policy=known.policy if said == Policy() else said,
+            schema=value_schema or known.value_schema,
+        )
+
+    info = remote.run(make)
     if remote.json:
         return terminal.print_json(info)
     return terminal.done(f"{info.topic} has {terminal.counted(info.settings.partitions, 'partition')}")

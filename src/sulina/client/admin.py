@@ -5,7 +5,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
+from sulina.client.checks import (
+    PositionLike,
+    TopicLike,
+    checked,
+    checked_number,
+    checked_seconds,
+    position_text,
+    topic_text,
+)
 from sulina.client.session import Session
 from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
@@ -132,9 +140,12 @@ class Admin:
         wait_seconds: float = 0,
     ) -> Fetched:
         """Batches as they are stored; waits so long for the first, or for a version. NotYet, OffsetOutOfRange."""
-        name, wait_ms = topic_text(topic), round(wait_seconds * 1000)
+        name, wait_ms = topic_text(topic), round(checked_seconds("wait_seconds", wait_seconds) * 1000)
         for what, number in (("partition", partition), ("offset", offset), ("max_bytes", max_bytes)):
             checked_number(what, number)
+        for what, given in (("version", version), ("min_version", min_version)):
+            if given is not None:
+                checked_number(what, given)
         answer = await self._session.request(
             lambda number: Fetch(number, name, partition, offset, max_bytes, version, min_version, wait_ms),
             is_repeatable=True,

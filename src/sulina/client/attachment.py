@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from sulina.client.message import Delivered
 from sulina.client.session import Session
-from sulina.errors import ConsumerNotFound, Disconnected, InvalidSettings, SulinaError
+from sulina.errors import ConsumerNotFound, Disconnected, InvalidSettings, ProtocolError, SulinaError
 from sulina.wire.frames import RANGES_MAX, AckRecords, AddCredit, Deliver, Detach, FromClient, NackRecords
 
 CREDIT_MAX = 1_000_000  # in one frame
@@ -29,11 +29,9 @@ _partition = attrgetter("partition")
 class Attachment:
     """Made for a subscription, which gets what is delivered."""
 
-    def __init__(
-        self, session: Session, on_delivery: Callable[["Attachment", Deliver], None], *, is_reliable: bool
-    ) -> None:
+    def __init__(self, session: Session, on_delivery: Callable[["Attachment", Deliver], None]) -> None:
         self.handle = session.next_id()
-        self.is_reliable = is_reliable  # else there are neither cursors nor anything to deliver again
+        self.is_reliable = True  # else there are neither cursors nor anything to deliver again; the node says so
         self.is_gone = False
         self.has_delivered = False
         self.gone: asyncio.Future[SulinaError] = asyncio.get_running_loop().create_future()
@@ -67,15 +65,15 @@ class Attachment:
 
     def drain(self) -> list[FromClient]:
         """Credit and acks that wait to be sent."""
-        if self.is_gone:
-            self._session.detach(self.handle)
-            return [Detach(0, self.handle)]
         frames: list[FromClient] = []
-        while self._credit:
+        while self._credit and not self.is_gone:
             records = min(self._credit, CREDIT_MAX)
             self._credit -= records
             frames.append(AddCredit(self.handle, records))
         frames += (AckRecords(0, self.handle, partition, ranges) for partition, ranges in self._waiting_acks())
+        if self.is_gone:
+            self._session.detach(self.handle)
+            frames.append(Detach(0, self.handle))
         return frames
 
     # What the application calls
@@ -134,7 +132,7 @@ class Attachment:
         self._session.post(self.handle, self)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; if it is attached all the same, the node is told."""
+        """Nobody waits for it any more; if it is attached all the same, the node is told, after the acks."""
         self.is_gone = True
         self._session.post(self.handle, self)
 
@@ -175,7 +173,7 @@ class Attachment:
             return False
         try:
             held = await self._session.request(make, is_repeatable=False)
-        except (Disconnected, ConsumerNotFound):
+        except (Disconnected, ProtocolError, ConsumerNotFound):
             return False
         return bool(held == sum(end - start for start, end in ranges))
 

@@ -8,8 +8,10 @@ import asyncio
 import itertools
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 from sulina.core.batch import BatchLimits, split
 from sulina.core.compression import Bytes
@@ -18,8 +20,10 @@ from sulina.core.records import Headers, Record, decode, encode
 from sulina.core.rows import decode_rows, encode_rows
 from sulina.wire.frames import FRAME_BYTES_MAX
 
-RECORDS_BEFORE_KERNELS = 20_000
+RECORDS_BEFORE_KERNELS = 100_000
 LIMITS = BatchLimits(batch_bytes_max=FRAME_BYTES_MAX)  # the node has its own; this is what fits a frame
+
+T = TypeVar("T")
 
 _ready = threading.Event()  # the kernels of this process have been used
 _offset = attrgetter("offset")
@@ -87,3 +91,12 @@ def within(records: list[Record], start: int, end: int) -> list[Record]:
         return records
     first = bisect_left(records, start, key=_offset)
     return records[first : bisect_left(records, end, first, key=_offset)]
+
+
+def take_from(buffer: deque[T], count_max: int | None) -> list[T]:
+    """The first so many; None: all."""
+    if count_max is None or count_max >= len(buffer):
+        taken = list(buffer)
+        buffer.clear()
+        return taken
+    return [buffer.popleft() for _ in range(count_max)]

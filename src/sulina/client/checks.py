@@ -10,6 +10,7 @@ from sulina.types import TopicName
 
 TEXT_LENGTH_MAX = 500
 NUMBER_MAX = 2**63 - 1
+SECONDS_MAX = 24 * 3600
 
 TopicLike = str | TopicName
 PositionLike = str | Position
@@ -28,6 +29,10 @@ def checked_text(what: str, text: object) -> str:
     """A short text. InvalidSettings."""
     if not isinstance(text, str) or len(text) > TEXT_LENGTH_MAX:
         raise InvalidSettings(f"{what} must be text of at most {TEXT_LENGTH_MAX} characters, not {text!r:.60}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate
+        raise InvalidSettings(f"{what} is not text: {error}") from None
     return text
 
 
@@ -36,6 +41,13 @@ def checked_number(what: str, number: object) -> int:
     if not isinstance(number, int) or not -NUMBER_MAX <= number <= NUMBER_MAX:
         raise InvalidSettings(f"{what} must be a number of 64 bits, not {number!r:.60}")
     return number
+
+
+def checked_seconds(what: str, seconds: object) -> float:
+    """How long to wait. InvalidSettings."""
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
+        raise InvalidSettings(f"{what} must be seconds, from 0 to {SECONDS_MAX}, not {seconds!r:.60}")
+    return seconds
 
 
 def topic_text(topic: TopicLike) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from sulina.client.admin import Admin
 from sulina.client.batches import BatchCodec
-from sulina.client.checks import PositionLike, TopicLike, checked, position_text, topic_text
+from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
 from sulina.client.connection import Connector
 from sulina.client.message import HeadersLike, Message
 from sulina.client.options import ClientOptions
@@ -69,17 +69,24 @@ class Client(Admin):
 
     async def close(self) -> None:
         """Detach, flush acks, and let go. Calls that wait get Disconnected."""
-        if not self._session.is_closed:
+        try:
+            if not self._session.is_closed:
+                await self._let_go()
+        finally:  # also when this is being cancelled, a node in this process must stop
+            on_close, self._on_close = self._on_close, None
+            if on_close is not None:
+                await asyncio.shield(on_close())
+
+    async def _let_go(self) -> None:
+        try:
             await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions)))
+        finally:
+            await self._session.close()
             for task in self._background:
                 task.cancel()
             if self._background:
                 await asyncio.wait(self._background)
-            await self._session.close()
             await self._codec.close()
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            await on_close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -164,10 +171,15 @@ class Client(Admin):
         `version`, which is of one partition, it reads what the partition held at it.
         """
         name, begin = TopicName.parse(topic_text(topic)), position_text(start)
+        checked_number("max_bytes", max_bytes)
+        if version is not None:
+            checked_number("version", version)
+        for partition in partitions or ():
+            checked_number("partition", partition)
 
         async def locate() -> list[Range]:
-            known = await self._topics.get(name)
-            chosen = range(known.partitions) if partitions is None else partitions
+            count = (await self.topic(name)).settings.partitions  # as it is now, whatever is known of it
+            chosen = range(count) if partitions is None else partitions
             if version is not None and len(chosen) != 1:
                 raise InvalidSettings("a version counts the commits of one partition: name the partition to read")
             is_endless = follow or version is not None
@@ -203,7 +215,7 @@ class Client(Admin):
             credit=credit,
             name=name or f"consumer-{secrets.token_hex(4)}",
         )
-        return Subscription(self._session, self._codec, self._topics, terms, self._subscriptions)
+        return Subscription(self._session, self._codec, terms, self._subscriptions)
 
     def _in_background(self, work: Awaitable[T], name: str) -> asyncio.Task[T]:
         """A task that ends with the client, if not before; its error is whoever's who looks at it."""

@@ -14,10 +14,11 @@ class InFlight:
         self.requests = 0
         self.size_bytes = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._entering = 0  # let in, and not yet running again: nobody may pass them
 
     async def enter(self, size_bytes: int) -> None:
         """Return when there is room, which is then taken."""
-        if not self._waiting and self._fits(size_bytes):
+        if not self._waiting and not self._entering and self._fits(size_bytes):
             self._take(size_bytes)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -26,12 +27,15 @@ class InFlight:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
+                self._entering -= 1
                 self.leave(size_bytes)  # let in and cancelled at the same moment
             else:
                 with contextlib.suppress(ValueError):  # it may have been passed over already
                     self._waiting.remove((turn, size_bytes))
                 self._let_in()  # whoever was behind may fit where this did not
             raise
+        self._entering -= 1
+        self._let_in()
 
     def leave(self, size_bytes: int) -> None:
         """Give the room back."""
@@ -44,6 +48,7 @@ class InFlight:
             turn, size_bytes = self._waiting.popleft()
             if not turn.done():
                 self._take(size_bytes)
+                self._entering += 1
                 turn.set_result(None)
 
     def _fits(self, size_bytes: int) -> bool:

@@ -154,19 +154,29 @@ class Publisher:
             columns = Columns.of(messages, int(time.time() * 1000))
         except SulinaError as error:
             return PublishAck.rejected(error)
-        answers = await self._attempt(name, columns, options)
+        known = await self._topic(name, options)
+        answers = await self._attempt(known, columns, options)
         if all(isinstance(answer, PartitionNotFound | TopicNotFound) for answer in answers):
             # Nothing was written; what is known of the topic may be of its past.
-            await self._topics.refresh(name, options.timeout_seconds)
-            if options.partition is None:
-                answers = await self._attempt(name, columns, options)
+            newer = await self._topic(name, options, known)
+            if newer.topic_id != known.topic_id:
+                answers = await self._attempt(newer, columns, options)
         return _ack(answers)
 
+    async def _topic(self, name: TopicName, options: PublishOptions, known: KnownTopic | None = None) -> KnownTopic:
+        """What is known of the topic; or, if that was wrong, what it is now."""
+        seconds = self._session.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
+        try:
+            if known is None:
+                return await self._topics.get(name, seconds)
+            return await self._topics.refresh(name, known, seconds)
+        except TimeoutError:
+            raise self._session.late(seconds) from None
+
     async def _attempt(
-        self, name: TopicName, columns: Columns, options: PublishOptions
+        self, topic: KnownTopic, columns: Columns, options: PublishOptions
     ) -> list[Published | SulinaError]:
         """What the node says to each part."""
-        topic = await self._topics.get(name, options.timeout_seconds)
         txn_id = options.txn_id
         if txn_id is None and options.is_idempotent and topic.remembers:
             self._count += 1
@@ -176,8 +186,8 @@ class Publisher:
         except SulinaError as error:
             return [error]
         if len(parts) == 1:
-            return [await self._answer(name, *parts[0], txn_id, options)]
-        return await asyncio.gather(*(self._answer(name, *part, txn_id, options) for part in parts))
+            return [await self._answer(topic, *parts[0], txn_id, options)]
+        return await asyncio.gather(*(self._answer(topic, *part, txn_id, options) for part in parts))
 
     def _parts(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> dict[int, Columns]:
         if options.partition is not None:
@@ -201,12 +211,12 @@ class Publisher:
         return memoryview(data)
 
     async def _answer(
-        self, name: TopicName, partition: int, data: memoryview, txn_id: str | None, options: PublishOptions
+        self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, options: PublishOptions
     ) -> Published | SulinaError:
-        topic, schema_id = str(name), options.schema_id
+        version, schema_id = options.expected_version, options.schema_id
 
         def make(number: int) -> FromClient:
-            return Publish(number, topic, data, partition, txn_id, options.expected_version, schema_id)
+            return Publish(number, topic.name, data, partition, txn_id, version, schema_id, topic.topic_id)
 
         try:
             answer = await self._session.request(

@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from sulina.client.batches import BatchCodec, within
+from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.message import Received
 from sulina.client.session import Session
 from sulina.errors import Disconnected, InvalidSettings, NotServing, QueueFull
@@ -74,6 +74,7 @@ class Reader:
         self._fetches: dict[asyncio.Task[Fetched], _Place] = {}
         self._opening = asyncio.Lock()
         self._is_open = False
+        self._is_closed = False
         self._wait_ms = self._fetch_bytes = 0
 
     async def open(self) -> None:
@@ -82,6 +83,8 @@ class Reader:
             if self._is_open:
                 return
             ranges = await self._locate()
+            if self._is_closed:
+                return
             if not ranges:
                 raise InvalidSettings("there is no partition to read")
             many = len(ranges) > self._session.options.fetches_in_flight_max // 2
@@ -92,14 +95,14 @@ class Reader:
                 self._fetch(_Place(each.partition, each.start, each.end))
 
     async def close(self) -> None:
-        """Read no more."""
+        """Read no more. Iteration ends."""
+        self._is_open = self._is_closed = True
         for fetch in self._fetches:
             fetch.cancel()
         if self._fetches:
             await asyncio.wait(self._fetches)
         self._fetches.clear()
         self._buffer.clear()
-        self._is_open = True
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -126,11 +129,7 @@ class Reader:
         while not buffer:
             if not await self._fill():
                 return []
-        if records_max is None or records_max >= len(buffer):
-            records = list(buffer)
-            buffer.clear()
-            return records
-        return [buffer.popleft() for _ in range(records_max)]
+        return take_from(buffer, records_max)
 
     async def batches(self, records_max: int | None = None) -> AsyncIterator[list[Received]]:
         """Records in lists, as they come: the quickest way to take many."""
@@ -144,6 +143,10 @@ class Reader:
         if not self._fetches:
             return False
         done, _ = await asyncio.wait(self._fetches, return_when=asyncio.FIRST_COMPLETED)
+        if self._is_closed:
+            return False
+        if self._session.is_closed:  # the fetches were cancelled
+            raise self._session.disconnected()
         for fetch in done:
             # Another task that reads from here may have been quicker.
             place = self._fetches.pop(fetch, None)

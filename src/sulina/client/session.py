@@ -1,7 +1,8 @@
 """One session with a node that outlives its connections.
 
 - A request waits for its answer until its time is over. What the node refuses for the moment (QueueFull, NotServing,
-  Draining) is asked again; what was under way when the connection broke is asked again only if it may be done twice.
+  Draining) is asked again; what was under way when the connection broke is asked again only if it may be done twice,
+  and never if the node broke it off because of what it was sent.
 - Requests that wait for a connection are sent in the order in which they came.
 - An attachment belongs to one connection: when that is lost, so is the attachment, and its handle is never used again.
 """
@@ -15,7 +16,7 @@ from sulina.client.backoff import Backoff
 from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight
 from sulina.client.options import ClientOptions
-from sulina.errors import Disconnected, NotServing, QueueFull, SulinaError
+from sulina.errors import Disconnected, NotServing, ProtocolError, QueueFull, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode
 
 
@@ -141,6 +142,7 @@ class Session:
                 await asyncio.sleep(backoff.next())
             except Disconnected:
                 asking.refusal = None
+                asking.is_unknown |= asking.is_sent
                 if self.is_closed or (asking.is_sent and not is_repeatable):
                     raise
 
@@ -148,7 +150,7 @@ class Session:
         """Send when there is a connection, and wait for the answer."""
         while (connection := self._connection) is None:
             if self.is_closed:
-                raise self._disconnected()
+                raise self.disconnected()
             await self._connected.wait()
         number = self.next_id()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -171,10 +173,21 @@ class Session:
         if not asking.has_room:
             return QueueFull(waiting_bytes=asking.room.size_bytes, limit_bytes=asking.room.bytes_max)
         if asking.is_sent:
-            return Disconnected(url=self.url, reason=f"no answer within {seconds:g} seconds")
-        return asking.refusal or self._disconnected()
+            return self.late(seconds)
+        if asking.refusal is None:
+            return self.disconnected()
+        if asking.is_unknown:
+            return Disconnected(url=self.url, reason=f"it was lost before the answer came; since then {asking.refusal}")
+        return asking.refusal
 
-    def _disconnected(self) -> Disconnected:
+    def late(self, seconds: float) -> Disconnected:
+        """The error of whoever has waited so long for an answer, or for a connection."""
+        if not self.is_connected:
+            return self.disconnected()
+        return Disconnected(url=self.url, reason=f"no answer within {seconds:g} seconds")
+
+    def disconnected(self) -> Disconnected:
+        """Why there is no connection, or was none when it was last looked for."""
         return Disconnected(url=self.url, reason=self._reason)
 
     # Attachments
@@ -216,8 +229,8 @@ class Session:
         writer = asyncio.create_task(self._write(connection), name="sulina-session-outbox")
         try:
             while True:
-                self._take(await connection.receive())
-                backoff.reset()
+                if self._take(await connection.receive()):
+                    backoff.reset()
         except SulinaError as error:
             self._reason = _reason(error)
         finally:
@@ -238,7 +251,8 @@ class Session:
         except Disconnected:
             return  # the reader will see it too
 
-    def _take(self, frame: FromNode) -> None:
+    def _take(self, frame: FromNode) -> bool:
+        """Whether it shows that the node does what it is asked. Disconnected when the node breaks off."""
         kind = type(frame)
         if kind is Deliver:
             if (attached := self._attached.get(frame.consumer)) is not None:  # type: ignore[union-attr]
@@ -247,36 +261,46 @@ class Session:
             answer = self._pending.get(frame.id)
             if answer is not None and not answer.done():
                 answer.set_result(frame.result)
+                return True
         elif isinstance(frame, Failed):
+            if not frame.id and frame.code == ProtocolError.code:
+                # One of the requests is to blame; whichever it is, it would break the next connection too.
+                self._fail_pending(frame.error())
+                raise Disconnected(url=self.url, reason=frame.message)
             answer = self._pending.get(frame.id)
             if answer is not None and not answer.done():
                 answer.set_exception(frame.error())
         elif isinstance(frame, Detached) and (attached := self._attached.pop(frame.consumer, None)) is not None:
             attached.lose(frame.error())
+        return False
 
     def _lose(self) -> None:
         """Tell everybody, in the order in which they asked."""
         self._connection = None
         self._connected.clear()
-        pending, self._pending = self._pending, {}
         attached, self._attached = self._attached, {}
         self._outbox.clear()
+        self._fail_pending(self.disconnected())
+        for each in attached.values():
+            each.lose(self.disconnected())
+
+    def _fail_pending(self, error: SulinaError) -> None:
+        pending, self._pending = self._pending, {}
         for answer in pending.values():
             if not answer.done():
-                answer.set_exception(self._disconnected())
-        for each in attached.values():
-            each.lose(self._disconnected())
+                answer.set_exception(from_code(error.code, str(error), error.details()))
 
 
 class _Asking:
     """One request with its retries: how far it has come."""
 
-    __slots__ = ("has_room", "is_sent", "refusal", "room")
+    __slots__ = ("has_room", "is_sent", "is_unknown", "refusal", "room")
 
     def __init__(self, room: InFlight) -> None:
         self.room = room
         self.has_room = False
         self.is_sent = False  # in this attempt
+        self.is_unknown = False  # an earlier attempt may have been done
         self.refusal: SulinaError | None = None  # the node's, of the last attempt
 
     async def enter(self, size_bytes: int) -> None:

@@ -14,13 +14,14 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from sulina.client.attachment import Attachment
 from sulina.client.backoff import Backoff
-from sulina.client.batches import BatchCodec, within
+from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.checks import checked_text
 from sulina.client.message import Delivered
 from sulina.client.session import Session
-from sulina.client.topics import Topics
 from sulina.core.members import SubscriptionKind
 from sulina.errors import (
     Conflict,
@@ -35,8 +36,8 @@ from sulina.errors import (
     SubscriptionBusy,
     SulinaError,
 )
-from sulina.types import TopicName
 from sulina.wire.frames import Deliver, FromClient, Subscribe
+from sulina.wire.messages import Subscribed
 
 CREDIT_MAX = 1_000_000
 
@@ -71,13 +72,10 @@ class Subscription:
     tasks may take messages from it; each gets others.
     """
 
-    def __init__(
-        self, session: Session, codec: BatchCodec, topics: Topics, terms: Terms, opened: set["Subscription"]
-    ) -> None:
+    def __init__(self, session: Session, codec: BatchCodec, terms: Terms, opened: set["Subscription"]) -> None:
         self.terms = terms
         self._session = session
         self._codec = codec
-        self._topics = topics
         self._opened = opened  # all of the client's, as long as they are attached
         self._buffer: deque[Delivered] = deque()
         self._deliveries: deque[Deliver] = deque()
@@ -85,28 +83,38 @@ class Subscription:
         self._taken = 0  # whose credit has not been given back
         self._refill = max(1, terms.credit // 2)
         self._attachment: Attachment | None = None
+        self._attaching: asyncio.Task[None] | None = None  # for the first time
         self._keeper: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._error: SulinaError | None = None
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     async def open(self) -> None:
         """Attach, and stay attached. The node's errors, such as SubscriptionBusy."""
         async with self._opening:
-            if self._keeper is None and not self._is_closed:
-                await self._attach_first()
-                self._opened.add(self)
-                self._keeper = asyncio.create_task(self._keep_attached(), name="sulina-subscription")
+            if self._keeper is not None or self._closed.is_set():
+                return
+            self._attaching = asyncio.create_task(self._attach_first(), name="sulina-subscribe")
+            try:
+                await asyncio.wait([self._attaching])
+            finally:
+                self._attaching.cancel()
+            if self._closed.is_set():  # meanwhile
+                return
+            self._attaching.result()
+            self._opened.add(self)
+            self._keeper = asyncio.create_task(self._keep_attached(), name="sulina-subscription")
 
     async def close(self) -> None:
         """Make acks durable and detach; what was delivered and not acked goes to others. Iteration ends."""
-        if self._is_closed:
+        if self._closed.is_set():
             return
-        self._is_closed = True
+        self._closed.set()
         self._filled.set()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        for task in (self._attaching, self._keeper):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if self._attachment is not None:
             await self._attachment.leave()
         self._forget()
@@ -150,11 +158,7 @@ class Subscription:
         while not buffer:
             if not await self._fill():
                 return []
-        if records_max is None or records_max >= len(buffer):
-            messages = list(buffer)
-            buffer.clear()
-        else:
-            messages = [buffer.popleft() for _ in range(records_max)]
+        messages = take_from(buffer, records_max)
         self._taken += len(messages)
         if self._taken >= self._refill:
             self._give_credit()
@@ -177,10 +181,10 @@ class Subscription:
         """Return when the buffer may have messages; False when there will be none."""
         if self._keeper is None:
             await self.open()
-        while not self._deliveries:
+        while self._error is not None or not self._deliveries:
             if self._error is not None:
                 raise self._error
-            if self._is_closed:
+            if self._closed.is_set():
                 return False
             self._filled.clear()
             await self._filled.wait()
@@ -188,6 +192,9 @@ class Subscription:
             self._decode(self._deliveries.popleft())
         except SulinaError as error:
             self._fail(error)
+            if self._keeper is not None and self._attachment is not None:
+                self._keeper.cancel()
+                self._attachment.abandon()  # what cannot be read here goes to others
         return True
 
     def _decode(self, frame: Deliver) -> None:
@@ -214,7 +221,7 @@ class Subscription:
     # The attachment
 
     def _take_delivery(self, attachment: Attachment, frame: Deliver) -> None:
-        if attachment is self._attachment:
+        if attachment is self._attachment and self._error is None:
             self._deliveries.append(frame)
             self._filled.set()
 
@@ -230,8 +237,7 @@ class Subscription:
 
     async def _attach(self, timeout_seconds: float) -> None:
         terms = self.terms
-        topic = await self._topics.get(TopicName.parse(terms.topic), timeout_seconds)
-        attachment = Attachment(self._session, self._take_delivery, is_reliable=topic.is_reliable)
+        attachment = Attachment(self._session, self._take_delivery)
 
         def make(number: int) -> FromClient:
             # Only now is it known over which connection it goes.
@@ -244,13 +250,15 @@ class Subscription:
 
         self._forget()
         try:
-            await self._session.request(make, is_repeatable=False, timeout_seconds=timeout_seconds)
+            answer = await self._session.request(make, is_repeatable=False, timeout_seconds=timeout_seconds)
         except (Disconnected, asyncio.CancelledError):
             attachment.abandon()  # it may be attached nevertheless
             raise
         except SulinaError as error:
             attachment.lose(error)
             raise
+        if answer is not None:
+            attachment.is_reliable = msgspec.convert(answer, Subscribed, from_attributes=True).is_reliable
 
     async def _keep_attached(self) -> None:
         backoff = self._session.backoff()

@@ -7,10 +7,12 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sulina.client.admin import PolicyLike, SchemaLike
+from sulina.client.batches import take_from
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.client import Client
 from sulina.client.message import Delivered, HeadersLike, Received
@@ -38,7 +40,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._is_running = threading.Event()
-        self._is_stopped = False
+        self._is_stopped = False  # no more work is taken
+        self._is_over = False  # nor done
+        self._waiting: set[Future[Any]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="sulina-client", daemon=True)
@@ -54,20 +58,33 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for the work to be done; interrupting the wait ends the work."""
         assert threading.current_thread() is not self._thread, "the thread of the loop cannot wait for itself"
-        if self._is_stopped:
-            work.close()
-            raise Disconnected(url="anywhere", reason="the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future: Future[T] | None = None
         try:
+            if self._is_stopped:
+                raise CancelledError
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._waiting.add(future)
+            if self._is_over:  # nobody will do it, nor say so
+                future.cancel()
             return future.result()
+        except (CancelledError, RuntimeError):
+            if not self._is_stopped:
+                raise
+            work.close()
+            raise Disconnected(url="anywhere", reason="the client is closed") from None
         finally:
-            future.cancel()
+            if future is not None:
+                future.cancel()
+                self._waiting.discard(future)
 
     def stop(self) -> None:
         """End the loop and the thread. Once."""
         self._is_stopped = True
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
+        self._is_over = True
+        for future in list(self._waiting):  # that came too late for the loop to see it
+            future.cancel()
 
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -137,7 +154,7 @@ class SyncSubscription:
 
     def batches(self, records_max: int | None = None) -> Iterator[list[SyncDelivered]]:
         """Messages in lists, as they come."""
-        while messages := self._run(self._subscription.take(records_max)):
+        while messages := self._take_here(records_max) or self._run(self._subscription.take(records_max)):
             yield [self._sync(message) for message in messages]
 
     def ack(self, messages: Iterable[SyncDelivered]) -> bool:
@@ -145,11 +162,13 @@ class SyncSubscription:
         return bool(self._run(self._subscription.ack([message.delivered for message in messages])))
 
     def _next_here(self) -> SyncDelivered | None:
-        while self._buffer:
-            message = self._buffer.popleft()
-            if not message.attachment.is_gone:  # else it comes again
-                return self._sync(message)
-        return None
+        return next((self._sync(message) for message in self._take_here(1)), None)
+
+    def _take_here(self, records_max: int | None) -> list[Delivered]:
+        """What iteration has taken ahead."""
+        while self._buffer and self._buffer[0].attachment.is_gone:  # it comes again
+            self._buffer.popleft()
+        return take_from(self._buffer, records_max)
 
     def _sync(self, m: Delivered) -> SyncDelivered:
         return SyncDelivered(
@@ -191,7 +210,7 @@ class SyncReader:
 
     def batches(self, records_max: int | None = None) -> Iterator[list[Received]]:
         """Records in lists, as they come."""
-        while records := self._run(self._reader.take(records_max)):
+        while records := take_from(self._buffer, records_max) or self._run(self._reader.take(records_max)):
             yield records
 
 

@@ -18,6 +18,7 @@ class KnownTopic:
     """A topic as it was when the node was asked."""
 
     name: str
+    topic_id: str
     partitions: int
     is_reliable: bool
     remembers: bool  # a txn_id: it keeps records, and acks them once they are written
@@ -30,6 +31,26 @@ class KnownTopic:
         return self.turn
 
 
+class _Lookup:
+    """A question that is under way, and who waits for the answer."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[KnownTopic]
+        self.turns: list[asyncio.Future[None]] = []
+
+    def wake(self) -> None:
+        """The task is done by now."""
+        for turn in self.turns:
+            _set(turn)
+        if not self.turns and not self.task.cancelled():
+            self.task.exception()  # nobody is left to hear of it
+
+
+def _set(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
 class Topics:
     """Asks once for all who want to know, and again after some time, or when something shows that it has changed."""
 
@@ -38,24 +59,40 @@ class Topics:
         self._seconds = seconds
         self._first_turn = first_turn
         self._known: dict[TopicName, KnownTopic] = {}
-        self._asking: dict[TopicName, asyncio.Lock] = {}
+        self._lookups: dict[TopicName, _Lookup] = {}
 
     async def get(self, name: TopicName, timeout_seconds: float | None = None) -> KnownTopic:
-        """TopicNotFound, Disconnected."""
-        known = self._fresh(name)
-        if known is not None:
-            return known
-        lock = self._asking.setdefault(name, asyncio.Lock())
+        """Those who wait go on in the order in which they came. TopicNotFound, Disconnected, TimeoutError."""
+        lookup = self._lookups.get(name)
+        if lookup is None or (lookup.task.done() and not lookup.turns):
+            known = self._fresh(name)
+            if known is not None:
+                return known
+            lookup = self._lookups[name] = _Lookup()
+            lookup.task = asyncio.create_task(self._look_up(name, lookup), name=f"sulina-topic {name}")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if lookup.task.done():
+            asyncio.get_running_loop().call_soon(_set, turn)  # behind those who were woken before
+        lookup.turns.append(turn)
         try:
-            async with lock:
-                return self._fresh(name) or self._remember(name, await self._ask(name, timeout_seconds))
+            async with asyncio.timeout(timeout_seconds):
+                await turn
+            return lookup.task.result()
         finally:
-            if not lock.locked():
-                self._asking.pop(name, None)
+            lookup.turns.remove(turn)
+            if not lookup.turns and self._lookups.get(name) is lookup and lookup.task.done():
+                del self._lookups[name]
 
-    async def refresh(self, name: TopicName, timeout_seconds: float | None = None) -> KnownTopic:
-        """Ask again. TopicNotFound when it is gone."""
-        self._known.pop(name, None)
+    async def _look_up(self, name: TopicName, lookup: "_Lookup") -> KnownTopic:
+        try:
+            return self._remember(name, await self._ask(name, None))
+        finally:
+            asyncio.get_running_loop().call_soon(lookup.wake)
+
+    async def refresh(self, name: TopicName, known: KnownTopic, timeout_seconds: float | None = None) -> KnownTopic:
+        """Ask again, unless others have learned more since then. As `get`."""
+        if self._known.get(name) is known:
+            del self._known[name]
         return await self.get(name, timeout_seconds)
 
     def _fresh(self, name: TopicName) -> KnownTopic | None:
@@ -72,6 +109,7 @@ class Topics:
         older = self._known.get(name)
         known = self._known[name] = KnownTopic(
             name=str(name),
+            topic_id=info.topic_id,
             partitions=partitions,
             is_reliable=is_reliable,
             remembers=is_reliable and info.policy.ack != Ack.MEMORY,

@@ -5,10 +5,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketException
+from websockets.frames import CloseCode
 
 from sulina.client.connection import Connection
 from sulina.errors import Disconnected, InvalidSettings, ProtocolError
-from sulina.wire.frames import FRAME_BYTES_MAX, FromClient, FromNode, decode_from_node, encode_frame
+from sulina.wire.frames import FRAME_BYTES_MAX, Failed, FromClient, FromNode, decode_from_node, encode_frame
 
 PATH: Final = "/v1/ws"
 OPEN_SECONDS: Final = 10.0
@@ -24,8 +25,12 @@ class WebSocketConnector:
     """Connects to the node at an HTTP URL."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in _SCHEMES or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            is_good = parts.scheme in _SCHEMES and parts.hostname and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good:
             raise InvalidSettings(f"{url!r} is not the URL of a node: it must be like http://127.0.0.1:8080")
         self.url = url
         path = parts.path.rstrip("/").removesuffix(PATH) + PATH
@@ -72,6 +77,8 @@ class WebSocketConnection:
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:
+            if error.rcvd is not None and error.rcvd.code == CloseCode.PROTOCOL_ERROR:
+                return Failed(0, ProtocolError.code, f"{self._url} hung up: {error.rcvd.reason}")
             raise self._lost(error) from error
         if not isinstance(data, bytes):
             raise ProtocolError(f"{self._url} sent text instead of a frame")

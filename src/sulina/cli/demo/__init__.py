@@ -232,7 +232,7 @@ class Show:
             terminal.print_json(view.summary(self._node, self._tally, faults))
         else:
             terminal.out().print(view.verdict(self._node, self._tally, faults))
-            if self._serves_on:
+            if self._serves_on and not self._interrupted.is_set():
                 terminal.out().print(view.next_steps(self._node.url, _program()))
         if self.svg:
             view.save_svg(self.svg, self._screen(), view.verdict(self._node, self._tally, faults))

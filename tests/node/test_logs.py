@@ -33,11 +33,11 @@ def test_an_event_is_one_line_of_json() -> None:
 def test_what_libraries_say_comes_out_the_same_way() -> None:
     stream = io.StringIO()
     logs.configure("json", "info", stream=stream)
-    logging.getLogger("uvicorn.error").warning("lost %d", 3)
+    logging.getLogger("library.part").warning("lost %d", 3)
     logging.getLogger("uvicorn.access").info("GET / 200")
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["event"] == "lost 3"
-    assert json.loads(line)["logger"] == "uvicorn.error"
+    assert json.loads(line)["logger"] == "library.part"
 
 
 def test_an_exception_is_told_within_its_line() -> None:

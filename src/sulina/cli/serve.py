@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -100,9 +101,17 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
         raise
     try:
         _tell_ready(node, settings, as_json=as_json)
+        node.warming.add_done_callback(lambda _: _collect_less())
         await stopping.wait()
     finally:
         await node.stop()
+
+
+def _collect_less() -> None:
+    """What was loaded stays, and requests leave next to no cycles: looking for them cost a tenth of every publish."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def _tell_ready(node: "Node", settings: Settings, *, as_json: bool) -> None:

@@ -44,9 +44,10 @@ _logger = structlog.get_logger("sulina.node")
 class Node:
     """`start` it; `stop` it."""
 
-    def __init__(self, settings: Settings, broker: Broker) -> None:
+    def __init__(self, settings: Settings, broker: Broker, warming: asyncio.Task[None]) -> None:
         self.settings = settings
         self.broker = broker
+        self.warming = warming  # done when the kernels are loaded
         self.url = "in-process"
         self._exits = contextlib.AsyncExitStack()
         self._stopping: asyncio.Task[None] | None = None
@@ -75,7 +76,7 @@ class Node:
             warming = asyncio.create_task(asyncio.to_thread(warm_up, _use_kernels), name="warm-up")
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             broker = Broker(metadata, _options(settings, data, files_max), threads=threads, files=files)
-            node = cls(settings, broker)
+            node = cls(settings, broker, warming)
             await broker.start()
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)

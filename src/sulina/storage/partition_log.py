@@ -43,7 +43,8 @@ Result = TypeVar("Result")
 
 TXN_ID_LENGTH_MAX = 200
 CHECKPOINT_REST = 20  # times as long as the last one took
-ROUNDS_MAX = 16  # groups that one log commits before the thread serves another
+LINGER_SECONDS_MAX = 0.005  # that a group waits for those who are just coming
+QUIET_TURNS = 2  # of the loop, without anybody coming, that end the wait
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +76,9 @@ class PartitionLog:
         self._is_writing = False
         self._idle: list[asyncio.Future[None]] = []
         self._waiting_bytes = 0
+        self._round_seconds = 0.0  # that the last group took
+        self._gathering_since = 0.0
+        self._gathered = self._quiet_turns = 0
         self._offset_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._version_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_numbers = itertools.count()
@@ -285,25 +289,49 @@ class PartitionLog:
             self._queue.append(waiting)
             is_writing, self._is_writing = self._is_writing, True
         if not is_writing:
-            self._threads.writers.submit(self._write_rounds)
+            self._gather()
         return waiting.future
+
+    # Between two groups, on the loop
+
+    def _gather(self) -> None:
+        """Begin a group. Those who are about to append in these turns of the loop join it."""
+        self._gathering_since, self._gathered, self._quiet_turns = self._loop.time(), 0, 0
+        self._loop.call_soon(self._next_group_or_wait)
+
+    def _next_group_or_wait(self) -> None:
+        with self._lock:
+            waiting = len(self._queue)
+            if not waiting:
+                self._is_writing = False
+        if not waiting:
+            self._tell_idle()
+            return
+        # While they keep coming, a larger group serves all of them sooner: it shares one commit, and the writer does
+        # not take turns with the loop meanwhile. It waits no longer than the last group took.
+        is_growing = waiting > self._gathered
+        self._quiet_turns = 0 if is_growing else self._quiet_turns + 1
+        self._gathered = waiting
+        lingered = self._loop.time() - self._gathering_since
+        if self._quiet_turns < QUIET_TURNS and lingered < min(self._round_seconds, LINGER_SECONDS_MAX):
+            self._loop.call_soon(self._next_group_or_wait)
+        else:
+            self._threads.writers.submit(self._write_round)
+
+    def _finish_round(self, group: list[_Waiting], answers: list[Any], seconds: float) -> None:
+        self._round_seconds = seconds
+        self._settle(group, answers)
+        self._gather()
 
     # The writer's thread
 
-    def _write_rounds(self) -> None:
-        for _ in range(ROUNDS_MAX):
-            with self._lock:
-                group = self._next_group()
-                if not group:
-                    self._is_writing = False
-                    break
-            answers = self._write(group)
-            self._loop.call_soon_threadsafe(self._settle, group, answers)
-        else:
-            # Let other logs have the thread.
-            self._threads.writers.submit(self._write_rounds)
-            return
-        self._loop.call_soon_threadsafe(self._tell_idle)
+    def _write_round(self) -> None:
+        started = self._clock.monotonic()
+        with self._lock:
+            group = self._next_group()
+        answers = self._write(group) if group else []  # whoever waited may have been cancelled
+        seconds = self._clock.monotonic() - started
+        self._loop.call_soon_threadsafe(self._finish_round, group, answers, seconds)
 
     def _next_group(self) -> list[_Waiting]:
         group: list[_Waiting] = []

@@ -197,7 +197,7 @@ def latency(setup: Setup, loading: Load, ours: Server) -> Iterator[Result]:
 
 
 def crowd(setup: Setup) -> Iterator[Result]:
-    """Topics that nobody uses and subscribers that get nothing, each of a topic of its own, and what they cost. The node
+    """Topics that nobody uses, subscribers that get nothing, each of a topic of its own, and what they cost. The node
     has been used before, so that its kernels are in its memory already."""
     count = setup.choose(200, 1000)
     data = f"{setup.directory}/crowd"

@@ -10,7 +10,6 @@ Offset = NewType("Offset", int)  # a record's position in its partition
 Version = NewType("Version", int)  # the number of a commit
 Epoch = NewType("Epoch", int)  # the fence of an owner
 
-NAME_LENGTH_MAX = 200
 NAMES_LENGTH_MAX = 230  # of namespace and topic together: a partition's directory has a name of 255 bytes at most
 PARTITIONS_MAX = 100_000
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sulina.core import _kernels  # noqa: F401 from here on kernels are used
 from sulina.core.batch import BatchLimits, split, validate
 from sulina.core.records import Headers, Record, decode, encode
-from sulina.core.rows import decode_rows, encode_rows, encode_texts
+from sulina.core.rows import decode_rows, encode_rows
 from sulina.errors import BatchTooLarge, DecompressedTooLarge, InvalidBatch, InvalidInput
 
 FEW, MANY = 3, 40  # on either side of what makes a kernel worth its call
@@ -57,24 +57,6 @@ def test_one_timestamp_serves_all_and_keys_may_be_absent(values: list[bytes | No
     keys = data.draw(st.none() | st.lists(BLOBS, min_size=len(values), max_size=len(values)))
     records = [Record(v, k, stamp) for v, k in zip(values, keys or [None] * len(values), strict=True)]
     assert encode_rows(values, keys, stamp) == encode(records)
-
-
-@settings(deadline=None)
-@given(texts=st.lists(st.text(max_size=100), min_size=1, max_size=60), stamp=MILLISECONDS)
-@example(["a", ""] * MANY, 5)
-@example(["a", "é"] * MANY, 5)
-def test_texts_are_encoded_as_their_bytes(texts: list[str], stamp: int) -> None:
-    assert encode_texts(texts, stamp) == encode_rows([text.encode() for text in texts], None, stamp)
-
-
-def test_texts_that_make_no_batch_are_refused() -> None:
-    with pytest.raises(InvalidBatch, match="at least one record"):
-        encode_texts([], 0)
-    for count in (1, MANY):
-        with pytest.raises(InvalidBatch):
-            encode_texts(["a"] * count, 2**63)
-        with pytest.raises(UnicodeEncodeError):
-            encode_texts(["\ud800"] * count, 0)
 
 
 @pytest.mark.parametrize("count", [*range(1, 70), 127, 128, 129, 999, 1000, 1023, 1024, 1025, 2000])
@@ -230,7 +212,7 @@ def test_a_few_rows_need_no_numba() -> None:
     script = """
 import sys
 from sulina.core.records import Record, decode, encode
-from sulina.core.rows import decode_rows, encode_rows, encode_texts
+from sulina.core.rows import decode_rows, encode_rows
 for count in (1, 2, 63):
     batch = encode_rows([b"v"] * count, [b"k"] * count, 7)
     assert batch == encode([Record(b"v", b"k", 7)] * count)

@@ -54,17 +54,6 @@ def encode_rows(
     return batch
 
 
-def encode_texts(values: Sequence[str], timestamp_ms: int) -> bytearray:
-    """As `encode_rows` of the texts in UTF-8, without keys and at one time: what most JSON is. UnicodeEncodeError."""
-    count = len(values)
-    text = "".join(values)
-    if _are_few(count) or not text.isascii():
-        return encode_rows([value.encode() for value in values], None, timestamp_ms)
-    batch = _encode_with_kernel(text.encode(), values, None, count)  # a character is a byte
-    write_header(batch, codec=Codec.NONE, record_count=count, base_timestamp=timestamp_ms, max_timestamp=timestamp_ms)
-    return batch
-
-
 def decode_rows(
     data: Bytes, start_offset: int = 0, max_records: int | None = None, limits: BatchLimits = DEFAULT_LIMITS
 ) -> list[Record]:
@@ -158,17 +147,11 @@ def _encode_many(
         data = b"".join(items)  # type: ignore[arg-type]
     except TypeError:  # some are null
         data = b"".join(filter(None, items))
-    return _encode_with_kernel(data, items, stamps, len(values))
-
-
-def _encode_with_kernel(
-    data: bytes, items: Sequence[bytes | str | None], stamps: Sequence[int] | None, count: int
-) -> bytearray:
-    """`data` is the bytes of the items end to end: those of the values, then those of the keys, if there are any."""
     import numpy as np
 
     from sulina.core import _kernels as kernels
 
+    count = len(values)
     try:
         sizes = np.fromiter(map(len, items), np.int64, len(items))  # type: ignore[arg-type]
     except TypeError:

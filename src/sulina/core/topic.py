@@ -6,7 +6,7 @@
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -116,16 +116,3 @@ def check_policy(policy: Policy) -> None:
         raise InvalidSettings(
             f"a batch of {policy.batch_bytes_max} bytes would not fit a segment of {policy.segment_bytes}"
         )
-
-
-Read = TypeVar("Read")
-
-
-def read_settings(text: bytes, kind: type[Read]) -> Read:
-    """Settings from JSON. InvalidSettings says what is wrong, and where."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidSettings(str(error)) from None
-    except msgspec.DecodeError as error:
-        raise InvalidSettings(f"not JSON: {error}") from None

@@ -78,7 +78,7 @@ class PartitionLog:
         self._waiting_bytes = 0
         self._round_seconds = 0.0  # that the last group took
         self._gathering_since = 0.0
-        self._gathered = self._quiet_turns = 0
+        self._gathered = self._quiet_turns = 0  # who wait; turns of the loop in which nobody came
         self._offset_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._version_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_numbers = itertools.count()

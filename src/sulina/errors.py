@@ -39,7 +39,10 @@ SulinaError
 ├── LimitReached                    the node has as many of them as it may
 ├── NoSubscribers                   nobody is attached, and the topic keeps nothing
 ├── NotServing                      not started, or on its way out            (retry)
-│   └── Draining                    the topic is moving; names the new owner once known
+│   ├── Draining                    the topic is moving; names the new owner once known
+│   ├── NotOwner                    another broker serves the partition; names it once known
+│   ├── Recovering                  only a broker that is away has all of it
+│   └── LeaseExpired                the broker may no longer acknowledge; the outcome is unknown
 ├── Disconnected                    the connection is gone, the outcome may be unknown (retry)
 ├── ProtocolError                   the other side sent what it must not
 ├── Compacted                       the watch is too old: list again          (retry)
@@ -48,6 +51,7 @@ SulinaError
 ├── LogLocked                       another process is writing this directory
 ├── LogStopped                      a write failed; reopen after repair
 ├── MetadataFailed                  the metadata store could not be written   (retry)
+├── ArchiveFailed                   the object store did not do what it was asked (retry)
 └── Corrupt                         stored bytes are not what was written
     ├── CorruptSegment
     ├── CorruptCommit
@@ -370,6 +374,34 @@ class Draining(NotServing):
         self.topic, self.owner = topic, owner
 
 
+class NotOwner(NotServing):
+    """Another broker serves the partition, or none does at this moment. Nothing was written."""
+
+    def __init__(self, *, topic: str, partition: int, owner: str | None = None, url: str | None = None) -> None:
+        where = f"is served by broker {owner} at {url}" if owner else "has no owner at this moment"
+        super().__init__(reason=f"partition {partition} of {topic} {where}")
+        self.topic, self.partition, self.owner, self.url = topic, partition, owner, url
+
+
+class Recovering(NotServing):
+    """Its owner died, and only that broker has everything it acknowledged: it must return, or be given up."""
+
+    def __init__(self, *, topic: str, partition: int, broker: str) -> None:
+        super().__init__(
+            reason=f"partition {partition} of {topic} waits for broker {broker}, which alone has all of it; "
+            f"start that broker again, or give up what only it has: sulina topic move {topic} --to BROKER --force"
+        )
+        self.topic, self.partition, self.broker = topic, partition, broker
+
+
+class LeaseExpired(NotServing):
+    """The broker could not renew its lease, so another may own the partition. The outcome is unknown: retry it."""
+
+    def __init__(self, *, broker: str) -> None:
+        super().__init__(reason=f"broker {broker} has lost touch with the metadata store")
+        self.broker = broker
+
+
 class Disconnected(SulinaError):
     """The connection is gone. What was waiting has an unknown outcome: retry it with the same txn_id."""
 
@@ -438,6 +470,17 @@ class MetadataFailed(SulinaError):
 
     def __init__(self, *, path: str, cause: BaseException) -> None:
         super().__init__(f"the metadata in {path} could not be written: {cause}")
+        self.path, self.cause = path, cause
+        self.__cause__ = cause
+
+
+class ArchiveFailed(SulinaError):
+    """The object store did not do what it was asked, and whether it did is unknown. It is tried again."""
+
+    retryable = True
+
+    def __init__(self, *, path: str, cause: BaseException) -> None:
+        super().__init__(f"the archive in {path} cannot be reached: {cause}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
 

@@ -1,6 +1,6 @@
 """The keys of the metadata store. Names are valid by construction, so none can reach into another's key."""
 
-from sulina.types import TopicName
+from sulina.types import PartitionName, TopicName
 
 NAMESPACES = "/namespaces/"
 TOPICS = "/topics/"
@@ -44,3 +44,88 @@ def subscription(topic: TopicName, name: str) -> str:
 def cursor(topic: TopicName, name: str, partition: int) -> str:
     """How far a subscription has come in a partition."""
     return f"{subscription(topic, name)}/cursor/{partition}"
+
+
+# The cluster
+
+CLUSTER = "/cluster/"
+REGISTER = "/cluster/register/"
+LEADER = "/cluster/leader"
+LOAD = "/cluster/load/"
+BROKERS = "/cluster/brokers/"
+UNASSIGNED = "/cluster/unassigned/"
+EPOCHS = "/cluster/epochs/"
+UNLOADS = "/cluster/unloads/"
+
+
+def register(broker_id: str) -> str:
+    """A broker that is there."""
+    return REGISTER + broker_id
+
+
+def load(broker_id: str) -> str:
+    """What a broker has to do."""
+    return LOAD + broker_id
+
+
+def broker_prefix(broker_id: str) -> str:
+    """Everything that is assigned to a broker, and its state."""
+    return f"{BROKERS}{broker_id}/"
+
+
+def broker_state(broker_id: str) -> str:
+    """What an operator wants of a broker."""
+    return broker_prefix(broker_id) + "state"
+
+
+def assignment(broker_id: str, partition: PartitionName) -> str:
+    """The broker owns the partition."""
+    return broker_prefix(broker_id) + _path(partition)
+
+
+def unassigned(partition: PartitionName) -> str:
+    """The partition waits for an owner."""
+    return UNASSIGNED + _path(partition)
+
+
+def epoch(partition: PartitionName) -> str:
+    """The newest owner of a partition."""
+    return EPOCHS + _path(partition)
+
+
+def unload(partition: PartitionName) -> str:
+    """The wish that a partition leaves its owner."""
+    return UNLOADS + _path(partition)
+
+
+def partition_of(key: str) -> PartitionName:
+    """The partition at the end of a key. ValueError."""
+    namespace, topic, number = key.rsplit("/", 3)[-3:]
+    return PartitionName(TopicName(namespace, topic), int(number))
+
+
+# The archive
+
+
+def storage_prefix(topic: TopicName) -> str:
+    """Everything about a topic's archive."""
+    return f"/storage/topics/{topic.namespace}/{topic.topic}/"
+
+
+def archive_object(partition: PartitionName, offset: int) -> str:
+    """A slice, by its first offset."""
+    return f"/storage/topics/{_path(partition)}/objects/{offset:020d}"
+
+
+def archive_current(partition: PartitionName) -> str:
+    """How far archive and log have come."""
+    return f"/storage/topics/{_path(partition)}/cur"
+
+
+def sealed_state(partition: PartitionName) -> str:
+    """That an owner has let go in good order."""
+    return f"/storage/topics/{_path(partition)}/state"
+
+
+def _path(partition: PartitionName) -> str:
+    return f"{partition.topic.namespace}/{partition.topic.topic}/{partition.partition}"

@@ -58,6 +58,11 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     deliveries_max: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # then to the dead-letter topic
     dead_letter: Annotated[str, Meta(max_length=500)] | None = None  # absent: {topic}.dead-letter, beside the topic
     validate: bool | None = None  # check every value against the schema before it is accepted
+    # Where there is an object store: when a slice goes to the archive, and what stays on disk once it is there.
+    archive_bytes: Annotated[int, Meta(ge=1 << 10, le=1 << 30)] | None = None
+    archive_seconds: Seconds | None = None
+    local_retention_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    local_retention_seconds: Seconds | None = None
 
 
 SYSTEM_POLICY = Policy(
@@ -68,6 +73,8 @@ SYSTEM_POLICY = Policy(
     ack_timeout_seconds=30.0,
     redelivery_delay_seconds=1.0,
     validate=False,
+    archive_bytes=8 << 20,
+    archive_seconds=10.0,
 )
 
 

@@ -17,6 +17,7 @@ class TopicState(StrEnum):
     ACTIVE = "active"
     DRAINING = "draining"
     CLOSED = "closed"
+    RECOVERING = "recovering"  # waits for the broker that alone has all of it
 
 
 class Published(Struct, frozen=True, kw_only=True):
@@ -136,3 +137,70 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     topics: int
     connections: int
     uptime_seconds: float
+
+
+# The cluster
+
+
+class PartitionPlacement(Struct, frozen=True, kw_only=True):
+    """Where a partition is served."""
+
+    partition: int
+    state: TopicState  # closed: it waits for an owner
+    epoch: int = -1
+    broker_id: str | None = None
+    url: str | None = None  # None with a broker: the node that answers, which has no other name
+    waits_for: str | None = None  # the broker that alone has all of it
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Where the partitions of a topic are served, and whom to ask when that has changed."""
+
+    topic: str
+    topic_id: str
+    partitions: list[PartitionPlacement]
+    brokers: list[str]  # the URLs of all that are there
+
+
+class BrokerInfo(Struct, frozen=True, kw_only=True):
+    """A broker of the cluster."""
+
+    broker_id: str
+    url: str | None
+    state: str  # active, draining, unreachable
+    is_leader: bool
+    partitions: int
+    topics: int
+    connections: int
+    published_bytes_per_second: float
+    uptime_seconds: float | None
+
+
+class UnloadInfo(Struct, frozen=True, kw_only=True):
+    """An unload that is under way, or how it ended."""
+
+    topic: str
+    partition: int
+    step: str  # requested, quiesced, paused, sealed, unassigned, then moved
+    from_broker: str | None
+    to_broker: str | None
+    error: str | None = None
+    given_up: tuple[int, int] | None = None  # the offsets that only the lost broker had, as it last reported them
+
+
+class ClusterInfo(Struct, frozen=True, kw_only=True):
+    """The cluster as one broker sees it."""
+
+    brokers: list[BrokerInfo]
+    leader: str | None
+    topics: int
+    partitions: int
+    unassigned: int
+    recovering: int
+    unloads: list[UnloadInfo]
+
+
+class Rebalanced(Struct, frozen=True, kw_only=True):
+    """What a rebalance has asked for."""
+
+    moves: list[UnloadInfo]

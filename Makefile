@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup run test check fix bench chaos lock clean
+.PHONY: setup etcd run test check fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -15,10 +15,13 @@ $(STAMP): requirements.lock pyproject.toml
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -e .
 	@touch $@
 
+etcd: $(STAMP)        ## an etcd server for tests and local clusters, where one can be had
+	@tools/install_etcd.sh .venv
+
 run: setup            ## a node at work, live
 	@$(BIN)/sulina demo
 
-test: setup           ## every test
+test: setup etcd      ## every test
 	@$(BIN)/pytest -n 2
 
 check: setup          ## format, lint, types, layers, tidiness
@@ -34,9 +37,10 @@ fix: setup            ## format, and fix what can be fixed
 bench: setup          ## every benchmark, and docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
 
-chaos: setup          ## the long form of the crash tests
+chaos: setup etcd     ## the long form of the crash tests
 	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 SULINA_NODE_KILLS=100 $(BIN)/pytest -n 2 --timeout 3600 \
 	  tests/crash tests/blackbox/test_kills.py
+	@SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
 
 lock:                 ## resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sulina.config import Limits, Settings, environment_name, is_loopback, load
+from sulina.config import EtcdAddress, Limits, Settings, environment_name, is_loopback, load
 from sulina.errors import InvalidSettings
 
 
@@ -38,13 +38,15 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file() -
 def test_every_setting_can_be_given_by_every_source() -> None:
     given = {
         "data": "d", "http": "[::1]:9", "broker_id": "b", "insecure": True, "log_format": "json",
-        "log_level": "error", "otlp_endpoint": "http://127.0.0.1:4318",
+        "log_level": "error", "otlp_endpoint": "http://127.0.0.1:4318", "metadata": "etcds://a:1,b/keys",
+        "metadata_ca": "pem", "metadata_cert": "pem", "metadata_key": "pem", "metadata_user": "u",
+        "metadata_password": "secret", "objects": "s3://bucket/prefix", "objects_endpoint": "http://127.0.0.1:9000",
+        "lease_seconds": 3.5, "advertise": "http://b1.example:8080",
     }  # fmt: skip
+    Path("pem").write_text("a certificate")
     limits = {f"{name}": number for number, name in enumerate(Limits.__dataclass_fields__, start=1)}
-    expected = Settings(
-        data="d", http_host="::1", http_port=9, broker_id="b", insecure=True, log_format="json", log_level="error",
-        otlp_endpoint="http://127.0.0.1:4318", limits=Limits(**limits),
-    )  # fmt: skip
+    direct = {name: value for name, value in given.items() if name != "http"}
+    expected = Settings(http_host="::1", http_port=9, limits=Limits(**limits), **direct)  # type: ignore[arg-type]
     in_environment = {environment_name(name): str(value).lower() for name, value in given.items()}
     in_environment |= {environment_name(f"limits.{name}"): str(value) for name, value in limits.items()}
     assert loaded({}, in_environment) == expected
@@ -120,3 +122,96 @@ def test_addresses_without_a_host_are_loopback(text: str, host: str, port: int) 
     settings = loaded({"http": text})
     assert (settings.http_host, settings.http_port) == (host, port)
     assert is_loopback(host)
+
+
+# A cluster
+
+MEMBER = {"metadata": "etcd://127.0.0.1:2379", "broker_id": "b1", "objects": "s3://bucket"}
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoints", "prefix", "is_tls"),
+    [
+        ("etcd://127.0.0.1:2379", ("127.0.0.1:2379",), "/sulina", False),
+        ("etcd://a.example", ("a.example:2379",), "/sulina", False),
+        ("etcd://a:1,b:2,[::1]:3/", ("a:1", "b:2", "[::1]:3"), "/sulina", False),
+        ("etcds://a:1/teams/shop/", ("a:1",), "/teams/shop", True),
+    ],
+)
+def test_the_address_of_an_etcd_is_read_once(url: str, endpoints: tuple[str, ...], prefix: str, is_tls: bool) -> None:
+    etcd = loaded({**MEMBER, "metadata": url}).etcd
+    assert etcd == EtcdAddress(endpoints=endpoints, prefix=prefix, is_tls=is_tls)
+
+
+def test_a_node_alone_has_no_etcd() -> None:
+    assert loaded().etcd is None
+    assert loaded({"metadata": "sqlite"}).etcd is None
+
+
+@pytest.mark.parametrize("objects", ["s3://b", "s3://b/p/q", "gs://b/p", "az://c/p", "file:///srv/objects"])
+def test_an_object_store_is_a_cloud_or_a_directory(objects: str) -> None:
+    assert loaded({**MEMBER, "objects": objects}).objects == objects
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"metadata": "zookeeper://a:1"}, ["--metadata", "etcd://HOST:PORT", "'zookeeper://a:1'"]),
+        ({"metadata": "etcd:a"}, ["--metadata", "etcd://HOST:PORT"]),
+        ({"metadata": "etcd://a:1,"}, ["--metadata", "''", "HOST:PORT"]),
+        ({"metadata": "etcd://a:99999"}, ["--metadata", "a:99999"]),
+        ({"metadata": "etcd://a/b c"}, ["--metadata", "prefix"]),
+        ({"broker_id": None}, ["--metadata", "--broker-id", "SULINA_BROKER_ID"]),
+        ({"objects": None}, ["--metadata", "--objects", "SULINA_OBJECTS", "file:///DIR"]),
+        ({"objects": "file://objects"}, ["--objects", "file:///DIR"]),
+        ({"objects": "file:///"}, ["--objects", "file:///DIR"]),
+        ({"objects": "/srv/objects"}, ["--objects", "file:///DIR"]),
+        ({"objects": "ftp://host/x"}, ["--objects", "s3://BUCKET/PREFIX"]),
+        ({"objects": "s3://"}, ["--objects", "s3://BUCKET/PREFIX"]),
+        ({"objects_endpoint": "localhost:9000"}, ["--objects-endpoint", "http://127.0.0.1:9000"]),
+        ({"objects": "file:///d", "objects_endpoint": "http://a:1"}, ["--objects-endpoint", "endpoint"]),
+        ({"lease_seconds": 0.1}, ["--lease-seconds", "from 1 to 600"]),
+        ({"lease_seconds": "soon"}, ["--lease-seconds", "'soon'"]),
+        ({"lease_seconds": True}, ["--lease-seconds"]),
+        ({"advertise": "b1:8080"}, ["--advertise", "http://"]),
+        ({"advertise": "http://b1:8080/path"}, ["--advertise", "without a path"]),
+        ({"advertise": "http://b1:x"}, ["--advertise"]),
+        ({"advertise": "http://0.0.0.0:80"}, ["--advertise"]),
+        ({"http": "0.0.0.0:80", "insecure": True}, ["--http", "--advertise"]),
+        ({"metadata_ca": "pem"}, ["--metadata-ca", "etcds://"]),
+        ({"metadata": "etcds://a:1", "metadata_ca": "gone"}, ["--metadata-ca", "gone", "No such file"]),
+        ({"metadata": "etcds://a:1", "metadata_cert": "pem"}, ["--metadata-cert", "metadata_key"]),
+        ({"metadata_user": "u"}, ["--metadata-user", "SULINA_METADATA_PASSWORD"]),
+        ({"metadata": "sqlite", "metadata_user": "u"}, ["--metadata-user", "etcd only"]),
+    ],
+)
+def test_what_a_broker_of_a_cluster_lacks_is_said_with_what_to_do(flags: dict[str, Any], says: list[str]) -> None:
+    Path("pem").write_text("")
+    with pytest.raises(InvalidSettings) as caught:
+        loaded({**MEMBER, **flags})
+    assert all(word in str(caught.value) for word in says), caught.value
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"metadata": "etcd://root:hunter2@a:1"},
+        {"metadata": "etcd//root:hunter2@a:1"},
+        {"metadata": "etcd://root:hun/ter2@a:1"},
+        {"objects": "s3://key:hunter2@bucket/p"},
+        {"objects_endpoint": "http://key:hunter2@a:1"},
+        {"advertise": "http://key:hunter2@a:1"},
+        {"metadata_password": 42_4242},
+        {"metadata_password": "hunter2"},
+    ],
+)
+def test_secrets_are_not_shown_also_where_they_are_wrong(flags: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        loaded({**MEMBER, **flags})
+    assert not any(word in str(caught.value) for word in ("hun", "ter2", "424242"))
+
+
+def test_settings_are_shown_without_their_secret() -> None:
+    settings = loaded({**MEMBER, "metadata_user": "u", "metadata_password": "hunter2"})
+    assert settings.metadata_password == "hunter2"
+    assert "hunter2" not in repr(settings)

@@ -2,6 +2,7 @@
 
 from sulina.client import ClientOptions, Connecting, Connector, WebSocketConnector, connecting
 from sulina.client.connect import OnClose
+from sulina.client.websocket import split_urls
 from sulina.config import Settings
 from sulina.errors import InvalidSettings
 
@@ -12,10 +13,13 @@ _REMOTE = ("http://", "https://", "ws://", "wss://")
 def connect(url: str, options: ClientOptions | None) -> Connecting:
     """See `sulina.connect`."""
     if url.startswith(_REMOTE):
-        return connecting(WebSocketConnector(url), url=url, options=options)
+        for each in split_urls(url):
+            WebSocketConnector(each)  # InvalidSettings at once, not when it is used
+        return connecting(None, url=url, options=options)
     if not url or ("://" in url) or (":" in url.split("/")[0] and url != MEMORY):
         raise InvalidSettings(
-            f"{url!r} is none of http://HOST:PORT, https://HOST:PORT, memory: and a path such as ./data"
+            f"{url!r} is none of http://HOST:PORT, https://HOST:PORT (or several, with commas between them), memory: "
+            f"and a path such as ./data"
         )
     return Connecting(lambda: _start_node(url), url=url, options=options)
 

@@ -1,7 +1,7 @@
 """The settings of a node, read once: flags over the environment over a TOML file over the defaults.
 
 Whatever is wrong is said with the place it came from and the name it has there. Nothing is guessed: a key that does not
-exist is an error, not a comment.
+exist is an error, not a comment. A secret is never shown, also not where it is wrong.
 """
 
 import difflib
@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from sulina.errors import InvalidSettings
 
@@ -22,6 +23,11 @@ DEFAULT_FILE = "sulina.toml"
 DEFAULT_DATA = "./sulina-data"
 DEFAULT_HTTP = "127.0.0.1:8080"
 DEFAULT_BROKER_ID = "local"
+DEFAULT_METADATA = "sqlite"
+DEFAULT_LEASE_SECONDS = 10.0
+ETCD_PORT = 2379
+ETCD_PREFIX = "/sulina"
+LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 1.0, 600.0
 PREFIX = "SULINA_"
 LIMITS = "limits"
 
@@ -40,6 +46,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdAddress:
+    """Where a cluster keeps its metadata."""
+
+    endpoints: tuple[str, ...]  # host:port
+    prefix: str  # of all keys
+    is_tls: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that a node is started with."""
 
@@ -52,6 +67,23 @@ class Settings:
     log_level: LogLevel = "info"
     otlp_endpoint: str | None = None  # None: no traces
     limits: Limits = field(default_factory=Limits)
+
+    # Of a cluster
+    metadata: str = DEFAULT_METADATA  # or etcd://host:port,…/prefix, etcds:// for TLS
+    metadata_ca: str | None = None  # files
+    metadata_cert: str | None = None
+    metadata_key: str | None = None
+    metadata_user: str | None = None
+    metadata_password: str | None = field(default=None, repr=False)
+    objects: str | None = None  # s3://, gs://, az:// or file:///
+    objects_endpoint: str | None = None  # None: the cloud's own
+    lease_seconds: float = DEFAULT_LEASE_SECONDS  # after so long without a word, a broker is dead to the others
+    advertise: str | None = None  # None: the address it listens on
+
+    @property
+    def etcd(self) -> EtcdAddress | None:
+        """None: the metadata are in the data directory, and there is no cluster."""
+        return None if self.metadata == DEFAULT_METADATA else _etcd_address(self.metadata, "metadata")
 
 
 def load(
@@ -78,6 +110,11 @@ def load(
     host, port = _address(found.pop("http"), names["http"])
     settings = Settings(http_host=host, http_port=port, limits=Limits(**limits), **found)
     _check_exposure(settings, names["http"])
+    _check_metadata(settings, names)
+    if settings.objects_endpoint is not None and (settings.objects is None or settings.objects.startswith("file:")):
+        raise InvalidSettings(f"{names['objects_endpoint']}: there is no object store of a cloud that has an endpoint")
+    if settings.etcd is not None:
+        _check_member(settings, names)
     return settings
 
 
@@ -148,6 +185,48 @@ def _check_exposure(settings: Settings, name: str) -> None:
         )
 
 
+def _check_metadata(settings: Settings, names: Mapping[str, str]) -> None:
+    """What goes with an etcd, and only together."""
+    etcd = settings.etcd
+    for key in ("metadata_ca", "metadata_cert", "metadata_key"):
+        if getattr(settings, key) is not None and (etcd is None or not etcd.is_tls):
+            raise InvalidSettings(f"{names[key]}: counts for TLS only; say metadata as etcds://HOST:PORT")
+    for key in ("metadata_user", "metadata_password"):
+        if getattr(settings, key) is not None and etcd is None:
+            raise InvalidSettings(f"{names[key]}: counts for etcd only; say metadata as etcd://HOST:PORT")
+    for one, other in (
+        ("metadata_cert", "metadata_key"),
+        ("metadata_key", "metadata_cert"),
+        ("metadata_user", "metadata_password"),
+        ("metadata_password", "metadata_user"),
+    ):
+        if getattr(settings, one) is not None and getattr(settings, other) is None:
+            raise InvalidSettings(f"{names[one]}: needs {other} too ({environment_name(other)})")
+
+
+def _check_member(settings: Settings, names: Mapping[str, str]) -> None:
+    """What a broker of a cluster must be told: nobody may guess a name, or where others find what is archived."""
+    source = names["metadata"]
+    if "broker_id" not in names:
+        raise InvalidSettings(
+            f"{source}: a broker of a cluster needs a name that no other has; say --broker-id b1 "
+            f"({environment_name('broker_id')})"
+        )
+    if settings.objects is None:
+        raise InvalidSettings(
+            f"{source}: a cluster needs an object store that all its brokers reach; say --objects s3://BUCKET/PREFIX, "
+            f"or --objects file:///DIR for a directory that they share ({environment_name('objects')})"
+        )
+    if settings.advertise is None and settings.http_host in _EVERYWHERE:
+        raise InvalidSettings(
+            f"{names['http']}: {settings.http_host} is no address that others could use; say where they reach this "
+            f"broker with --advertise http://HOST:PORT ({environment_name('advertise')})"
+        )
+
+
+_EVERYWHERE = {"0.0.0.0", "::"}
+
+
 # How each value is read: given the value and what to call it in an error.
 
 
@@ -193,10 +272,106 @@ def _count(value: Any, name: str) -> int:
     return number
 
 
-def _endpoint(value: Any, name: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/]+\S*", _text(value, name)):
-        raise InvalidSettings(f"{name}: must be a URL such as http://127.0.0.1:4318, not {value!r}")
+def _endpoint(example: str) -> Callable[[Any, str], str]:
+    def read(value: Any, name: str) -> str:
+        text = _without_secret(_text(value, name), name)
+        if not re.fullmatch(r"https?://[^\s/]+\S*", text):
+            raise InvalidSettings(f"{name}: must be a URL such as {example}, not {value!r}")
+        return text
+
+    return read
+
+
+def _without_secret(url: str, name: str) -> str:
+    """A URL is shown and logged; it must not hold what nobody may see."""
+    if "@" in url:
+        raise InvalidSettings(f"{name}: must not hold a user or a password; they have settings of their own")
+    return url
+
+
+def _file(value: Any, name: str) -> str:
+    path = _text(value, name)
+    try:
+        with open(path, "rb"):
+            return path
+    except OSError as error:
+        raise InvalidSettings(f"{name}: {path}: {error.strerror}") from None
+
+
+def _secret(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InvalidSettings(f"{name}: must be text that is not empty")
+    return value
+
+
+def _seconds(value: Any, name: str) -> float:
+    is_text = isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = float(value) if is_text or is_number else 0.0
+    if not LEASE_SECONDS_MIN <= number <= LEASE_SECONDS_MAX:
+        raise InvalidSettings(
+            f"{name}: must be seconds from {LEASE_SECONDS_MIN:g} to {LEASE_SECONDS_MAX:g}, not {value!r}"
+        )
+    return number
+
+
+def _metadata(value: Any, name: str) -> str:
+    if _text(value, name) != DEFAULT_METADATA:
+        _etcd_address(value, name)
     return str(value)
+
+
+def _etcd_address(url: str, name: str) -> EtcdAddress:
+    """`etcd://host[:port][,host[:port]…][/prefix]`."""
+    scheme, colon, rest = _without_secret(url, name).partition("://")
+    if not colon or scheme not in ("etcd", "etcds"):
+        raise InvalidSettings(
+            f"{name}: must be {DEFAULT_METADATA}, etcd://HOST:PORT[,HOST:PORT…][/PREFIX], or etcds:// for TLS, "
+            f"not {url!r}"
+        )
+    hosts, slash, prefix = rest.partition("/")
+    prefix = prefix.rstrip("/")
+    if not re.fullmatch(r"([a-zA-Z0-9._-]+(/[a-zA-Z0-9._-]+)*)?", prefix, re.ASCII):
+        raise InvalidSettings(f"{name}: the prefix of keys, /{prefix}, must be of letters, digits, '.', '_', '-', '/'")
+    endpoints = tuple(_etcd_endpoint(host.strip(), name) for host in hosts.split(","))
+    return EtcdAddress(
+        endpoints=endpoints, prefix=f"/{prefix}" if slash and prefix else ETCD_PREFIX, is_tls=scheme == "etcds"
+    )
+
+
+def _etcd_endpoint(text: str, name: str) -> str:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::(\d{1,5}))?", text, re.ASCII)
+    if found is None or not 0 < int(found[2] or ETCD_PORT) < 65536:
+        raise InvalidSettings(f"{name}: {text!r} is no HOST:PORT of an etcd, such as 127.0.0.1:{ETCD_PORT}")
+    return f"{found[1]}:{found[2] or ETCD_PORT}"
+
+
+def _objects(value: Any, name: str) -> str:
+    """`s3://bucket/prefix`, `gs://…`, `az://…`, or a directory: `file:///dir`."""
+    url = _without_secret(_text(value, name), name)
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        if not re.fullmatch(r"/[^?#\s]*[^?#\s/]/*", rest):
+            raise InvalidSettings(f"{name}: must name a directory by its whole path, file:///DIR, not {value!r}")
+    elif scheme not in ("s3", "gs", "az") or not re.fullmatch(r"[^\s/?#]+(/[^\s?#]*)?", rest):
+        raise InvalidSettings(
+            f"{name}: must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR, "
+            f"not {value!r}"
+        )
+    return url
+
+
+def _advertise(value: Any, name: str) -> str:
+    url = _without_secret(_text(value, name), name).rstrip("/")
+    wrong = f"{name}: must be a URL such as http://broker-1.example:8080, without a path, not {value!r}"
+    try:
+        parts = urlsplit(url)
+        is_right = parts.port != 0 and parts.hostname is not None
+    except ValueError:
+        raise InvalidSettings(wrong) from None
+    if not is_right or not re.fullmatch(r"https?://[a-zA-Z0-9._:\[\]-]+", url) or parts.hostname in _EVERYWHERE:
+        raise InvalidSettings(wrong)
+    return url
 
 
 def _address(value: str, name: str) -> tuple[str, int]:
@@ -216,6 +391,16 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "insecure": _yes_or_no,
     "log_format": _one_of(get_args(LogFormat)),
     "log_level": _one_of(get_args(LogLevel)),
-    "otlp_endpoint": _endpoint,
+    "otlp_endpoint": _endpoint("http://127.0.0.1:4318"),
+    "metadata": _metadata,
+    "metadata_ca": _file,
+    "metadata_cert": _file,
+    "metadata_key": _file,
+    "metadata_user": _text,
+    "metadata_password": _secret,
+    "objects": _objects,
+    "objects_endpoint": _endpoint("http://127.0.0.1:9000"),
+    "lease_seconds": _seconds,
+    "advertise": _advertise,
     **{f"{LIMITS}.{limit.name}": _count for limit in fields(Limits)},
 }

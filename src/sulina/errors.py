@@ -29,7 +29,8 @@ SulinaError
 │   ├── TopicNotFound
 │   ├── PartitionNotFound
 │   ├── SubscriptionNotFound
-│   └── ConsumerNotFound            it has been detached
+│   ├── ConsumerNotFound            it has been detached
+│   └── BrokerNotFound
 ├── CursorMoved                     a seek moved the subscription: subscribe again (retry)
 ├── NotAvailable                    the log does not have it
 │   ├── NotYet                      the offset or version is not there yet    (retry)
@@ -292,6 +293,14 @@ class ConsumerNotFound(NotFound):
     def __init__(self, *, consumer: int) -> None:
         super().__init__(f"there is no consumer {consumer} on this connection")
         self.consumer = consumer
+
+
+class BrokerNotFound(NotFound):
+    """The cluster has others."""
+
+    def __init__(self, *, broker: str, brokers: str) -> None:
+        super().__init__(f"there is no broker {broker}; there are {brokers}")
+        self.broker, self.brokers = broker, brokers
 
 
 class CursorMoved(SulinaError):

@@ -119,7 +119,7 @@ class CommitStore(Protocol):
 
 # The metadata store: small values under keys, with a revision that rises with every transaction.
 
-TXN_OPERATIONS_MAX = 128  # compares, puts and deletes of one transaction, each; what etcd takes
+TXN_OPERATIONS_MAX = 120  # compares of one transaction; also its puts and deletes together. etcd takes 128
 VALUE_BYTES_MAX = 1 << 20
 NO_REVISION = 0  # of a key that does not exist
 

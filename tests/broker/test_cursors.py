@@ -59,7 +59,7 @@ async def test_many_that_wait_share_a_transaction() -> None:
     store.gate.clear()
     first = writer.durable("/a", lambda: b"1")
     await store.asked.wait()
-    others = [writer.durable(f"/k{number}", lambda: b"x") for number in range(100)]
+    others = [writer.durable(f"/k{number}", lambda: b"x") for number in range(60)]
     store.gate.set()
     await asyncio.gather(first, *others)
     assert store.txns == 2

@@ -9,11 +9,14 @@ import pytest
 from cyclopts import App, Argument
 
 from sulina.cli import app, run
-from sulina.config import Limits, environment_name
+from sulina.config import Limits, Settings, environment_name
 from tests.cli.conftest import ended, environment
 
 DOCUMENTS = Path(__file__).parent.parent.parent / "docs" / "reference"
-HEAVY = ("numba", "numpy", "pyarrow", "starlette", "uvicorn", "websockets", "structlog", "apsw", "opentelemetry")
+HEAVY = (
+    "numba", "numpy", "pyarrow", "starlette", "uvicorn", "websockets", "structlog", "apsw", "opentelemetry", "grpc",
+    "obstore", "rich.live",
+)  # fmt: skip
 
 
 def commands(parent: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
@@ -53,6 +56,7 @@ def _words(title: str) -> list[str]:
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys, sulina.cli; sulina.cli.run(['--help']); sulina.cli.run(['topic', 'create', '--help'])\n"
+        "sulina.cli.run(['cluster', 'start', '--help']); sulina.cli.run(['broker', 'drain', '--help'])\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -85,10 +89,10 @@ def test_every_command_and_every_flag_has_help(path: tuple[str, ...], capsys: py
 
 def test_every_setting_is_in_the_reference() -> None:
     text = (DOCUMENTS / "settings.md").read_text()
-    names = ["data", "http", "broker_id", "insecure", "log_format", "log_level", "otlp_endpoint"]
-    for name in [*names, *(f"limits.{name}" for name in Limits.__dataclass_fields__)]:
+    names = set(Settings.__dataclass_fields__) - {"http_host", "http_port", "limits"} | {"http"}
+    for name in [*sorted(names), *(f"limits.{name}" for name in Limits.__dataclass_fields__)]:
         assert f"`{name.removeprefix('limits.')}`" in text
-        assert environment_name(name) in text
+        assert f"`{environment_name(name)}`" in text
 
 
 def test_an_unknown_command_is_answered_with_the_nearest() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from sulina.wire.frames import (
     decode_from_node,
     encode_frame,
 )
-from sulina.wire.messages import Published, Subscribed, TopicInfo, TopicState
+from sulina.wire.messages import PartitionPlacement, Placement, Published, Subscribed, TopicInfo, TopicState
 
 URL = "http://fake"
 TOPIC = "/default/orders"
@@ -148,6 +148,10 @@ class FakeNode:
         """All frames of a kind that have come so far."""
         return [frame for frame in self.frames if isinstance(frame, kind)]
 
+    def called(self) -> Counter[str]:
+        """How often what was called so far."""
+        return Counter(call.method for call in self.sent(Call))
+
     async def asked(self, kind: type[F]) -> F:
         """The next frame of a kind that no script has answered."""
         while True:
@@ -205,14 +209,17 @@ class FakeNode:
             connection.answer(frame, Subscribed(is_reliable=settings.delivery == Delivery.RELIABLE))
 
     def _call(self, connection: FakeConnection, frame: Call) -> None:
-        if frame.method != "topic":
+        if frame.method not in ("topic", "lookup"):
             self._waiting.append(frame)
             return
-        settings = self.topics.get(frame.arguments["topic"])
+        topic = frame.arguments["topic"]
+        settings = self.topics.get(topic)
         if settings is None:
-            connection.refuse(frame, TopicNotFound(topic=frame.arguments["topic"]))
+            connection.refuse(frame, TopicNotFound(topic=topic))
+        elif frame.method == "topic":
+            connection.answer(frame, topic_info(topic, settings))
         else:
-            connection.answer(frame, topic_info(frame.arguments["topic"], settings))
+            connection.answer(frame, alone(topic, settings))
 
 
 def topic_info(topic: str, settings: TopicSettings) -> TopicInfo:
@@ -224,6 +231,17 @@ def topic_info(topic: str, settings: TopicSettings) -> TopicInfo:
         topic_id=f"id-{id(settings)}",
         state=TopicState.ACTIVE,
         subscriptions=[],
+    )
+
+
+def alone(topic: str, settings: TopicSettings) -> Placement:
+    """Where a topic is that one node serves all of."""
+    partitions = [
+        PartitionPlacement(partition=number, state=TopicState.ACTIVE, broker_id="fake")
+        for number in range(settings.partitions)
+    ]
+    return Placement(
+        topic=topic, topic_id=topic_info(topic, settings).topic_id, partitions=partitions, brokers=[]
     )
 
 

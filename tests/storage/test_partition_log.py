@@ -172,7 +172,7 @@ async def test_waiters_that_gave_up_are_forgotten(log: PartitionLog) -> None:
     for _ in range(300):
         with pytest.raises(NotYet):
             await log.wait_for(version=Version(99), timeout_seconds=0)
-    assert len(log._version_waiters) < 150
+    assert len(log._waiters._versions) < 150
 
 
 async def test_of_two_transactions_one_wins_and_the_other_can_retry_l3(log: PartitionLog, metrics: Counting) -> None:

@@ -49,7 +49,13 @@ class _NotStarted(Exception):
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running server with an empty bucket."""
-    home = tmp_path_factory.mktemp("s3")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def s3_server(home: Path) -> Iterator[S3Server]:
+    """The same for whoever is no test."""
     for attempt in range(START_ATTEMPTS_MAX):
         folder = home / str(attempt)
         folder.mkdir()
@@ -59,7 +65,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
             except _NotStarted as failure:
                 if attempt == START_ATTEMPTS_MAX - 1:
                     log = (folder / "log").read_text(errors="replace")
-                    pytest.fail(f"the S3 server did not start: {failure}\n{log[-4000:]}")
+                    raise AssertionError(f"the S3 server did not start: {failure}\n{log[-4000:]}") from None
                 continue
             yield server
             return

@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -74,14 +74,20 @@ class Serving:
         self.process.wait(STOP_SECONDS)
 
 
-def start(data: Path, *, environment: Mapping[str, str] | None = None, http: str = "127.0.0.1:0") -> Serving:
+def start(
+    data: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    http: str = "127.0.0.1:0",
+    arguments: Sequence[str] = (),
+) -> Serving:
     """A node on a free port, ready to serve."""
     data.mkdir(parents=True, exist_ok=True)
     log = data.parent / f"{data.name}.log"
     command = [sys.executable, "-m", "sulina.cli", "serve", "--json", "--data", str(data), "--http", http]
     with log.open("ab") as sink:
         process = subprocess.Popen(
-            [*command, "--log-format", "json"],
+            [*command, "--log-format", "json", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=sink,

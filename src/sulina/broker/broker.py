@@ -6,14 +6,18 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from sulina.broker.archives import Archives
+from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.consumer import Attachment, Consumer
+from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
 from sulina.broker.topic import Accepted, Topic
-from sulina.broker.topics import Topics
 from sulina.broker.whole import whole
+from sulina.core import keys
+from sulina.core.cluster import Registration
 from sulina.core.commit import Commit
-from sulina.core.cursor import Cursor
 from sulina.core.position import Position
 from sulina.core.records import Record, encode
 from sulina.errors import (
@@ -43,7 +47,7 @@ COMMITS_MAX = 1000
 FETCH_BYTES_MAX = 16 << 20
 
 
-class Broker(Topics):
+class Broker(ClusterMember):
     """`start` it, serve, then `stop` it."""
 
     def __init__(
@@ -54,9 +58,13 @@ class Broker(Topics):
         threads: LogThreads,
         files: Files | None = None,
         clock: Clock | None = None,
+        standing: Standing | None = None,
+        archives: Archives | None = None,
     ) -> None:
-        super().__init__(metadata, options, threads=threads, files=files, clock=clock)
-        self._retention: asyncio.Task[None] | None = None
+        super().__init__(
+            metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
+        )
+        self._tasks: list[asyncio.Task[None]] = []
         self._started_at = self._clock.monotonic()
         self.metrics.collect_lag(self._lags)
 
@@ -70,8 +78,16 @@ class Broker(Topics):
     async def start(self) -> None:
         """Load what exists. Logs are opened when they are first used."""
         await self._load()
+        self._begin()
+
+    async def join(self, registration: Registration, options: ClusterOptions) -> None:
+        """Instead of `start`: be one of several brokers. InvalidSettings when another has this one's name."""
+        self._tasks += await self._join(registration, options)
+        self._begin()
+
+    def _begin(self) -> None:
         self._writer.start()
-        self._retention = asyncio.create_task(self._retain_regularly(), name="retention")
+        self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._state = "ready"
         self.events.emit("broker_started", broker_id=self.options.broker_id, topics=len(self._topics))
 
@@ -82,11 +98,13 @@ class Broker(Topics):
     async def stop(self) -> None:
         """Finish what was taken, write the cursors, let go of the logs."""
         self.drain()
-        if self._retention is not None:
-            self._retention.cancel()
-            await asyncio.wait([self._retention])
         if self.changes:
             await asyncio.wait(set(self.changes))
+        await self._leave()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         error = NotServing(reason="the node is stopping")
         async with self._lock:
             for topic in self._topics.values():
@@ -259,7 +277,9 @@ class Broker(Topics):
         self, name: TopicName, subscription: str, settings: SubscriptionSettings
     ) -> tuple[SubscriptionInfo, bool]:
         """Create it, its cursors where `start` says; whether it is new. AlreadyExists when it is of another kind."""
-        made, is_new = await self._subscription(self._topic(name), checked_subscription(subscription), settings)
+        topic = self._topic(name)
+        topic.check_served()
+        made, is_new = await self._subscription(topic, checked_subscription(subscription), settings)
         if made.settings.kind != settings.kind:
             raise AlreadyExists(
                 kind="subscription", name=subscription, difference=f"it is {made.settings.kind}, not {settings.kind}"
@@ -274,31 +294,42 @@ class Broker(Topics):
         if not topic.is_reliable:
             raise NotReliable(topic=str(topic.name))
         known = topic.subscriptions.get(subscription)
-        if known is not None:
-            return known, False
-        position = Position.parse(settings.start)
-        async with self._changing():
-            if self._topics.get(topic.name) is not topic:
-                raise TopicNotFound(topic=str(topic.name))
-            known = topic.subscriptions.get(subscription)
-            if known is not None:
-                return known, False
-            if self.counts.subscriptions >= self.options.subscriptions_max:
-                raise LimitReached(kind="subscriptions", limit=self.options.subscriptions_max)
-            if self.counts.cursors + len(topic.partitions) > self.options.cursors_max:
-                raise LimitReached(kind="cursors", limit=self.options.cursors_max)
-            cursors = {p.name.partition: Cursor(await p.locate(position)) for p in topic.partitions}
-            await self._catalogue.create_subscription(topic.name, subscription, settings, cursors)
-            made = self._add_subscription(topic, subscription, settings, cursors)
-        self.events.emit("subscription_added", topic.name, subscription=subscription, kind=str(settings.kind))
-        return made, True
+        is_new = False
+        if known is None:
+            Position.parse(settings.start)
+            async with self._changing():
+                make = partial(self._create_subscription, topic.stored.topic_id, topic.name, subscription, settings)
+                is_new = await self._agreed(topic.name, make)
+                await self._sync_topic(topic.name)
+                topic, known = self._topic(topic.name), self._known(topic.name, subscription)
+        await self._make_cursors(topic)
+        if is_new:
+            self.events.emit("subscription_added", topic.name, subscription=subscription, kind=str(settings.kind))
+        return known, is_new
+
+    async def _create_subscription(
+        self, topic_id: str, name: TopicName, subscription: str, settings: SubscriptionSettings
+    ) -> bool:
+        topic = self._topic(name)
+        if topic.stored.topic_id != topic_id:
+            raise TopicNotFound(topic=str(name))
+        if subscription in topic.subscriptions:
+            return False
+        if self.counts.subscriptions >= self.options.subscriptions_max:
+            raise LimitReached(kind="subscriptions", limit=self.options.subscriptions_max)
+        if self.counts.cursors + len(topic.partitions) > self.options.cursors_max:
+            raise LimitReached(kind="cursors", limit=self.options.cursors_max)
+        await self._catalogue.create_subscription(name, subscription, settings)
+        return True
 
     async def subscription(self, name: TopicName, subscription: str) -> SubscriptionInfo:
-        """SubscriptionNotFound."""
+        """As far as its partitions are served here. SubscriptionNotFound, NotOwner."""
+        self._topic(name).check_served()
         return await self._known(name, subscription).info()
 
     async def subscriptions(self, name: TopicName) -> list[SubscriptionInfo]:
         """All of a topic, by name."""
+        self._topic(name).check_served()
         known = sorted(self._topic(name).subscriptions.items())
         return [await subscription.info() for _, subscription in known]
 
@@ -307,17 +338,19 @@ class Broker(Topics):
         """With its cursors. SubscriptionBusy when consumers are attached, unless forced."""
         async with self._changing():
             topic, known = self._topic(name), self._known(name, subscription)
+            topic.check_served()
             if known.members.present and not force:
                 reason = f"{len(known.members.present)} consumers are attached; force lets them go"
                 raise SubscriptionBusy(topic=str(name), subscription=subscription, reason=reason)
-            await self._catalogue.delete_subscription(name, subscription)
-            del topic.subscriptions[subscription]
-            self.counts.subscriptions -= 1
-            self.counts.cursors -= len(topic.partitions)
-            await known.close(SubscriptionNotFound(topic=str(name), subscription=subscription))
-            await self._writer.forget(known.cursor_keys())
-            await self._catalogue.delete_cursors(known.cursor_keys())
+            await self._agreed(name, partial(self._delete_subscription, name, subscription))
+            await self._sync_topic(name)
+            numbers = range(topic.stored.partitions)
+            await self._catalogue.delete([keys.cursor(name, subscription, number) for number in numbers])
         self.events.emit("subscription_removed", name, subscription=subscription)
+
+    async def _delete_subscription(self, name: TopicName, subscription: str) -> None:
+        self._known(name, subscription)
+        await self._catalogue.delete_subscription(name, subscription)
 
     @whole
     async def seek(
@@ -325,6 +358,7 @@ class Broker(Topics):
     ) -> SubscriptionInfo:
         """Move it, in one partition or in all; its consumers are let go and come back."""
         self._check_serving()
+        self._topic(name).check_served()
         known = self._known(name, subscription)
         await known.seek(position, partition)
         self.events.emit("subscription_moved", name, subscription=subscription, position=str(position))
@@ -342,6 +376,7 @@ class Broker(Topics):
         """Send records to a consumer from now on; the subscription is made if there is none."""
         self._check_serving()
         topic = self._topic(name)
+        topic.check_served()
         checked_subscription(subscription)
         if self.counts.consumers >= self.options.consumers_max:
             raise LimitReached(kind="consumers", limit=self.options.consumers_max)

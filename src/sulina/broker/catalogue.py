@@ -1,143 +1,281 @@
 """Namespaces, topics and subscriptions as the metadata store has them. Every change is one transaction.
 
-A topic exists while its `delivery` key does. Deleting marks it first, so that a crash in between is taken up again at
-the next start, and a name is free only when nothing of the old topic is left.
+A topic exists while its `delivery` key does. Deleting marks it first, so that a crash in between is taken up again, and
+a name is free only when nothing of the old topic is left. What is read is kept with its revision, and every change
+compares the revisions that it builds on: who was not up to date has changed nothing, and reads again.
+
+Cursors are not kept here: they belong to the owner of their partition.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from sulina.broker.topic import StoredTopic
+from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
+from sulina.core.cluster import Reason, Unassigned
 from sulina.core.cursor import Cursor
 from sulina.core.topic import Policy, Schema
-from sulina.errors import CorruptCommit, VersionConflict
-from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, Entry, MetadataStore, Put
-from sulina.types import TopicName
+from sulina.errors import CorruptCommit
+from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put
+from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import SubscriptionSettings
 
 Read = TypeVar("Read")
+ASSIGNED_TOGETHER_MAX = 100  # partitions of a new topic; the leader finds the others
 
 
-@dataclass(slots=True)
+class Outdated(Exception):
+    """Somebody else has changed it: nothing was done. Read it again. It never leaves the broker."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredSubscription:
-    """A subscription with its cursors by partition."""
+    """Its settings, and the revision at which it was made: one of the same name made anew has another."""
 
-    settings: SubscriptionSettings = field(default_factory=SubscriptionSettings)
-    cursors: dict[int, Cursor] = field(default_factory=dict)
+    settings: SubscriptionSettings
+    revision: int
 
 
 @dataclass(slots=True)
 class CatalogueTopic:
-    """Everything stored about one topic."""
+    """Everything stored about one topic, but the cursors of its subscriptions."""
 
     stored: StoredTopic
     policy: Policy = field(default_factory=Policy)
     schema: Schema = field(default_factory=Schema)
+    is_fixed: bool = False  # a record was accepted: its schema is for ever
     subscriptions: dict[str, StoredSubscription] = field(default_factory=dict)
 
 
 class Catalogue:
-    """The node is alone with its store: what it has read stays true until it writes."""
+    """Read with `load`, kept up to date by its own changes, by `apply` and by `refresh`."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
+        self._namespaces: dict[str, Entry] = {}  # the policy entries
+        self._topics: dict[TopicName, dict[str, Entry]] = {}  # by key
+        self.is_followed = False  # somebody watches, and calls `apply`
+        self._gone: dict[str, int] = {}  # keys that we have deleted, at which revision, until a watch has passed it
 
-    async def load(
-        self,
-    ) -> tuple[dict[str, Policy], dict[TopicName, CatalogueTopic], dict[TopicName, CorruptCommit]]:
-        """All namespaces, all topics, and what is wrong with those that cannot be read: the others are served.
+    # Reading
 
-        CorruptCommit for a namespace.
-        """
-        namespaces = {
-            entry.key.split("/")[2]: _read(entry, Policy)
-            for entry in (await self._metadata.list(keys.NAMESPACES)).entries
-            if entry.key.count("/") == 3 and entry.key.endswith("/policy")
-        }
-        grouped: dict[TopicName, list[Entry]] = {}
-        for entry in (await self._metadata.list(keys.TOPICS)).entries:
-            parts = entry.key.split("/")
-            grouped.setdefault(TopicName(parts[2], parts[3]), []).append(entry)
-        topics: dict[TopicName, CatalogueTopic] = {}
-        damaged: dict[TopicName, CorruptCommit] = {}
-        for name, entries in grouped.items():
-            try:
-                topic = _topic_of(name, entries)
-            except CorruptCommit as error:
-                damaged[name] = error
+    async def load(self) -> tuple[int, int]:
+        """Read everything; the revisions from which to watch namespaces and topics."""
+        namespaces = await self._metadata.list(keys.NAMESPACES)
+        topics = await self._metadata.list(keys.TOPICS)
+        self._namespaces, self._topics, self._gone = {}, {}, {}
+        for entry in [*namespaces.entries, *topics.entries]:
+            self._keep(entry)
+        return namespaces.revision, topics.revision
+
+    async def refresh(self, name: TopicName) -> None:
+        """Read one topic and its namespace anew."""
+        namespace = await self._metadata.get(keys.namespace_policy(name.namespace))
+        self._namespaces.pop(name.namespace, None)
+        listing = await self._metadata.list(keys.topic_prefix(name))
+        self._topics.pop(name, None)
+        for entry in [*([namespace] if namespace else []), *listing.entries]:
+            self._keep(entry)
+
+    async def refresh_namespace(self, namespace: str) -> None:
+        """Read the namespace anew; its topics are as they were."""
+        entry = await self._metadata.get(keys.namespace_policy(namespace))
+        self._namespaces.pop(namespace, None)
+        if entry is not None:
+            self._keep(entry)
+
+    def apply(self, changes: Sequence[Change]) -> tuple[set[str], set[TopicName]]:
+        """Take what a watch says, in its order; the namespaces and topics that it is about."""
+        namespaces: set[str] = set()
+        topics: set[TopicName] = set()
+        for change in changes:
+            known = self._known(change.key)
+            newest = known.revision if known is not None else self._gone.get(change.key, NO_REVISION)
+            if change.revision < newest:
+                continue  # our own later change is here already
+            if change.value is None:
+                self._forget(change.key)
             else:
-                if topic is not None:
-                    topics[name] = topic
-        return namespaces, topics, damaged
+                self._keep(Entry(change.key, change.value, change.revision))
+            parts = change.key.split("/")
+            if parts[1] == "namespaces":
+                namespaces.add(parts[2])
+            elif not _is_cursor(parts):
+                topics.add(TopicName(parts[2], parts[3]))
+        if self._gone and changes:
+            kind, passed = changes[-1].key.split("/")[1], changes[-1].revision
+            self._gone = {
+                key: revision for key, revision in self._gone.items() if revision > passed or key.split("/")[1] != kind
+            }
+        return namespaces, topics
+
+    def namespaces(self) -> Iterator[str]:
+        """All of them."""
+        return iter(list(self._namespaces))
+
+    def namespace(self, namespace: str) -> Policy | None:
+        """What its topics inherit; None: there is no such namespace. CorruptCommit."""
+        entry = self._namespaces.get(namespace)
+        return None if entry is None else _read(entry, Policy)
+
+    async def topics_of(self, namespace: str) -> int:
+        """How many topics its list has, also of other brokers' making."""
+        return len((await self._metadata.list(keys.namespace_topics(namespace))).entries)
+
+    def names(self) -> list[TopicName]:
+        """Every topic of which anything is stored."""
+        return list(self._topics)
+
+    def topic(self, name: TopicName) -> CatalogueTopic | None:
+        """None: there is none, or only leftovers. CorruptCommit."""
+        entries = self._topics.get(name, {})
+        head = entries.get(keys.delivery(name))
+        return None if head is None else _topic_of(_read(head, StoredTopic), entries.values())
+
+    def _known(self, key: str) -> Entry | None:
+        parts = key.split("/")
+        if parts[1] == "namespaces":
+            return self._namespaces.get(parts[2]) if len(parts) == 4 else None
+        return self._topics.get(TopicName(parts[2], parts[3]), {}).get(key)
+
+    def _keep(self, entry: Entry) -> None:
+        parts = entry.key.split("/")
+        if parts[1] == "namespaces":
+            if len(parts) == 4:
+                self._namespaces[parts[2]] = entry
+        elif not _is_cursor(parts):
+            self._topics.setdefault(TopicName(parts[2], parts[3]), {})[entry.key] = entry
+
+    def _forget(self, key: str) -> None:
+        parts = key.split("/")
+        if parts[1] == "namespaces":
+            if len(parts) == 4:
+                self._namespaces.pop(parts[2], None)
+            return
+        name = TopicName(parts[2], parts[3])
+        entries = self._topics.get(name, {})
+        entries.pop(key, None)
+        if not entries:
+            self._topics.pop(name, None)
+
+    # Changes. Outdated: nothing was done.
 
     async def put_namespace(self, namespace: str, policy: Policy) -> None:
         """Create or change it."""
-        await self._metadata.txn(puts=[Put(keys.namespace_policy(namespace), msgspec.json.encode(policy))])
+        key = keys.namespace_policy(namespace)
+        await self._txn([key], puts=[Put(key, msgspec.json.encode(policy))])
 
     async def delete_namespace(self, namespace: str) -> None:
-        """The caller has seen that it is empty."""
-        await self._metadata.txn(deletes=[keys.namespace_policy(namespace)])
+        """The caller has seen that it is empty. A topic made meanwhile would have changed the namespace."""
+        key = keys.namespace_policy(namespace)
+        await self._txn([key], deletes=[key])
 
-    async def create_topic(self, name: TopicName, topic: CatalogueTopic) -> None:
-        """VersionConflict when it exists, which only another writer could have done."""
-        done = await self._metadata.txn(
-            compares=[Compare(keys.delivery(name), NO_REVISION)],
-            puts=[
-                Put(keys.delivery(name), msgspec.json.encode(topic.stored)),
-                Put(keys.policy(name), msgspec.json.encode(topic.policy)),
-                Put(keys.schema(name), msgspec.json.encode(topic.schema)),
-                Put(keys.namespace_topic(name), b"{}"),
-            ],
-        )
-        if not done.is_done:
-            raise VersionConflict(expected=NO_REVISION, current=done.revision)
+    async def create_topic(self, name: TopicName, topic: CatalogueTopic, *, unassigned_ms: int | None) -> None:
+        """Its namespace is written with it, so that nobody deletes that meanwhile.
 
-    async def change_topic(self, name: TopicName, policy: Policy, schema: Schema) -> None:
-        """Another policy and schema, together."""
-        await self._metadata.txn(
-            puts=[
-                Put(keys.policy(name), msgspec.json.encode(policy)),
-                Put(keys.schema(name), msgspec.json.encode(schema)),
-            ]
+        `unassigned_ms`: in a cluster its partitions wait for an owner from now on.
+        """
+        namespace = self._namespaces[name.namespace]
+        puts = [
+            Put(keys.delivery(name), msgspec.json.encode(topic.stored)),
+            Put(keys.policy(name), msgspec.json.encode(topic.policy)),
+            Put(keys.schema(name), msgspec.json.encode(topic.schema)),
+            Put(keys.namespace_topic(name), b"{}"),
+            Put(namespace.key, namespace.value),
+        ]
+        if unassigned_ms is not None:
+            waits = msgspec.json.encode(Unassigned(reason=Reason.CREATED, since_ms=unassigned_ms))
+            first = range(min(topic.stored.partitions, ASSIGNED_TOGETHER_MAX))
+            puts += [Put(keys.unassigned(PartitionName(name, number)), waits) for number in first]
+        await self._txn([keys.delivery(name), namespace.key], puts=puts)
+
+    async def change_topic(self, name: TopicName, policy: Policy, schema: Schema | None) -> None:
+        """Another policy; and another schema, if no record was accepted yet."""
+        puts = [Put(keys.policy(name), msgspec.json.encode(policy))]
+        compares = [keys.delivery(name), keys.policy(name)]
+        if schema is not None:
+            puts.append(Put(keys.schema(name), msgspec.json.encode(schema)))
+            compares += [keys.schema(name), keys.schema_fixed(name)]
+        await self._txn(compares, puts=puts)
+
+    async def fix_schema(self, name: TopicName) -> None:
+        """A record is about to be accepted."""
+        await self._txn(
+            [keys.delivery(name), keys.schema(name), keys.schema_fixed(name)],
+            puts=[Put(keys.schema_fixed(name), b"{}")],
         )
 
     async def mark_deleting(self, name: TopicName, stored: StoredTopic) -> None:
         """From now on the topic is only there to be deleted."""
         marked = msgspec.structs.replace(stored, is_deleting=True)
-        await self._metadata.txn(puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
+        await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
 
     async def delete_topic(self, name: TopicName) -> None:
         """Forget it. Its `delivery` key goes last."""
-        entries = (await self._metadata.list(keys.topic_prefix(name))).entries
-        await self._delete([entry.key for entry in entries if entry.key != keys.delivery(name)])
-        await self._metadata.txn(deletes=[keys.delivery(name), keys.namespace_topic(name)])
+        entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
+        await self.delete([key for key in entries if key != keys.delivery(name)])
+        await self.delete([entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries])
+        await self._txn([], deletes=[keys.delivery(name), keys.namespace_topic(name)])
 
-    async def create_subscription(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings, cursors: Mapping[int, Cursor]
-    ) -> None:
-        """Its cursors first: a subscription that exists has one in every partition."""
-        puts = [Put(keys.cursor(name, subscription, number), cursor.stored()) for number, cursor in cursors.items()]
-        head = Put(keys.subscription(name, subscription), msgspec.json.encode(settings))
-        while len(puts) >= TXN_OPERATIONS_MAX:
-            await self._metadata.txn(puts=puts[:TXN_OPERATIONS_MAX])
-            del puts[:TXN_OPERATIONS_MAX]
-        await self._metadata.txn(puts=[*puts, head])
+    async def create_subscription(self, name: TopicName, subscription: str, settings: SubscriptionSettings) -> None:
+        """Its cursors are made by the owners of the partitions."""
+        key = keys.subscription(name, subscription)
+        await self._txn([keys.delivery(name), key], puts=[Put(key, msgspec.json.encode(settings))])
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
         """Itself first: cursors without a subscription mean nothing."""
-        await self._metadata.txn(deletes=[keys.subscription(name, subscription)])
+        key = keys.subscription(name, subscription)
+        await self._txn([key], deletes=[key])
 
-    async def delete_cursors(self, cursor_keys: list[str]) -> None:
-        """Then these."""
-        await self._delete(cursor_keys)
-
-    async def _delete(self, gone: list[str]) -> None:
+    async def delete(self, gone: list[str]) -> None:
+        """Forget keys, whatever they hold."""
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):
-            await self._metadata.txn(deletes=gone[first : first + TXN_OPERATIONS_MAX])
+            await self._txn([], deletes=gone[first : first + TXN_OPERATIONS_MAX])
+
+    async def _txn(self, unchanged: list[str], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()) -> None:
+        compares = []
+        for key in unchanged:
+            known = self._known(key)
+            compares.append(Compare(key, NO_REVISION if known is None else known.revision))
+        done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
+        if not done.is_done:
+            raise Outdated(f"{unchanged[0]} was changed by somebody else")
+        for put in puts:
+            if put.key.startswith((keys.TOPICS, keys.NAMESPACES)):
+                self._keep(Entry(put.key, put.value, done.revision))
+        for key in deletes:
+            if key.startswith((keys.TOPICS, keys.NAMESPACES)):
+                self._forget(key)
+                if self.is_followed:
+                    self._gone[key] = done.revision
+
+    # Cursors
+
+    async def cursors(self, name: TopicName) -> dict[tuple[str, int], Cursor]:
+        """Every stored cursor of a topic, by subscription and partition."""
+        prefix = keys.topic_prefix(name) + "subscriptions/"
+        found = {}
+        for entry in (await self._metadata.list(prefix)).entries:
+            parts = entry.key.split("/")
+            if _is_cursor(parts):
+                found[parts[5], int(parts[7])] = Cursor.load(entry.key, entry.value)
+        return found
+
+    async def create_cursor(
+        self, name: TopicName, subscription: str, partition: int, cursor: Cursor, fences: Sequence[Compare]
+    ) -> None:
+        """Of a subscription that has none there. Outdated when it has, or when a fence does not hold."""
+        key = keys.cursor(name, subscription, partition)
+        compares = [Compare(key, NO_REVISION), *fences]
+        if not (await self._metadata.txn(compares=compares, puts=[Put(key, cursor.stored())])).is_done:
+            raise Outdated(f"{key} was made by somebody else")
+
+
+def _is_cursor(parts: list[str]) -> bool:
+    return len(parts) == 8 and parts[6] == "cursor"
 
 
 def _read(entry: Entry, kind: type[Read]) -> Read:
@@ -147,30 +285,17 @@ def _read(entry: Entry, kind: type[Read]) -> Read:
         raise CorruptCommit(name=entry.key, reason=str(error)) from None
 
 
-def _topic_of(name: TopicName, entries: Iterable[Entry]) -> CatalogueTopic | None:
-    """The topic that these entries make; None when they are leftovers."""
-    topic: CatalogueTopic | None = None
-    subscriptions: dict[str, StoredSubscription] = {}
-    cursors: dict[str, dict[int, Cursor]] = {}
-    by_key = {entry.key: entry for entry in entries}
-    head = by_key.pop(keys.delivery(name), None)
-    if head is None:
-        return None
-    topic = CatalogueTopic(_read(head, StoredTopic))
-    for key, entry in by_key.items():
-        match key.split("/")[4:]:
+def _topic_of(stored: StoredTopic, entries: Iterable[Entry]) -> CatalogueTopic:
+    topic = CatalogueTopic(stored)
+    for entry in entries:
+        match entry.key.split("/")[4:]:
             case ["policy"]:
                 topic.policy = _read(entry, Policy)
             case ["schema"]:
                 topic.schema = _read(entry, Schema)
+            case ["schema_fixed"]:
+                topic.is_fixed = True
             case ["subscriptions", subscription]:
-                subscriptions[subscription] = StoredSubscription(_read(entry, SubscriptionSettings))
-            case ["subscriptions", subscription, "cursor", number]:
-                cursors.setdefault(subscription, {})[int(number)] = Cursor.load(key, entry.value)
-    for subscription, known in subscriptions.items():
-        known.cursors = cursors.get(subscription, {})
-        missing = set(range(topic.stored.partitions)) - set(known.cursors)
-        if missing:
-            raise CorruptCommit(name=keys.cursor(name, subscription, min(missing)), reason="it is missing")
-    topic.subscriptions = subscriptions
+                settings = _read(entry, SubscriptionSettings)
+                topic.subscriptions[subscription] = StoredSubscription(settings, entry.revision)
     return topic

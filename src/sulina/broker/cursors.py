@@ -1,22 +1,33 @@
 """Cursors on their way to the metadata store, many in one transaction.
 
 Whoever waits for a cursor to be durable starts a transaction at once, which takes along every cursor that has changed.
-Those that nobody waits for are written a little later. A cursor that is forgotten is never written again.
+Those that nobody waits for are written a little later. A cursor that is forgotten is never written again, nor is one
+whose fence no longer holds: its partition has another owner, who goes on from what was written before.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from sulina.errors import NotServing
-from sulina.ports import TXN_OPERATIONS_MAX, MetadataStore, Put
+from sulina.ports import TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 
 DELAY_SECONDS = 0.2
 
 _logger = structlog.get_logger("sulina.cursors")
 
 Stored = Callable[[], bytes]
+TOGETHER_MAX = TXN_OPERATIONS_MAX // 2  # each may have two fences
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """What to write, and what must hold for that."""
+
+    stored: Stored
+    fences: Sequence[Compare]
 
 
 class CursorWriter:
@@ -25,7 +36,7 @@ class CursorWriter:
     def __init__(self, metadata: MetadataStore, delay_seconds: float = DELAY_SECONDS) -> None:
         self._metadata = metadata
         self._delay_seconds = delay_seconds
-        self._changed: dict[str, Stored] = {}  # in the order in which they changed
+        self._changed: dict[str, _Cursor] = {}  # in the order in which they changed
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._some = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -49,14 +60,14 @@ class CursorWriter:
         for waiters in self._waiting.values():
             _fail(waiters, NotServing(reason="the node is stopping"))
 
-    def changed(self, key: str, stored: Stored) -> None:
-        """Write it soon, as it is by then."""
-        self._changed[key] = stored
+    def changed(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> None:
+        """Write it soon, as it is by then, if its fences hold by then."""
+        self._changed[key] = _Cursor(stored, fences)
         self._some.set()
 
-    def durable(self, key: str, stored: Stored) -> asyncio.Future[None]:
-        """Write it now; the future is done when it is durable."""
-        self.changed(key, stored)
+    def durable(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> asyncio.Future[None]:
+        """Write it now; the future is done when it is durable. NotServing when a fence does not hold."""
+        self.changed(key, stored, fences)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(future)
         self._urgent.set()
@@ -92,7 +103,7 @@ class CursorWriter:
 
     async def _write(self) -> bool:
         # Those that somebody waits for go first.
-        keys = sorted(self._changed, key=lambda key: key not in self._waiting)[:TXN_OPERATIONS_MAX]
+        keys = sorted(self._changed, key=lambda key: key not in self._waiting)[:TOGETHER_MAX]
         if await self._write_together(keys, is_last_try=len(keys) == 1):
             return True
         # One that cannot be written must not keep the others from it.
@@ -106,14 +117,21 @@ class CursorWriter:
         waiting = {key: self._waiting.pop(key, []) for key in keys}
         self._writing, self._write_done = set(keys), asyncio.Event()
         try:
-            await self._metadata.txn(puts=[Put(key, stored()) for key, stored in group.items()])
+            fences = {fence for cursor in group.values() for fence in cursor.fences}
+            puts = [Put(key, cursor.stored()) for key, cursor in group.items()]
+            is_done = (await self._metadata.txn(compares=list(fences), puts=puts)).is_done
+            if not is_done and len(keys) == 1:
+                _fail(waiting[keys[0]], NotServing(reason="the partition has another owner"))
+                return True
+            if not is_done:
+                raise NotServing(reason="one of the partitions has another owner")
         except Exception as error:  # noqa: BLE001
             # Whatever it is, those who wait must hear of it, and it is tried again.
-            for key, stored in group.items():
+            for key, cursor in group.items():
                 if key in self._forgotten:
                     _fail(waiting[key], NotServing(reason="the subscription is gone"))
                     continue
-                self._changed.setdefault(key, stored)
+                self._changed.setdefault(key, cursor)
                 if is_last_try:
                     _logger.error("cursor_not_written", key=key, error=str(error))
                     _fail(waiting[key], error)

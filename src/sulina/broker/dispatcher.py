@@ -12,6 +12,7 @@ import structlog
 
 from sulina.broker.consumer import Consumer, Delivery
 from sulina.broker.metrics import TopicMetrics
+from sulina.broker.partition import Log
 from sulina.core.cursor import Cursor
 from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
 from sulina.core.members import Members, SubscriptionKind, slot_of
@@ -22,7 +23,6 @@ from sulina.core.stored import bounds
 from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
 from sulina.storage.directory_log import Slice
-from sulina.storage.partition_log import PartitionLog
 from sulina.types import Offset, PartitionName
 
 READ_BYTES = 256 << 10
@@ -49,7 +49,7 @@ class Dispatcher:
     def __init__(
         self,
         partition: PartitionName,
-        log: PartitionLog,
+        log: Log,
         cursor: Cursor,
         members: Members,
         rules: DispatchRules,
@@ -61,6 +61,8 @@ class Dispatcher:
         self._members = members
         self._around = around
         self._wake = asyncio.Event()
+        self._is_paused = False
+        self._settled = asyncio.Event()  # something that was sent has been acked, or given back
         self._burying: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name=f"dispatch {partition}")
         log.watchers.add(self.wake)
@@ -73,14 +75,26 @@ class Dispatcher:
             task.cancel()
         return tasks
 
+    async def pause(self, grace_seconds: float) -> None:
+        """Send nothing more; return when all that was sent is acked, or the time is over."""
+        self._is_paused = True
+        try:
+            async with asyncio.timeout(grace_seconds):
+                while self.dispatch.in_flight:
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError:
+            pass  # those records are delivered again by whoever comes next
+
     def change_rules(self, rules: DispatchRules) -> None:
         """The topic's policy has changed."""
         self.dispatch.change_rules(rules, self._around.clock.monotonic())
         self.wake()
 
     def wake(self) -> None:
-        """Something has changed: records, credit, consumers, rules."""
+        """Something has changed: records, credit, consumers, acks, rules."""
         self._wake.set()
+        self._settled.set()
 
     # Short calls, between the steps of the task
 
@@ -134,12 +148,12 @@ class Dispatcher:
             self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition}")
         if self._log.view.start_offset > self.dispatch.cursor.offset:
             self._skip()
-        wanted = self.dispatch.want(self._log.view.next_offset)
+        wanted = None if self._is_paused else self.dispatch.want(self._log.view.next_offset)
         if wanted is None:
             await self._pause(now)
             return
         found = await self._log.read(Offset(wanted[0]), max_bytes=READ_BYTES)
-        if not self._members.present:
+        if self._is_paused or not self._members.present:
             return
         places = bounds(found.data)
         batches = self._batches(found, places)

@@ -5,24 +5,31 @@ uses and that was opened longest ago is closed.
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import structlog
 
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
-from sulina.broker.partition import Partition
+from sulina.broker.partition import Log, Partition
+from sulina.broker.stored_topic import StoredTopic
+from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
-from sulina.errors import LimitReached, SulinaError
+from sulina.errors import InvalidName, LimitReached, SulinaError
 from sulina.ports import Clock, Files
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import remove_tree
 from sulina.storage.partition_log import LogThreads, PartitionLog
+from sulina.storage.tiered_log import TieredLog
 from sulina.types import PartitionName, TopicName
+
+FOR_EVER = Retention()
 
 _logger = structlog.get_logger("sulina.logs")
 
@@ -40,6 +47,7 @@ class Logs:
         clock: Clock,
         metrics: Metrics,
         events: EventStream,
+        tiers: Tiers | None = None,
     ) -> None:
         self._options = options
         self._topic_of = topic_of
@@ -48,26 +56,38 @@ class Logs:
         self._clock = clock
         self._metrics = metrics
         self._events = events
+        self._tiers = tiers  # None: there is no archive
+        self._background: set[asyncio.Task[None]] = set()
         self._opened: dict[Partition, None] = {}  # in the order in which they were
 
-    async def open(self, partition: Partition) -> PartitionLog:
+    async def open(self, partition: Partition) -> Log:
         """Recover the log of a partition, or start one. LimitReached when all that may be open are in use."""
         await self._make_room()
         self._opened[partition] = None
-        topic = partition.name.topic
+        topic = self._topic_of(partition.name.topic)
         try:
-            log = await PartitionLog.open(
-                self._directory(partition.name),
-                options=self._log_options(self._topic_of(topic)),
-                files=self._files,
-                clock=self._clock,
-                threads=self._threads,
-                metrics=self._metrics,
-            )
+            if self._tiers is not None and topic is not None:
+                log: Log = await self._tiers.open(
+                    partition,
+                    self.directory(partition.name),
+                    topic.stored.topic_id,
+                    topic.policy,
+                    self._options_of(topic),
+                )
+            else:
+                log = await PartitionLog.open(
+                    self.directory(partition.name),
+                    options=self._options_of(topic),
+                    files=self._files,
+                    clock=self._clock,
+                    threads=self._threads,
+                    metrics=self._metrics,
+                )
         except BaseException:
             self._opened.pop(partition, None)
             raise
-        log.reconfigure(self._log_options(self._topic_of(topic)))  # the policy may have changed meanwhile
+        if (topic := self._topic_of(partition.name.topic)) is not None:
+            await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
         if log.damage is not None:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log
@@ -80,6 +100,33 @@ class Logs:
             del self._opened[idle]
             await idle.rest()
 
+    def has_left(self, partition: PartitionName) -> bool:
+        """Whether there is a directory of it here. Blocks."""
+        return os.path.isdir(self.directory(partition))
+
+    async def found(self) -> list[PartitionName]:
+        """The partitions of which there is a directory here."""
+        names = await asyncio.to_thread(self._files.list, self._options.data)
+        partitions = []
+        for name in names:
+            with contextlib.suppress(InvalidName):
+                partitions.append(PartitionName.from_directory(name))
+        return partitions
+
+    def closed(self, partition: Partition) -> None:
+        """Its log was closed by whoever owns it."""
+        self._opened.pop(partition, None)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.error("log_not_reconfigured", error=str(error))
+
     def forget(self, topic: Topic) -> None:
         """The topic has closed its logs."""
         for partition in topic.partitions:
@@ -88,35 +135,68 @@ class Logs:
     async def remove(self, name: TopicName, partitions: int) -> None:
         """Delete the files of a topic."""
         for number in range(partitions):
-            await asyncio.to_thread(remove_tree, self._directory(PartitionName(name, number)))
+            await asyncio.to_thread(remove_tree, self.directory(PartitionName(name, number)))
 
     def reconfigure(self, topic: Topic) -> None:
         """The policy of a topic has changed."""
         for partition in topic.partitions:
             if partition.log_if_open is not None:
-                partition.log_if_open.reconfigure(self._log_options(topic))
+                self._in_background(self._reconfigure(topic, partition, partition.log_if_open))
+
+    async def _reconfigure(self, topic: Topic, partition: Partition, log: Log) -> None:
+        if isinstance(log, TieredLog) and self._tiers is not None:
+            await self._tiers.reconfigure(partition, log, topic.policy, self._options_of(topic))
+        else:
+            log.reconfigure(self._options_of(topic))
 
     async def retain(self, topics: Iterable[Topic]) -> int:
         """Let topics forget what their policies say; how many segments went."""
         removed = 0
         for topic in topics:
             policy = topic.policy
-            if policy.retention_bytes is None and policy.retention_seconds is None:
-                continue
             limits = Retention(bytes_max=policy.retention_bytes, age_seconds_max=policy.retention_seconds)
+            local = Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
+            if limits == FOR_EVER and (local == FOR_EVER or self._tiers is None):
+                continue
             for partition in topic.partitions:
+                if not partition.place.is_here:
+                    continue
                 try:
                     async with partition.using() as log:
-                        removed += len(await log.retain(limits))
+                        removed += len(await _retained(log, limits, local))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.
                     _logger.error("retention_failed", partition=str(partition.name), error=str(error))
         return removed
 
-    def _directory(self, partition: PartitionName) -> str:
+    # Directories and archives of partitions that are not ours
+
+    async def let_go(self, partition: PartitionName, topic_id: str) -> None:
+        """Its directory goes, unless it has what is nowhere else."""
+        if self._tiers is not None:
+            await self._tiers.let_go(partition, self.directory(partition), topic_id)
+
+    async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:
+        """The offsets that only the disk of its last owner has; None: there is no archive."""
+        return None if self._tiers is None else await self._tiers.only_there(partition, topic_id)
+
+    async def delete_archives(self, topic: TopicName, stored: StoredTopic) -> None:
+        """Of a topic that is being deleted."""
+        if self._tiers is not None:
+            await self._tiers.delete(topic, stored)
+
+    def report(self) -> None:
+        """Let it be known how far the open logs have come."""
+        for partition in self._opened:
+            log = partition.log_if_open
+            if isinstance(log, TieredLog) and self._tiers is not None and partition.place.is_here:
+                self._tiers.report(partition.place, log)
+
+    def directory(self, partition: PartitionName) -> str:
+        """Where its log lies on this node."""
         return os.path.join(self._options.data, partition.directory)
 
-    def _log_options(self, topic: Topic | None) -> LogOptions:
+    def _options_of(self, topic: Topic | None) -> LogOptions:
         broker_id, waiting_bytes_max = self._options.broker_id, self._options.partition_waiting_bytes_max
         if topic is None:  # it is being deleted
             return LogOptions(broker_id=broker_id, waiting_bytes_max=waiting_bytes_max)
@@ -131,3 +211,8 @@ class Logs:
                 segment_bytes_max=policy.segment_bytes, segment_age_seconds_max=policy.segment_seconds
             ),
         )
+
+
+async def _retained(log: Log, limits: Retention, local: Retention) -> Sequence[object]:
+    """What went."""
+    return await log.retain(limits, local) if isinstance(log, TieredLog) else await log.retain(limits)

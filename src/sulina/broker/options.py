@@ -1,6 +1,20 @@
 """Who a broker is, how much it takes on, and how much it has."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
+
+Span = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
+
+
+def no_span(_name: str, _attributes: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Nobody traces."""
+    return nullcontext()
+
+
+def no_steps(_step: str) -> None:
+    """Nobody is watching."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +34,12 @@ class BrokerOptions:
     open_logs_max: int = 2_000
     partition_waiting_bytes_max: int = 64 << 20  # and in one of them
     retention_interval_seconds: float = 60.0
+    unload_seconds_max: float = 30.0  # that a partition takes no records while what it has goes to the archive
+    ack_grace_seconds: float = 0.3  # for consumers to ack what they have, before their partition moves
+    stop_seconds: float = 10.0  # for giving back what is served here
+    archive_cache_bytes: int = 64 << 20
+    span: Span = no_span  # around each phase of what takes long
+    steps: Callable[[str], None] = no_steps  # told of every point at which a test may end the process
 
 
 @dataclass(slots=True)
@@ -27,6 +47,7 @@ class Counts:
     """What grows with what clients do."""
 
     waiting_bytes: int = 0
+    published_bytes: int = 0
     partitions: int = 0
     subscriptions: int = 0
     cursors: int = 0

@@ -1,4 +1,4 @@
-"""One partition that this node owns: its log, opened when it is first used, and its state.
+"""The log of one partition, while this node owns it; opened when it is first used.
 
 ACTIVE takes records. DRAINING finishes what it has taken and refuses more, with an error that says to try again.
 CLOSED has let go of its directory. A log that nobody has used for a while may be closed and opened again.
@@ -8,54 +8,61 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from sulina.broker.place import Place
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
-from sulina.errors import Draining, VersionNotRetained
+from sulina.errors import LogClosed, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
-from sulina.types import Offset, PartitionName, Version
+from sulina.storage.tiered_log import TieredLog
+from sulina.types import Offset, Version
 from sulina.wire.messages import PartitionInfo, SegmentInfo, TopicState
 
-Opener = Callable[["Partition"], Awaitable[PartitionLog]]
+Log = PartitionLog | TieredLog
+Opener = Callable[["Partition"], Awaitable[Log]]
 
 
 class Partition:
     """Whoever keeps the log across an await does so within `using`; it is not closed meanwhile."""
 
-    def __init__(self, name: PartitionName, opener: Opener) -> None:
-        self.name = name
-        self.state = TopicState.ACTIVE
+    def __init__(self, place: Place, opener: Opener) -> None:
+        self.name = place.name
+        self.place = place
         self._opener = opener
-        self._log: PartitionLog | None = None
-        self._turn: asyncio.Task[PartitionLog | None] | None = None  # being opened, or being closed because idle
+        self._log: Log | None = None
+        self._turn: asyncio.Task[Log | None] | None = None  # being opened, or being closed because idle
         self._users = 0
 
     @property
-    def log_if_open(self) -> PartitionLog | None:
+    def log_if_open(self) -> Log | None:
         """The log, if it is open; good until the next await."""
         return self._log
 
     @asynccontextmanager
-    async def using(self) -> AsyncIterator[PartitionLog]:
-        """The log; opened if need be, by one for all. LogLocked, Corrupt, Draining, LimitReached."""
+    async def using(self) -> AsyncIterator[Log]:
+        """The log; opened if need be, by one for all. LogLocked, Corrupt, NotServing, LimitReached."""
         self._users += 1
         try:
             while self._log is None:
                 await self._open()
             yield self._log
+        except LogClosed:
+            if self.place.is_here:
+                raise
+            raise self.place.refusal() from None
         finally:
             self._users -= 1
 
     async def _open(self) -> None:
-        if self.state != TopicState.ACTIVE:
-            raise Draining(topic=str(self.name.topic))
+        if not self.place.is_ours:
+            raise self.place.refusal()
         if self._turn is None:
             self._begin(self._opener(self))
         assert self._turn is not None
         await asyncio.shield(self._turn)
 
-    def _begin(self, work: Awaitable[PartitionLog | None]) -> None:
-        async def run() -> PartitionLog | None:
+    def _begin(self, work: Awaitable[Log | None]) -> None:
+        async def run() -> Log | None:
             try:
                 self._log = await work
                 return self._log
@@ -84,23 +91,23 @@ class Partition:
         await asyncio.shield(self._turn)
 
     def append_nowait(
-        self, log: PartitionLog, data: Bytes, *, txn_id: str | None, expected_version: int | None, is_own: bool
+        self, log: Log, data: Bytes, *, txn_id: str | None, expected_version: int | None, is_own: bool
     ) -> asyncio.Future[Appended]:
         """Append to the open log. What is refused at once raises, the rest is the future's."""
-        if self.state != TopicState.ACTIVE:
-            raise Draining(topic=str(self.name.topic))
+        self.place.check()
         version = None if expected_version is None else Version(expected_version)
         return log.append_nowait(data, txn_id=txn_id, expected_version=version, is_own=is_own)
 
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""
-        self.state = TopicState.DRAINING
+        if self.place.is_here:
+            self.place.state = TopicState.DRAINING
         while self._turn is not None:
             await asyncio.wait([self._turn])
         if self._log is not None:
-            await self._log.close()
-            self._log = None
-        self.state = TopicState.CLOSED
+            log, self._log = self._log, None
+            await log.close()
+        self.place.state = TopicState.CLOSED
 
     async def locate(self, position: Position) -> Offset:
         """The offset that a position means now, never outside the log."""
@@ -126,7 +133,7 @@ class Partition:
             return PartitionInfo(
                 topic=str(self.name.topic),
                 partition=self.name.partition,
-                state=self.state,
+                state=self.place.state,
                 epoch=view.epoch,
                 version=view.version,
                 start_offset=view.start_offset,
@@ -146,7 +153,7 @@ class Partition:
             )
 
 
-async def _offset_of_version(log: PartitionLog, version: int) -> Offset:
+async def _offset_of_version(log: Log, version: int) -> Offset:
     """Where the first record lies that this version or a later one added."""
     view = log.view
     if version > view.version:

@@ -1,16 +1,18 @@
-"""A subscription of a reliable topic: its consumers, and a cursor in every partition.
+"""A subscription of a reliable topic: its consumers here, and a cursor in every partition that is served here.
 
 A cursor is fixed when the subscription is made, and from then on moves by acks or a seek only. While consumers are
-attached, a dispatcher works for each partition; when the last has left, only the cursors remain.
+attached, a dispatcher works for each partition; when the last has left, only the cursors remain. A partition that is
+given to another broker takes its cursor along; its consumers are let go, and find it there.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
+from sulina.broker.catalogue import StoredSubscription
 from sulina.broker.consumer import Consumer, replaced_by, taken_over
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.dispatcher import Dispatcher, Surroundings
@@ -30,7 +32,7 @@ from sulina.errors import (
     PartitionNotFound,
     SulinaError,
 )
-from sulina.ports import Clock
+from sulina.ports import Clock, Compare
 from sulina.types import TopicName
 from sulina.wire.messages import CursorInfo, SubscriptionInfo, SubscriptionSettings
 
@@ -63,15 +65,15 @@ class Subscription:
     def __init__(
         self,
         name: str,
-        settings: SubscriptionSettings,
-        cursors: Mapping[int, Cursor],
+        stored: StoredSubscription,
         context: TopicContext,
         rules: DispatchRules,
     ) -> None:
         self.name = name
-        self.settings = settings
-        self.members = Members(settings.kind)
-        self._cursors = dict(cursors)
+        self.settings = stored.settings
+        self.members = Members(stored.settings.kind)
+        self.revision = stored.revision
+        self._cursors: dict[int, Cursor] = {}  # of the partitions that are served here
         self._context = context
         self._rules = rules
         self._dispatchers: dict[int, Dispatcher] = {}
@@ -133,7 +135,7 @@ class Subscription:
             )
         async with self._lock:
             self._check_open()
-            chosen = [p for p in self._context.partitions if partition in (None, p.name.partition)]
+            chosen = [p for p in self._context.partitions if self._is_sought(p, partition)]
             moved = {p.name.partition: Cursor(await p.locate(position)) for p in chosen}
             await self._dismiss(CursorMoved(topic=str(self._context.topic), subscription=self.name))
             former = {number: self._cursors[number] for number in moved}
@@ -144,8 +146,15 @@ class Subscription:
                 # What is stored is unknown; what is here is as it was, and is written again.
                 self._cursors.update(former)
                 for number, cursor in former.items():
-                    self._context.writer.changed(keys.cursor(self._context.topic, self.name, number), cursor.stored)
+                    self._write(number, cursor)
                 raise
+
+    def _is_sought(self, partition: Partition, wanted: int | None) -> bool:
+        if wanted is None:
+            return partition.name.partition in self._cursors
+        if wanted == partition.name.partition:
+            partition.place.check()
+        return wanted == partition.name.partition
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -163,10 +172,40 @@ class Subscription:
             consumer.dismissed(error)
         await self._stop()
 
+    # Partitions that come and go
+
+    def lacks(self, number: int) -> bool:
+        """Whether it has no cursor in the partition."""
+        return number not in self._cursors
+
+    async def adopt(self, number: int, cursor: Cursor) -> None:
+        """The partition is served here from now on."""
+        async with self._lock:
+            self._cursors[number] = cursor
+            if self.members.present and not self._is_closed:
+                await self._start()
+
+    async def pause(self, number: int, grace_seconds: float) -> None:
+        """Send nothing more of a partition; return when what was sent is acked, or the time is over."""
+        dispatcher = self._dispatchers.get(number)
+        if dispatcher is not None:
+            await dispatcher.pause(grace_seconds)
+
+    async def release(self, number: int, error: SulinaError) -> None:
+        """The partition is served here no more. Consumers are let go, and look for it."""
+        async with self._lock:
+            if self._cursors.pop(number, None) is not None and self.members.present:
+                await self._dismiss(error)
+
+    async def flush(self, number: int) -> None:
+        """Return when the cursor of a partition is durable as it is now. NotServing."""
+        if number in self._cursors:
+            await self._durable(number)
+
     async def _start(self) -> None:
         for partition in self._context.partitions:
             number = partition.name.partition
-            if number in self._dispatchers:
+            if number in self._dispatchers or number not in self._cursors:
                 continue
             async with partition.using() as log:
                 cursor = self._cursors[number]
@@ -184,7 +223,6 @@ class Subscription:
             await asyncio.wait(tasks)
 
     def _surroundings(self, number: int) -> Surroundings:
-        key = keys.cursor(self._context.topic, self.name, number)
         cursor = self._cursors[number]
 
         async def bury(records: Sequence[Record], attempts: int) -> None:
@@ -194,7 +232,7 @@ class Subscription:
             clock=self._context.clock,
             metrics=self._context.metrics,
             bury=bury,
-            changed=lambda: self._context.writer.changed(key, cursor.stored),
+            changed=lambda: self._write(number, cursor),
         )
 
     # What consumers say
@@ -218,9 +256,19 @@ class Subscription:
         """These are to be delivered again; how many of them the consumer held."""
         return self._dispatcher(partition, ranges).nack(consumer, ranges, delay_seconds)
 
+    def _write(self, number: int, cursor: Cursor) -> None:
+        key = keys.cursor(self._context.topic, self.name, number)
+        self._context.writer.changed(key, cursor.stored, self.fences(number))
+
     def _durable(self, partition: int) -> asyncio.Future[None]:
         key = keys.cursor(self._context.topic, self.name, partition)
-        return self._context.writer.durable(key, self._cursors[partition].stored)
+        return self._context.writer.durable(key, self._cursors[partition].stored, self.fences(partition))
+
+    def fences(self, number: int) -> list[Compare]:
+        """What must hold for this node to write the cursor of a partition: it is ours, and this subscription exists."""
+        fence = self._context.partitions[number].place.fence
+        key = keys.subscription(self._context.topic, self.name)
+        return [] if fence is None else [fence, Compare(key, self.revision)]
 
     def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)
@@ -242,21 +290,22 @@ class Subscription:
     def lag(self) -> int | None:
         """Records that are not acked; None when a partition's log is not open."""
         total = 0
-        for partition in self._context.partitions:
-            log = partition.log_if_open
+        for number, cursor in list(self._cursors.items()):
+            log = self._context.partitions[number].log_if_open
             if log is None:
                 return None
-            total += self._cursors[partition.name.partition].lag(log.view.next_offset)
+            total += cursor.lag(log.view.next_offset)
         return total
 
     async def info(self) -> SubscriptionInfo:
         """Its consumers and cursors now."""
         cursors = []
-        for partition in self._context.partitions:
-            async with partition.using() as log:
+        for number in sorted(self._cursors):
+            async with self._context.partitions[number].using() as log:
                 end_offset = log.view.next_offset
-            number = partition.name.partition
-            cursor, dispatcher = self._cursors[number], self._dispatchers.get(number)
+            cursor, dispatcher = self._cursors.get(number), self._dispatchers.get(number)
+            if cursor is None:  # it has gone to another broker meanwhile
+                continue
             cursors.append(
                 CursorInfo(
                     partition=number,

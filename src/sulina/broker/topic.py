@@ -1,4 +1,4 @@
-"""A topic on the node that owns it: accepts records into its partitions, and knows its subscriptions.
+"""A topic on a node: accepts records into the partitions that are served here, and knows its subscriptions.
 
 A publish goes to one partition, all or nothing. What a topic accepts is decided here: name of the partition, schema,
 state; what the log accepts is the log's to say.
@@ -6,19 +6,19 @@ state; what the log accepts is the log's to say.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import structlog
 
 from sulina.broker.channel import Channel, PassingSubscription
 from sulina.broker.consumer import Consumer
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.options import BrokerOptions, Counts
-from sulina.broker.partition import Opener, Partition
+from sulina.broker.partition import Log, Opener, Partition
+from sulina.broker.place import Place, Rights
+from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
 from sulina.core.compression import Codec
@@ -32,16 +32,19 @@ from sulina.core.values import check_values, checker
 from sulina.errors import (
     Draining,
     KeysSpanPartitions,
+    LogClosed,
+    LogStopped,
     NotReliable,
     PartitionNotFound,
     QueueFull,
     SchemaConflict,
+    StaleEpoch,
     SubscriptionBusy,
     SulinaError,
     TopicNotFound,
 )
 from sulina.ports import Bytes
-from sulina.storage.partition_log import PartitionLog
+from sulina.storage.tiered_log import TieredLog
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, TopicState
 
@@ -51,25 +54,20 @@ BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
 _logger = structlog.get_logger("sulina.topic")
 
 
-class StoredTopic(msgspec.Struct, frozen=True):
-    """The kind of a topic, under its `delivery` key. A topic that is being deleted is served no more."""
-
-    delivery: Delivery
-    partitions: int
-    created_ms: int
-    topic_id: str  # no other topic's, also not of one of the same name
-    is_deleting: bool = False
-
-
 @dataclass(slots=True)
 class Accepted:
     """A publish that was taken; `appended` is done when it is what the topic's ack level says, or has failed."""
 
-    partition: int
+    place: Place
     ack: Ack
     appended: asyncio.Future[Appended] | None  # None: acked at once
     count: int = 0
     base_offset: int | None = None
+
+    @property
+    def partition(self) -> int:
+        """Where it went."""
+        return self.place.name.partition
 
     def published(self) -> Published:
         """The answer, once `appended` is done; or its error."""
@@ -77,7 +75,13 @@ class Accepted:
             return Published(
                 partition=self.partition, base_offset=self.base_offset, count=self.count, version=None, ack=self.ack
             )
-        answer = self.appended.result()
+        try:
+            answer = self.appended.result()
+        except (LogClosed, LogStopped) as error:
+            if self.place.is_here and not _is_fenced(error):
+                raise
+            # Its outcome is unknown; who asks the new owner again, with the same txn_id, is told.
+            raise self.place.refusal() from None
         return Published(
             partition=self.partition,
             base_offset=answer.offset_start,
@@ -85,6 +89,13 @@ class Accepted:
             version=answer.version,
             ack=self.ack,
         )
+
+
+def _is_fenced(error: LogClosed | LogStopped) -> bool:
+    return isinstance(error, LogStopped) and isinstance(error.cause, StaleEpoch)
+
+
+FixSchema = Callable[["Topic"], Awaitable[None]]
 
 
 class Topic:
@@ -102,9 +113,17 @@ class Topic:
         options: BrokerOptions,
         counts: Counts,
         opener: Opener,
+        rights: Rights | None,
+        is_fixed: bool,
+        fix_schema: FixSchema,
     ) -> None:
         self.name = name
         self.stored = stored
+        self.is_fixed = is_fixed  # a record was accepted: its schema is for ever
+        self._fix_schema = fix_schema
+        self.places = [Place(PartitionName(name, number), rights) for number in range(stored.partitions)]
+        self.lock = asyncio.Lock()  # for partitions that come and go
+        self.fixing = asyncio.Lock()  # of the schema, by the first record
         self.own_policy = policy
         self.policy = resolved(policy, namespace_policy)
         self.schema = schema
@@ -118,14 +137,9 @@ class Topic:
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
         self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
-        self._in_flight = 0
-        self._is_open = asyncio.Event()  # for records
-        self._is_open.set()
-        self._is_quiet = asyncio.Event()  # nothing is in flight
-        self._is_quiet.set()
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == Delivery.RELIABLE:
-            self.partitions = [Partition(PartitionName(name, p), opener) for p in range(stored.partitions)]
+            self.partitions = [Partition(place, opener) for place in self.places]
         else:
             self.channels = [Channel(name, p, metrics) for p in range(stored.partitions)]
 
@@ -136,12 +150,13 @@ class Topic:
 
     def partition(self, number: int) -> Partition:
         """PartitionNotFound, NotReliable."""
-        self._check_number(number)
+        self.check_number(number)
         if not self.is_reliable:
             raise NotReliable(topic=str(self.name))
         return self.partitions[number]
 
-    def _check_number(self, number: int) -> None:
+    def check_number(self, number: int) -> None:
+        """PartitionNotFound."""
         if not 0 <= number < self.stored.partitions:
             raise PartitionNotFound(topic=str(self.name), partition=number, partitions=self.stored.partitions)
 
@@ -162,46 +177,49 @@ class Topic:
 
         `is_own`: this process has just encoded them, and they are not checked again.
         """
-        if not self._is_open.is_set():
-            await self._is_open.wait()
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name))
         if topic_id is not None and topic_id != self.stored.topic_id:
             raise TopicNotFound(topic=str(self.name))
         if schema_id is not None and schema_id != self.schema_id:
             raise SchemaConflict(topic=str(self.name), ours=schema_id, current=self.schema_id)
-        self._in_flight += 1
-        self._is_quiet.clear()
-        try:
-            if partition is not None:
-                self._check_number(partition)
-            elif len(data) <= CHOOSE_BYTES_MAX:
-                partition = self._choose(data, txn_id)
-            else:
-                partition = await asyncio.to_thread(self._choose, data, txn_id)
-            if self.policy.validate:
-                await asyncio.to_thread(self._check_values, data)
-            if not self.is_reliable:
-                if expected_version is not None:
-                    raise NotReliable(topic=str(self.name))
-                return self._pass_on(data, partition)
-            owned = self.partitions[partition]
-            if owned.log_if_open is not None:
-                future = self._append(owned, owned.log_if_open, data, txn_id, expected_version, is_own)
-            else:
-                async with owned.using() as log:
-                    future = self._append(owned, log, data, txn_id, expected_version, is_own)
-        finally:
-            self._landed()
+        if partition is not None:
+            self.check_number(partition)
+        elif len(data) <= CHOOSE_BYTES_MAX:
+            partition = self._choose(data, txn_id)
+        else:
+            partition = await asyncio.to_thread(self._choose, data, txn_id)
+        place = self.places[partition]
+        place.check()
+        if self.policy.validate:
+            await asyncio.to_thread(self._check_values, data)
+        if not self.is_reliable:
+            if expected_version is not None:
+                raise NotReliable(topic=str(self.name))
+            return self._pass_on(data, place)
+        if not self.is_fixed:
+            checked_id = self.schema_id
+            await self._fix_schema(self)
+            if self.schema_id != checked_id:
+                raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
+        owned = self.partitions[partition]
+        log = owned.log_if_open
+        if log is not None:
+            future = self._append(owned, log, data, txn_id, expected_version, is_own)
+        else:
+            async with owned.using() as log:
+                future = self._append(owned, log, data, txn_id, expected_version, is_own)
+        if isinstance(log, TieredLog) and log.is_ack_archived:
+            return Accepted(place, Ack.ARCHIVED, future)
         if self.policy.ack == Ack.MEMORY and self._can_fail_no_more(data, txn_id, expected_version):
             future.add_done_callback(self._report_loss)
-            return Accepted(partition, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(data)))
-        return Accepted(partition, Ack.LOCAL, future)
+            return Accepted(place, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(data)))
+        return Accepted(place, Ack.LOCAL, future)
 
     def _append(
         self,
         owned: Partition,
-        log: PartitionLog,
+        log: Log,
         data: Bytes,
         txn_id: str | None,
         expected_version: int | None,
@@ -211,9 +229,8 @@ class Topic:
         if waiting_bytes + len(data) > limit:
             raise QueueFull(waiting_bytes=waiting_bytes, limit_bytes=limit)
         if log.stopped is not None:
-            raise log.stopped
+            raise owned.place.refusal() if _is_fenced(log.stopped) else log.stopped
         future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version, is_own=is_own)
-        self._in_flight += 1
         self._counts.waiting_bytes += len(data)
         future.add_done_callback(partial(self._settled, len(data)))
         return future
@@ -226,11 +243,6 @@ class Topic:
             and all(h.codec == Codec.NONE and h.producer_id == NO_PRODUCER for h in self._headers(data))
         )
 
-    def _landed(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight:
-            self._is_quiet.set()
-
     def _choose(self, data: Bytes, txn_id: str | None) -> int:
         count = self.stored.partitions
         if count == 1:
@@ -240,8 +252,15 @@ class Topic:
             raise KeysSpanPartitions(topic=str(self.name), partitions=", ".join(map(str, sorted(named))))
         if named:
             return named.pop()
-        # A repeat must come to the partition that knows its txn_id, also after a restart.
-        return next(self._turns) if txn_id is None else partition_of(txn_id.encode(errors="replace"), count)
+        if txn_id is not None:
+            # A repeat must come to the partition that knows its txn_id, also after a restart.
+            return partition_of(txn_id.encode(errors="replace"), count)
+        turn = next(self._turns)
+        for _ in range(count):  # one that is served here, if there is any
+            if self.places[turn].is_here:
+                break
+            turn = next(self._turns)
+        return turn
 
     def _check_values(self, data: Bytes) -> None:
         check_values(self._check_value, (record.value for record in decode_rows(data, limits=self.batch_limits)))
@@ -249,15 +268,14 @@ class Topic:
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
 
-    def _pass_on(self, data: Bytes, partition: int) -> Accepted:
-        start, end = self.channels[partition].publish(
+    def _pass_on(self, data: Bytes, place: Place) -> Accepted:
+        start, end = self.channels[place.name.partition].publish(
             data, self.batch_limits, [group.members for group in self.passing.values()]
         )
         self._count_published(end - start, len(data))
-        return Accepted(partition, Ack.MEMORY, None, count=end - start, base_offset=start)
+        return Accepted(place, Ack.MEMORY, None, count=end - start, base_offset=start)
 
     def _settled(self, size_bytes: int, done: asyncio.Future[Appended]) -> None:
-        self._landed()
         self._counts.waiting_bytes -= size_bytes
         if not done.cancelled() and done.exception() is None:
             answer = done.result()
@@ -267,6 +285,7 @@ class Topic:
         self.metrics.publishes.inc()
         self.metrics.published_records.inc(records)
         self.metrics.published_bytes.inc(size_bytes)
+        self._counts.published_bytes += size_bytes
 
     def _report_loss(self, done: asyncio.Future[Appended]) -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -301,23 +320,10 @@ class Topic:
         assert self.policy.batch_bytes_max is not None
         return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max, records_max=BATCH_RECORDS_MAX)
 
-    async def has_data(self) -> bool:
-        """Whether a record was ever accepted: then the schema is for ever."""
-        for partition in self.partitions:
-            async with partition.using() as log:
-                if log.view.next_offset > 0:
-                    return True
-        return False
-
-    @asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
-        """Nothing is in flight within, and what comes waits until it is left."""
-        self._is_open.clear()
-        try:
-            await self._is_quiet.wait()
-            yield
-        finally:
-            self._is_open.set()
+    def check_served(self) -> None:
+        """NotOwner and the like, when none of its partitions is served here."""
+        if not any(place.is_here for place in self.places):
+            raise self.places[0].refusal()
 
     def info(self) -> TopicInfo:
         """Its settings and state."""
@@ -351,6 +357,12 @@ class Topic:
             passing.detach(consumer)
             if not passing.members.present:
                 del self.passing[name]
+
+    def dismiss_passing(self, error: SulinaError) -> None:
+        """A partition is served elsewhere: let consumers go, who look for it."""
+        passing, self.passing = self.passing, {}
+        for group in passing.values():
+            group.close(error)
 
     # The end
 

@@ -14,7 +14,8 @@ INTERRUPTED = 130  # as the shell says it of any other program
 _NODE = Group("Node", sort_key=1)
 _RECORDS = Group("Records", sort_key=2)
 _NAMES = Group("Topics", sort_key=3)
-_ITSELF = Group("This command", sort_key=4)
+_CLUSTER = Group("Cluster", sort_key=4)
+_ITSELF = Group("This command", sort_key=5)
 
 
 def _default_text(value: object) -> object:
@@ -25,7 +26,8 @@ def _default_text(value: object) -> object:
 app = App(
     name="sulina",
     help="Publish/subscribe where every topic is an ACID log and every log is a table.\n\n"
-    "Start with `sulina demo`. Every command has --help, and --json where it answers something.",
+    "Start with `sulina demo`, or `sulina cluster start`. Every command has --help, and --json where it answers "
+    "something.",
     help_format="plaintext",
     default_parameter=Parameter(negative=(), show_default=_default_text),
     result_action="return_int_as_exit_code_else_zero",
@@ -53,9 +55,11 @@ _COMMANDS = [
         "goes on after it.",
     ),
     ("tail", "sulina.cli.consume:tail", _RECORDS, "Show the newest records of a topic, then those that come."),
-    ("topic", "sulina.cli.topic:app", _NAMES, "Create, list, show and delete topics."),
+    ("topic", "sulina.cli.topic:app", _NAMES, "Create, list, show, delete, look up, unload and move topics."),
     ("namespace", "sulina.cli.namespace:app", _NAMES, "Create, list, show and delete namespaces."),
     ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, move and delete subscriptions."),
+    ("broker", "sulina.cli.broker:app", _CLUSTER, "List, drain and activate the brokers of a cluster."),
+    ("cluster", "sulina.cli.cluster:app", _CLUSTER, "Show, rebalance, or try out a cluster of brokers."),
     ("--install-completion", "sulina.cli.completion:install", _ITSELF, "Complete commands and flags in your shell."),
 ]
 for _name, _path, _group, _help in _COMMANDS:

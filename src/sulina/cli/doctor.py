@@ -11,13 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 
 from msgspec import Struct
 
 from sulina.cli import terminal
-from sulina.config import Settings, address_text
+from sulina.cli.cluster_flags import ALONE, ClusterFlags
+from sulina.config import DEFAULT_BROKER_ID, Settings, address_text
 from sulina.config import load as load_settings
 
 FSYNC_ROUNDS_MAX = 300
@@ -48,7 +50,14 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     figures: dict[str, float] | None = None
 
 
-def doctor(*, data: str | None = None, http: str | None = None, config: str | None = None, json: bool = False) -> int:
+def doctor(
+    *,
+    data: str | None = None,
+    http: str | None = None,
+    cluster: ClusterFlags = ALONE,
+    config: str | None = None,
+    json: bool = False,
+) -> int:
     """Check this machine for what a node needs.
 
     Parameters
@@ -62,9 +71,11 @@ def doctor(*, data: str | None = None, http: str | None = None, config: str | No
     json
         The findings as JSON.
     """
-    settings = load_settings({"data": data, "http": http, "insecure": True}, file=config)
+    # Its name and whether it may be reached are no matter of this machine.
+    flags = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(cluster)}
+    settings = load_settings(flags, file=config)
     findings = []
-    for check in CHECKS:
+    for check in _checks(settings):
         finding = check(settings)
         findings.append(finding)
         if not json:
@@ -72,6 +83,17 @@ def doctor(*, data: str | None = None, http: str | None = None, config: str | No
     if json:
         terminal.print_json({"is_healthy": _is_healthy(findings), "findings": findings})
     return 0 if _is_healthy(findings) else 1
+
+
+def _checks(settings: Settings) -> Iterator[Callable[[Settings], Finding]]:
+    yield from CHECKS
+    if settings.etcd is not None or settings.objects is not None:
+        from sulina.cli import doctor_cluster
+
+        if settings.etcd is not None:
+            yield doctor_cluster.check_etcd
+        if settings.objects is not None:
+            yield doctor_cluster.check_objects
 
 
 def _is_healthy(findings: list[Finding]) -> bool:

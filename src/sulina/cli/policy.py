@@ -21,8 +21,11 @@ class PolicyFlags:
     """Every field of a policy."""
 
     ack: Annotated[
-        Literal["memory", "local"] | None,
-        _flag("What an ack means: `local` is durable on this node's disk, `memory` is not durable."),
+        Literal["memory", "local", "archived"] | None,
+        _flag(
+            "What an ack means: `local` is durable on the disk of the node, `archived` is in the object store too, "
+            "`memory` is not durable."
+        ),
     ] = None
     retention_bytes: Annotated[int | None, _flag("Forget the oldest records of a partition beyond this size.")] = None
     retention_seconds: Annotated[float | None, _flag("Forget records that are older.")] = None
@@ -33,6 +36,12 @@ class PolicyFlags:
     redelivery_delay_seconds: Annotated[float | None, _flag("How long a nacked record waits.")] = None
     deliveries_max: Annotated[int | None, _flag("After so many, a record goes to the dead-letter topic.")] = None
     dead_letter: Annotated[str | None, _flag("That topic, instead of `TOPIC.dead-letter`.")] = None
+    archive_bytes: Annotated[int | None, _flag("What is not in the object store goes there at this size.")] = None
+    archive_seconds: Annotated[float | None, _flag("What is not in the object store goes there at this age.")] = None
+    local_retention_bytes: Annotated[int | None, _flag("Keep so much on disk of what is in the object store.")] = None
+    local_retention_seconds: Annotated[float | None, _flag("Keep on disk for so long what is in the object store.")] = (
+        None
+    )
     validate: Annotated[bool | None, Parameter(group=_GROUP, negative="--no-validate", help="Check every value.")] = (
         None
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter
 
 from sulina.errors import (
+    BrokerNotFound,
     Disconnected,
     InvalidName,
     LimitReached,
@@ -17,6 +18,7 @@ from sulina.errors import (
     NotReliable,
     OffsetOutOfRange,
     QueueFull,
+    Recovering,
     SubscriptionBusy,
     SubscriptionNotFound,
     SulinaError,
@@ -53,6 +55,12 @@ class Remote:
             except TopicNotFound as error:
                 error.add_note(await _nearest(client, error))
                 raise
+            except BrokerNotFound as error:
+                facts = vars(error)
+                known = str(facts.get("brokers", "")).split(", ")
+                near = difflib.get_close_matches(str(facts.get("broker", "")), known, n=1, cutoff=0.5)
+                error.add_note(f"did you mean {near[0]}?" if near else "`sulina broker list` shows them")
+                raise
 
 
 HERE = Remote()  # the default; cyclopts fills in what was given
@@ -70,6 +78,14 @@ def topic_name(text: str) -> str:
     return str(TopicName.parse(text) if "/" in text else TopicName(DEFAULT_NAMESPACE, text))
 
 
+async def check_broker(client: "Client", broker_id: str) -> None:
+    """BrokerNotFound, before anything is asked of it. A node that is alone says what is wrong with that itself."""
+    brokers = (await client.cluster()).brokers
+    known = sorted(info.broker_id for info in brokers)
+    if broker_id not in known and any(info.url for info in brokers):
+        raise BrokerNotFound(broker=broker_id, brokers=", ".join(known))
+
+
 def hint_for(error: SulinaError) -> str | None:
     """What to do about it."""
     match error:
@@ -81,6 +97,8 @@ def hint_for(error: SulinaError) -> str | None:
             return "`sulina subscription list TOPIC` shows what there is"
         case SubscriptionBusy():
             return "end the consumers that are attached, or use --force where there is one"
+        case Recovering():
+            return "`sulina broker list` shows which brokers are there"
         case NamespaceNotEmpty():
             return f"`sulina topic list --namespace {vars(error).get('namespace', 'NAMESPACE')}` shows them"
         case InvalidName():

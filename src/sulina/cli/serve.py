@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from sulina.cli import terminal
+from sulina.cli.cluster_flags import ALONE, ClusterFlags
 from sulina.config import DEFAULT_BROKER_ID, DEFAULT_DATA, DEFAULT_HTTP, LogFormat, LogLevel, Settings, address_text
 from sulina.config import load as load_settings
 from sulina.errors import LogLocked, NotServing, SulinaError
@@ -28,6 +30,7 @@ def serve(
     data: Annotated[str | None, Parameter(show_default=DEFAULT_DATA)] = None,
     http: Annotated[str | None, Parameter(show_default=DEFAULT_HTTP)] = None,
     broker_id: Annotated[str | None, Parameter(show_default=DEFAULT_BROKER_ID)] = None,
+    cluster: ClusterFlags = ALONE,
     config: str | None = None,
     insecure: bool | None = None,
     log_format: LogFormat | None = None,
@@ -43,7 +46,7 @@ def serve(
     http
         HOST:PORT for HTTP and WebSocket; port 0 is any that is free.
     broker_id
-        The name of this node.
+        The name of this node; in a cluster no other broker has it, and it keeps it.
     config
         A TOML file; without it ./sulina.toml, if there is one.
     insecure
@@ -62,6 +65,7 @@ def serve(
         "insecure": insecure,
         "log_format": log_format,
         "log_level": log_level,
+        **asdict(cluster),
     }
     settings = load_settings(flags, file=config, log_format="console" if sys.stderr.isatty() else "json")
     from sulina.node import logs

@@ -5,6 +5,7 @@ An error is one line on standard error, a JSON document there with `--json`.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -54,7 +55,7 @@ def write(data: bytes) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
     """Rows under headings; the columns named in `right` are numbers."""
-    _print_block(make_table(columns, rows, right=right))
+    print_block(make_table(columns, rows, right=right))
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> "RenderableType":
@@ -81,10 +82,10 @@ def print_facts(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         if value is not None:
             grid.add_row(name, Text(str(value)))
-    _print_block(grid)
+    print_block(grid)
 
 
-def _print_block(block: "RenderableType") -> None:
+def print_block(block: "RenderableType") -> None:
     """Without the blanks that fill its lines: they disturb whoever cuts or compares them."""
     console = out()
     with console.capture() as captured:
@@ -123,9 +124,14 @@ def complain(
     err().print(line, soft_wrap=True)
 
 
+def can_ask() -> bool:
+    """Whether somebody is there who can answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def is_confirmed(question: str) -> bool:
     """Ask, where somebody can answer; elsewhere it was meant."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return True
     err().print(f"{question} [y/N] ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -142,6 +148,11 @@ def end_output() -> bool:
     return True
 
 
+def program() -> str:
+    """How this program is called: by its name where the shell would find it."""
+    return "sulina" if shutil.which("sulina") else os.path.relpath(sys.argv[0])
+
+
 def bytes_text(count: int) -> str:
     """`1.5 MiB`."""
     size = float(count)
@@ -155,3 +166,12 @@ def bytes_text(count: int) -> str:
 def counted(count: int, one: str, many: str | None = None) -> str:
     """`1 record`, `12,000 records`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`42 s`, `3 min 5 s`, `2 h 10 min`, `5 d 1 h`."""
+    whole = int(seconds)
+    for size, unit, lesser_size, lesser in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // lesser_size} {lesser}"
+    return f"{whole} s"

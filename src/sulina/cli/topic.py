@@ -1,20 +1,22 @@
-"""`sulina topic create|list|show|delete`."""
+"""`sulina topic create|list|show|delete|lookup|unload|move`."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
-from sulina.cli import terminal
+from sulina.cli import moving, terminal
 from sulina.cli.policy import NOTHING_SAID, PolicyFlags, policy_text
-from sulina.cli.remote import HERE, Remote, topic_name
-from sulina.errors import InvalidSettings, TopicNotFound
+from sulina.cli.remote import HERE, Remote, check_broker, topic_name
+from sulina.errors import InvalidInput, InvalidSettings, TopicNotFound
 
 if TYPE_CHECKING:
     from sulina.client import Client
     from sulina.core.topic import Schema
-    from sulina.wire.messages import PartitionInfo, TopicInfo
+    from sulina.wire.messages import PartitionInfo, TopicInfo, UnloadInfo
 
-app = App(name="topic", help="Create, list, show and delete topics.", group_commands=Group("Commands"))
+app = App(
+    name="topic", help="Create, list, show, delete, look up, unload and move topics.", group_commands=Group("Commands")
+)
 
 
 @app.command
@@ -184,6 +186,146 @@ def delete(
     else:
         terminal.done(f"{name} is deleted")
     return None
+
+
+@app.command
+def lookup(topic: str, /, *, remote: Remote = HERE) -> None:
+    """Show which broker serves which partition.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    """
+    name = topic_name(topic)
+    found = remote.run(lambda client: client.lookup(name))
+    if remote.json:
+        return terminal.print_json(found)
+    rows = [
+        (place.partition, place.state, place.broker_id, place.url, place.epoch, place.waits_for or "")
+        for place in found.partitions
+    ]
+    return terminal.print_table(
+        ("partition", "state", "broker", "url", "epoch", "waits for"), rows, right=("partition", "epoch")
+    )
+
+
+@app.command
+def unload(
+    topic: str,
+    /,
+    *,
+    partition: int | None = None,
+    force: bool = False,
+    yes: Annotated[bool, Parameter(alias="-y")] = False,
+    wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
+    remote: Remote = HERE,
+) -> int:
+    """Let a topic leave its brokers in good order; others take it over, those with the least to do.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    partition
+        Only this one.
+    force
+        Also while consumers are attached: they follow. Of what waits for a lost broker, give up what only that one has.
+    yes
+        Do not ask before something is given up.
+    wait
+        Show how it goes until it is served again.
+    """
+    return _Going(topic_name(topic), None, partition, force, remote).run(is_confirmed=yes, waits=wait)
+
+
+@app.command
+def move(
+    topic: str,
+    /,
+    *,
+    to: str,
+    partition: int | None = None,
+    force: bool = False,
+    yes: Annotated[bool, Parameter(alias="-y")] = False,
+    wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
+    remote: Remote = HERE,
+) -> int:
+    """Move a topic to another broker, while producers and consumers go on.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    to
+        The broker that is to have it.
+    partition
+        Only this one.
+    force
+        Also while consumers are attached: they follow. Of what waits for a lost broker, give up what only that one has.
+    yes
+        Do not ask before something is given up.
+    wait
+        Show how it goes until it is served there.
+    """
+    return _Going(topic_name(topic), to, partition, force, remote).run(is_confirmed=yes, waits=wait)
+
+
+class _Going:
+    """An unload or a move, from the question to the result."""
+
+    def __init__(self, topic: str, to: str | None, partition: int | None, force: bool, remote: Remote) -> None:
+        self._topic, self._to, self._partition, self._force = topic, to, partition, force
+        self._remote = remote
+
+    def run(self, *, is_confirmed: bool, waits: bool) -> int:
+        """The exit code: 0 when it has arrived, or was asked for and nobody waits."""
+        if self._force and not is_confirmed:
+            lost = self._remote.run(self._find_lost)
+            if lost and not _is_given_up(lost):
+                terminal.say("nothing was moved")
+                return 1
+        moves = self._remote.run(lambda client: self._ask(client, waits=waits))
+        if not moves and not self._remote.json:
+            terminal.done(f"there is nothing to move: {self._to or 'no broker'} has {self._topic} already")
+            return 0
+        code = moving.conclude(moves, as_json=self._remote.json)
+        return code if waits else 0
+
+    async def _find_lost(self, client: "Client") -> "list[UnloadInfo]":
+        """The partitions that wait for a broker that alone has all of them."""
+        found = await client.unloads(self._topic)
+        return [info for info in found if info.step == moving.RECOVERING and self._partition in (None, info.partition)]
+
+    async def _ask(self, client: "Client", *, waits: bool) -> list[moving.Move]:
+        if self._to is not None:
+            await check_broker(client, self._to)
+        before = await client.lookup(self._topic)
+        asked = await client.unload(self._topic, force=self._force, to=self._to, partition=self._partition)
+        moves = moving.begun(asked, before)
+        if waits and moves:
+            await moving.watch(client, self._topic, moves, is_silent=self._remote.json)
+        return moves
+
+
+def _is_given_up(lost: "list[UnloadInfo]") -> bool:
+    """Show what would be lost for good, and ask. InvalidInput where nobody can answer."""
+    texts = []
+    for info in lost:
+        only = "all that is not in the archive"
+        if info.given_up:
+            reported = moving.offsets_text(info.given_up)
+            only = f"everything from offset {info.given_up[0]} on ({reported}, when it last reported)"
+        texts.append(f"partition {info.partition} waits for broker {info.from_broker}, which alone has {only}")
+    if not terminal.can_ask():
+        error = InvalidInput(
+            f"nobody is there to be asked whether this may be given up for good: {', and '.join(texts)}"
+        )
+        error.add_note("start the broker again, or say --yes to give it up")
+        raise error
+    for text in texts:
+        terminal.say(text)
+    return terminal.is_confirmed("Give that up for good?")
 
 
 def _schema(path: str, kind: str) -> "Schema":

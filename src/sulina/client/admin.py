@@ -1,6 +1,11 @@
-"""What a node is asked about its namespaces, topics and subscriptions, each as one request."""
+"""What is asked about namespaces, topics and subscriptions.
 
-from collections.abc import Mapping
+What any broker knows is asked of the home. What only the owner of a partition knows is asked of that one; what several
+owners know is put together here.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,10 +19,15 @@ from sulina.client.checks import (
     position_text,
     topic_text,
 )
-from sulina.client.session import Session
+from sulina.client.in_flight import InFlight
+from sulina.client.merging import merged, merged_all
+from sulina.client.places import Place
+from sulina.client.route import Routes
 from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
 from sulina.core.topic import Delivery, Policy, Schema, TopicSettings
+from sulina.errors import SubscriptionBusy
+from sulina.types import TopicName
 from sulina.wire.frames import Call, Fetch
 from sulina.wire.messages import (
     Fetched,
@@ -40,8 +50,9 @@ T = TypeVar("T")
 class Admin:
     """Reads are repeated after a disconnect. Changes are not, once they have been sent: their outcome is unknown."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._home = routes.brokers.home
 
     # Namespaces
 
@@ -114,19 +125,15 @@ class Admin:
 
     async def partition(self, topic: TopicLike, partition: int = 0) -> PartitionInfo:
         """Its offsets, version and segments."""
-        return await self._read("partition", PartitionInfo, topic=topic_text(topic), partition=partition)
+        return await self._read_at(topic, partition, "partition", PartitionInfo)
 
     async def commits(self, topic: TopicLike, partition: int = 0, *, start: int, end: int) -> list[Commit]:
         """The commits of versions [start, end), a thousand at most."""
-        return await self._read(
-            "commits", list[Commit], topic=topic_text(topic), partition=partition, start=start, end=end
-        )
+        return await self._read_at(topic, partition, "commits", list[Commit], start=start, end=end)
 
     async def locate(self, topic: TopicLike, position: PositionLike, partition: int = 0) -> int:
         """The offset that a position means now."""
-        return await self._read(
-            "locate", int, topic=topic_text(topic), partition=partition, position=position_text(position)
-        )
+        return await self._read_at(topic, partition, "locate", int, position=position_text(position))
 
     async def fetch(
         self,
@@ -146,11 +153,11 @@ class Admin:
         for what, given in (("version", version), ("min_version", min_version)):
             if given is not None:
                 checked_number(what, given)
-        answer = await self._session.request(
+        answer = await self._routes.read(
+            self._routes.route(TopicName.parse(name), partition, wait_seconds),
             lambda number: Fetch(number, name, partition, offset, max_bytes, version, min_version, wait_ms),
-            is_repeatable=True,
-            timeout_seconds=self._session.options.timeout_seconds + wait_seconds,
-            room=self._session.fetches,
+            timeout_seconds=self._home.options.timeout_seconds + wait_seconds,
+            room=self._home.rooms.fetches,
         )
         return checked(answer, Fetched)
 
@@ -166,62 +173,133 @@ class Admin:
     ) -> SubscriptionInfo:
         """Create it, with its cursors at `start`. AlreadyExists when it is of another kind."""
         settings = SubscriptionSettings(kind=checked(kind, SubscriptionKind), start=position_text(start))
-        answer: tuple[SubscriptionInfo, bool] = await self._change(
-            "put_subscription",
-            tuple[SubscriptionInfo, bool],
-            topic=topic_text(topic),
-            subscription=subscription,
-            settings=msgspec.to_builtins(settings),
+        arguments = {
+            "topic": topic_text(topic), "subscription": subscription, "settings": msgspec.to_builtins(settings),
+        }  # fmt: skip
+        made: list[tuple[SubscriptionInfo, bool]] = await self._change_at_owners(
+            topic, "put_subscription", tuple[SubscriptionInfo, bool], arguments
         )
-        return answer[0]
+        return merged([info for info, _ in made])
 
     async def subscription(self, topic: TopicLike, subscription: str) -> SubscriptionInfo:
-        """SubscriptionNotFound."""
-        return await self._read("subscription", SubscriptionInfo, topic=topic_text(topic), subscription=subscription)
+        """With the cursors of all partitions that are served now. SubscriptionNotFound."""
+        arguments = {"topic": topic_text(topic), "subscription": subscription}
+        return merged(await self._read_owners(topic, "subscription", SubscriptionInfo, arguments))
 
     async def subscriptions(self, topic: TopicLike) -> list[SubscriptionInfo]:
         """All of a topic, by name."""
-        return await self._read("subscriptions", list[SubscriptionInfo], topic=topic_text(topic))
+        arguments = {"topic": topic_text(topic)}
+        return merged_all(await self._read_owners(topic, "subscriptions", list[SubscriptionInfo], arguments))
 
     async def delete_subscription(self, topic: TopicLike, subscription: str, *, force: bool = False) -> None:
         """With its cursors. SubscriptionBusy while consumers are attached, unless forced."""
-        await self._change("delete_subscription", None, topic=topic_text(topic), subscription=subscription, force=force)
+        name = topic_text(topic)
+        if not force and not (await self._place(topic)).is_alone:  # each broker knows of its own consumers only
+            consumers = (await self.subscription(topic, subscription)).consumers
+            if consumers:
+                reason = f"{len(consumers)} consumers are attached; force lets them go"
+                raise SubscriptionBusy(topic=name, subscription=subscription, reason=reason)
+        arguments = {"topic": name, "subscription": subscription, "force": force}
+        await self._change_at(topic, await self._lowest(topic), "delete_subscription", None, arguments)
 
     async def seek(
         self, topic: TopicLike, subscription: str, position: PositionLike, partition: int | None = None
     ) -> SubscriptionInfo:
         """Move its cursors, in one partition or in all. Its consumers go on from there by themselves."""
-        answer: SubscriptionInfo = await self._change(
-            "seek",
-            SubscriptionInfo,
-            topic=topic_text(topic),
-            subscription=subscription,
-            position=position_text(position),
-            partition=partition,
-        )
-        return answer
+        arguments = {
+            "topic": topic_text(topic), "subscription": subscription, "position": position_text(position),
+            "partition": partition,
+        }  # fmt: skip
+        if partition is not None:
+            answer: SubscriptionInfo = await self._change_at(
+                topic, checked_number("partition", partition), "seek", SubscriptionInfo, arguments
+            )
+            return answer
+        infos: list[SubscriptionInfo] = await self._change_at_owners(topic, "seek", SubscriptionInfo, arguments)
+        place = await self._place(topic)
+        if not place.is_alone:
+            # A partition that nobody served, or that moved from one owner to another meanwhile, has not been sought.
+            sought = {cursor.partition for info in infos for cursor in info.cursors}
+            for number in sorted({at.partition for at in place.partitions} - sought):
+                own = {**arguments, "partition": number}
+                infos.append(await self._change_at(topic, number, "seek", SubscriptionInfo, own))
+        return merged(infos)
 
     async def info(self) -> NodeInfo:
         """The node that answers."""
         return await self._read("info", NodeInfo)
 
-    async def _read(self, method: str, kind: type[T], timeout_seconds: float | None = None, **arguments: object) -> T:
-        answer: T = await self._call(method, kind, arguments, timeout_seconds, is_repeatable=True)
-        return answer
+    # The home
 
-    async def _change(self, method: str, kind: Any, **arguments: object) -> Any:
-        return await self._call(method, kind, arguments, None, is_repeatable=False)
-
-    async def _call(
+    async def _read(
         self,
         method: str,
-        kind: Any,
-        arguments: dict[str, object],
-        timeout_seconds: float | None,
-        *,
-        is_repeatable: bool,
-    ) -> Any:
-        answer = await self._session.request(
-            lambda number: Call(number, method, arguments), is_repeatable=is_repeatable, timeout_seconds=timeout_seconds
+        kind: type[T],
+        timeout_seconds: float | None = None,
+        room: InFlight | None = None,
+        **arguments: object,
+    ) -> T:
+        answer = await self._home.request(
+            _call(method, arguments), is_repeatable=True, timeout_seconds=timeout_seconds, room=room
         )
         return msgspec.convert(answer, kind)
+
+    async def _change(self, method: str, kind: Any, **arguments: object) -> Any:
+        answer = await self._home.request(_call(method, arguments), is_repeatable=False)
+        return msgspec.convert(answer, kind)
+
+    # Owners
+
+    async def _place(self, topic: TopicLike) -> Place:
+        """Where it is, as far as is known."""
+        return await self._routes.places.get(TopicName.parse(topic_text(topic)))
+
+    async def _lowest(self, topic: TopicLike) -> int:
+        """The first partition that somebody serves."""
+        return next(iter((await self._place(topic)).owners().values()), 0)
+
+    async def _read_at(self, topic: TopicLike, partition: int, method: str, kind: type[T], **arguments: object) -> T:
+        """Of the owner of one partition."""
+        name, number = TopicName.parse(topic_text(topic)), checked_number("partition", partition)
+        make = _call(method, {"topic": str(name), "partition": number, **arguments})
+        return msgspec.convert(await self._routes.read(self._routes.route(name, number), make), kind)
+
+    async def _change_at(
+        self, topic: TopicLike, partition: int, method: str, kind: Any, arguments: Mapping[str, object]
+    ) -> Any:
+        """Of the owner of one partition."""
+        name = TopicName.parse(topic_text(topic))
+        answer = await self._routes.change(name, partition, _call(method, arguments))
+        return msgspec.convert(answer, kind)
+
+    async def _read_owners(
+        self, topic: TopicLike, method: str, kind: type[T], arguments: Mapping[str, object]
+    ) -> list[T]:
+        """Of everybody who serves something of a topic now; those who lose it meanwhile are passed over."""
+        name = TopicName.parse(topic_text(topic))
+        place = await self._place(topic)
+        if not place.is_alone:
+            place = await self._routes.places.look_up(name)
+        make = _call(method, arguments)
+        if len(place.owners()) <= 1:
+            number = next(iter(place.owners().values()), 0)
+            return [msgspec.convert(await self._routes.read(self._routes.route(name, number), make), kind)]
+        found = await asyncio.gather(
+            *(self._routes.read(self._routes.route(name, number), make) for number in place.owners().values())
+        )
+        return [msgspec.convert(answer, kind) for answer in found]
+
+    async def _change_at_owners(
+        self, topic: TopicLike, method: str, kind: Any, arguments: Mapping[str, object]
+    ) -> list[Any]:
+        """Of everybody who serves something of a topic now, one after the other; the one with the lowest first."""
+        name = TopicName.parse(topic_text(topic))
+        place = await self._place(topic)
+        if not place.is_alone:
+            place = await self._routes.places.look_up(name)
+        numbers = list(place.owners().values()) or [0]
+        return [await self._change_at(topic, number, method, kind, arguments) for number in numbers]
+
+
+def _call(method: str, arguments: Mapping[str, object]) -> Callable[[int], Call]:
+    return lambda number: Call(number, method, dict(arguments))

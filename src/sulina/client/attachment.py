@@ -1,7 +1,8 @@
 """A consumer as one connection knows it: its credit, its acks, and which deliveries are still its own.
 
-An attachment ends with its connection, by a seek, or when it is left; what it was delivered can then no longer be
-acked, because the node delivers it again. Nor can a delivery that the same attachment was sent anew.
+An attachment ends with its connection, by a seek, when its node loses a partition, or when it is left; what it was
+delivered can then no longer be acked, because it is delivered again. Nor can a delivery that the same attachment was
+sent anew.
 """
 
 import asyncio
@@ -13,7 +14,15 @@ from operator import attrgetter
 
 from sulina.client.message import Delivered
 from sulina.client.session import Session
-from sulina.errors import ConsumerNotFound, Disconnected, InvalidSettings, ProtocolError, SulinaError
+from sulina.errors import (
+    ConsumerNotFound,
+    Disconnected,
+    InvalidSettings,
+    NotServing,
+    PartitionNotFound,
+    ProtocolError,
+    SulinaError,
+)
 from sulina.wire.frames import RANGES_MAX, AckRecords, AddCredit, Deliver, Detach, FromClient, NackRecords
 
 CREDIT_MAX = 1_000_000  # in one frame
@@ -29,15 +38,19 @@ _partition = attrgetter("partition")
 class Attachment:
     """Made for a subscription, which gets what is delivered."""
 
-    def __init__(self, session: Session, on_delivery: Callable[["Attachment", Deliver], None]) -> None:
+    def __init__(self, session: Session, credit: int, on_delivery: Callable[["Attachment", Deliver], None]) -> None:
         self.handle = session.next_id()
+        self.credit = credit  # that it begins with
+        self.taken = 0  # by the application, whose credit has not been given back
+        self.refill = max(1, credit // 2)  # when so many are
         self.is_reliable = True  # else there are neither cursors nor anything to deliver again; the node says so
         self.is_gone = False
         self.has_delivered = False
         self.gone: asyncio.Future[SulinaError] = asyncio.get_running_loop().create_future()
-        self._session = session
+        self.session = session  # whose connection it is on
         self._loop = asyncio.get_running_loop()
         self._on_delivery = on_delivery
+        self._surplus = 0  # credit that it has and should not have
         self._credit = 0  # to give back
         self._acks: dict[int, deque[int]] = {}  # to send: offsets by partition
         self._is_armed = False  # they will be sent
@@ -59,7 +72,7 @@ class Attachment:
     def lose(self, error: SulinaError) -> None:
         """Nothing that was delivered can be acked any more."""
         self.is_gone = True
-        self._session.detach(self.handle)
+        self.session.detach(self.handle)
         if not self.gone.done():
             self.gone.set_result(error)
 
@@ -72,7 +85,7 @@ class Attachment:
             frames.append(AddCredit(self.handle, records))
         frames += (AckRecords(0, self.handle, partition, ranges) for partition, ranges in self._waiting_acks())
         if self.is_gone:
-            self._session.detach(self.handle)
+            self.session.detach(self.handle)
             frames.append(Detach(0, self.handle))
         return frames
 
@@ -126,33 +139,50 @@ class Attachment:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the connection
                 self._loop.call_soon_threadsafe(self._send_acks_later)
 
-    def give_credit(self, records: int) -> None:
-        """The application has taken so many."""
-        self._credit += records
-        self._session.post(self.handle, self)
+    def give_credit(self) -> None:
+        """For what the application has taken, unless that is too much."""
+        kept = min(self.taken, self._surplus)
+        self._surplus -= kept
+        self._credit += self.taken - kept
+        self.taken = 0
+        self.session.post(self.handle, self)
+
+    def change_credit(self, credit: int) -> None:
+        """Have so much from now on. What is too much is not taken back, but given back no more."""
+        self._surplus -= credit - self.credit
+        self.credit, self.refill = credit, max(1, credit // 2)
+        if self._surplus < 0:
+            self._credit -= self._surplus
+            self._surplus = 0
+            self.session.post(self.handle, self)
+        if self.taken >= self.refill:
+            self.give_credit()
 
     def abandon(self) -> None:
         """Nobody waits for it any more; if it is attached all the same, the node is told, after the acks."""
         self.is_gone = True
-        self._session.post(self.handle, self)
+        self.session.post(self.handle, self)
 
     async def leave(self) -> None:
         """Make the acks durable, then detach. Nothing is raised: what was not acked comes again."""
         with contextlib.suppress(SulinaError):
             await asyncio.gather(*(self._ack(partition, ranges) for partition, ranges in self._waiting_acks()))
             if not self.is_gone:
-                await self._session.request(
-                    lambda number: Detach(number, self.handle), is_repeatable=False, timeout_seconds=LEAVE_SECONDS
+                await self.session.request(
+                    lambda number: Detach(number, self.handle),
+                    is_repeatable=False,
+                    timeout_seconds=LEAVE_SECONDS,
+                    is_patient=False,
                 )
-        self._session.detach(self.handle)
+        self.session.detach(self.handle)
         self.is_gone = True
 
     def _send_acks_later(self) -> None:
-        self._loop.call_later(self._session.options.ack_delay_seconds, self._send_acks)
+        self._loop.call_later(self.session.options.ack_delay_seconds, self._send_acks)
 
     def _send_acks(self) -> None:
         self._is_armed = False
-        self._session.post(self.handle, self)
+        self.session.post(self.handle, self)
 
     def _waiting_acks(self) -> Iterator[tuple[int, Ranges]]:
         for partition, offsets in list(self._acks.items()):
@@ -172,8 +202,8 @@ class Attachment:
         if self.is_gone:
             return False
         try:
-            held = await self._session.request(make, is_repeatable=False)
-        except (Disconnected, ProtocolError, ConsumerNotFound):
+            held = await self.session.request(make, is_repeatable=False, is_patient=False)
+        except (ConsumerNotFound, Disconnected, NotServing, PartitionNotFound, ProtocolError):
             return False
         return bool(held == sum(end - start for start, end in ranges))
 

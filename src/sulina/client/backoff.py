@@ -1,4 +1,8 @@
-"""How long to wait before trying again: twice as long each time, up to a limit, and never in step with others."""
+"""How long to wait before trying again, and never in step with others.
+
+Twice as long each time, up to a limit, for a node that is not there. A tenth of how long it has lasted, for a partition
+that will be served again, though nobody says when: so that little is asked, and little time is lost.
+"""
 
 import random
 from dataclasses import dataclass
@@ -22,3 +26,25 @@ class Backoff:
     def reset(self) -> None:
         """It worked."""
         self.attempt = 0
+
+
+@dataclass(slots=True)
+class Patience:
+    """Between half and all of the pause is waited. The first time there is none: what is known may just be old."""
+
+    seconds_min: float
+    seconds_max: float
+    rng: random.Random
+    since: float | None = None  # when it began
+
+    def next(self, now: float) -> float:
+        """Seconds to wait now."""
+        if self.since is None:
+            self.since = now
+            return 0.0
+        pause = min(max((now - self.since) / 10, self.seconds_min), self.seconds_max)
+        return self.rng.uniform(pause / 2, pause)
+
+    def reset(self) -> None:
+        """It is over."""
+        self.since = None

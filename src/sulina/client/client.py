@@ -1,4 +1,4 @@
-"""The client: one session with a node, and everything that can be done over it.
+"""The client: sessions with one node or with the brokers of a cluster, and everything that can be done over them.
 
 It is asynchronous and belongs to one event loop; `sync` is the same for threads.
 """
@@ -10,67 +10,86 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sulina.client.admin import Admin
+from sulina.client.attachments import Terms
 from sulina.client.batches import BatchCodec
+from sulina.client.brokers import Brokers, Reach
 from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
+from sulina.client.cluster_admin import ClusterAdmin
 from sulina.client.connection import Connector
+from sulina.client.lanes import Lanes
 from sulina.client.message import HeadersLike, Message
 from sulina.client.options import ClientOptions
+from sulina.client.places import Places
 from sulina.client.publish_ack import PublishAck
 from sulina.client.publisher import Publisher, PublishOptions
 from sulina.client.reader import Range, Reader, Reading
-from sulina.client.session import Session
-from sulina.client.subscription import Subscription, Terms
+from sulina.client.route import Routes
+from sulina.client.subscription import Subscription
 from sulina.client.topics import Topics
+from sulina.client.websocket import WebSocketConnector, split_urls
 from sulina.core.members import SubscriptionKind
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.types import TopicName
+from sulina.wire.messages import TopicInfo
 
 T = TypeVar("T")
 
 
-class Client(Admin):
+class Client(ClusterAdmin):
     """`async with sulina.connect(url) as client:`. Everything may be called from many tasks at once."""
 
     def __init__(
         self,
-        connector: Connector,
+        connector: Connector | None = None,
         *,
         options: ClientOptions | None = None,
         url: str = "in-process",
         rng: random.Random | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
+        reach: Reach = WebSocketConnector,
     ) -> None:
+        """`connector` leads to the node at `url`. Without one, `url` is where brokers are, with commas between them.
+
+        `reach` makes the connectors to all others. InvalidSettings when a URL is none.
+        """
         self.options = options or ClientOptions()
         rng = rng or random.Random()
-        super().__init__(Session(connector, self.options, url=url, rng=rng))
+        first, *others = [url] if connector is not None else split_urls(url)
+        brokers = Brokers(
+            connector or reach(first), url=first, others=others, reach=reach, options=self.options, rng=rng
+        )
+        places = Places(brokers)
+        super().__init__(Routes(brokers, places))
+        self._brokers = brokers
+        self._places = places
         self._codec = BatchCodec()
-        self._topics = Topics(self.topic, seconds=self.options.topic_seconds, first_turn=rng.randrange)
-        self._publisher = Publisher(self._session, self._codec, self._topics)
+        self._topics = Topics(self._ask_topic, seconds=self.options.topic_seconds, first_turn=rng.randrange)
+        self._lanes = Lanes(brokers, places)
+        self._publisher = Publisher(self._home, self._codec, self._topics, self._lanes)
         self._subscriptions: set[Subscription] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._on_close = on_close
 
     @property
     def url(self) -> str:
-        """Where the node is."""
-        return self._session.url
+        """Where the node is, or the broker that is asked what any of them knows."""
+        return self._home.url
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment; if not, one is being made."""
-        return self._session.is_connected
+        return self._home.is_connected
 
     async def open(self) -> Self:
         """Connect. Disconnected."""
-        await self._session.open()
+        await self._brokers.open()
         return self
 
     async def close(self) -> None:
         """Detach, flush acks, and let go. Calls that wait get Disconnected."""
         try:
-            if not self._session.is_closed:
+            if not self._home.is_closed:
                 await self._let_go()
         finally:  # also when this is being cancelled, a node in this process must stop
             on_close, self._on_close = self._on_close, None
@@ -81,7 +100,9 @@ class Client(Admin):
         try:
             await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions)))
         finally:
-            await self._session.close()
+            await self._brokers.close()
+            await self._lanes.close()
+            await self._places.close()
             for task in self._background:
                 task.cancel()
             if self._background:
@@ -95,6 +116,14 @@ class Client(Admin):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _ask_topic(self, name: TopicName, timeout_seconds: float | None) -> TopicInfo:
+        """What it is; and where, as that is wanted next."""
+        info, _ = await asyncio.gather(
+            self._read("topic", TopicInfo, timeout_seconds, self._brokers.rooms.lookups, topic=str(name)),
+            self._places.look_up(name),
+        )
+        return info
 
     # Publishing
 
@@ -185,8 +214,8 @@ class Client(Admin):
             is_endless = follow or version is not None
             return await asyncio.gather(*(self._range(name, number, begin, is_endless) for number in chosen))
 
-        reading = Reading(topic=str(name), version=version, max_bytes=max_bytes)
-        return Reader(self._session, self._codec, reading, locate, self._in_background)
+        reading = Reading(topic=name, version=version, max_bytes=max_bytes)
+        return Reader(self._routes, self._codec, reading, locate, self._in_background)
 
     async def _range(self, name: TopicName, partition: int, start: str, is_endless: bool) -> Range:
         end = None if is_endless else (await self.partition(name, partition)).end_offset
@@ -215,7 +244,7 @@ class Client(Admin):
             credit=credit,
             name=name or f"consumer-{secrets.token_hex(4)}",
         )
-        return Subscription(self._session, self._codec, terms, self._subscriptions)
+        return Subscription(self._brokers, self._places, self._codec, terms, self._subscriptions)
 
     def _in_background(self, work: Awaitable[T], name: str) -> asyncio.Task[T]:
         """A task that ends with the client, if not before; its error is whoever's who looks at it."""

@@ -11,7 +11,8 @@ from sulina.client.sync import SyncClient
 
 OnClose = Callable[[], Awaitable[None]]
 # Runs in the loop where the client lives: it may start a node there, which `OnClose` stops again.
-Factory = Callable[[], Awaitable[tuple[Connector, OnClose | None]]]
+# No connector: the client finds its way by the URL.
+Factory = Callable[[], Awaitable[tuple[Connector | None, OnClose | None]]]
 
 
 class Connecting:
@@ -75,10 +76,13 @@ class Connecting:
         client.close()
 
 
-def connecting(connector: Connector, *, url: str, options: ClientOptions | None = None) -> Connecting:
-    """For a connector that needs nothing to be started or stopped, such as a WebSocketConnector."""
+def connecting(connector: Connector | None, *, url: str, options: ClientOptions | None = None) -> Connecting:
+    """For a connector that needs nothing to be started or stopped, such as a WebSocketConnector.
 
-    async def factory() -> tuple[Connector, OnClose | None]:
+    Without one, `url` is where brokers are, with commas between them.
+    """
+
+    async def factory() -> tuple[Connector | None, OnClose | None]:
         return connector, None
 
     return Connecting(factory, url=url, options=options)

@@ -3,6 +3,13 @@
 import asyncio
 import contextlib
 from collections import deque
+from dataclasses import dataclass
+
+from sulina.client.options import ClientOptions
+from sulina.errors import QueueFull
+
+LOOKUPS_MAX = 16
+LOOKUPS_BYTES_MAX = 1 << 20
 
 
 class InFlight:
@@ -16,10 +23,16 @@ class InFlight:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._entering = 0  # let in, and not yet running again: nobody may pass them
 
+    def try_enter(self, size_bytes: int) -> bool:
+        """Take the room if there is some, and nobody waits for it."""
+        if self._waiting or self._entering or not self._fits(size_bytes):
+            return False
+        self._take(size_bytes)
+        return True
+
     async def enter(self, size_bytes: int) -> None:
         """Return when there is room, which is then taken."""
-        if not self._waiting and not self._entering and self._fits(size_bytes):
-            self._take(size_bytes)
+        if self.try_enter(size_bytes):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((turn, size_bytes))
@@ -43,6 +56,10 @@ class InFlight:
         self.size_bytes -= size_bytes
         self._let_in()
 
+    def full(self) -> QueueFull:
+        """The error of whoever has waited too long."""
+        return QueueFull(waiting_bytes=self.size_bytes, limit_bytes=self.bytes_max)
+
     def _let_in(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1]):
             turn, size_bytes = self._waiting.popleft()
@@ -59,3 +76,22 @@ class InFlight:
     def _take(self, size_bytes: int) -> None:
         self.requests += 1
         self.size_bytes += size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Of one client, over all its sessions."""
+
+    requests: InFlight
+    fetches: InFlight  # they may wait long
+    lookups: InFlight  # whatever else waits may wait for them
+
+    @classmethod
+    def of(cls, options: ClientOptions) -> "Rooms":
+        """As large as the options say."""
+        bytes_max = options.bytes_in_flight_max
+        return cls(
+            requests=InFlight(requests_max=options.requests_in_flight_max, bytes_max=bytes_max),
+            fetches=InFlight(requests_max=options.fetches_in_flight_max, bytes_max=bytes_max),
+            lookups=InFlight(requests_max=LOOKUPS_MAX, bytes_max=LOOKUPS_BYTES_MAX),
+        )

@@ -16,6 +16,7 @@ import msgspec
 
 from sulina.client.batches import BatchCodec
 from sulina.client.checks import checked_number, checked_text
+from sulina.client.lanes import Lanes, Sending
 from sulina.client.message import Message, header_pairs, key_bytes, value_bytes
 from sulina.client.publish_ack import PublishAck, PublishStatus, reject_reason
 from sulina.client.session import Session
@@ -33,7 +34,7 @@ from sulina.errors import (
     TopicNotFound,
 )
 from sulina.types import TopicName
-from sulina.wire.frames import FRAME_BYTES_MAX, FromClient, Publish
+from sulina.wire.frames import FRAME_BYTES_MAX
 from sulina.wire.messages import Published
 
 DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # names and ids go around it
@@ -140,10 +141,11 @@ def by_partition(columns: Columns, partitions: int, keyless: int) -> dict[int, C
 class Publisher:
     """Publishes for one client."""
 
-    def __init__(self, session: Session, codec: BatchCodec, topics: Topics) -> None:
-        self._session = session
+    def __init__(self, home: Session, codec: BatchCodec, topics: Topics, lanes: Lanes) -> None:
+        self._home = home
         self._codec = codec
         self._topics = topics
+        self._lanes = lanes
         self._name = secrets.token_hex(8)
         self._count = 0
 
@@ -165,13 +167,16 @@ class Publisher:
 
     async def _topic(self, name: TopicName, options: PublishOptions, known: KnownTopic | None = None) -> KnownTopic:
         """What is known of the topic; or, if that was wrong, what it is now."""
-        seconds = self._session.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
+        seconds = self._seconds(options)
         try:
             if known is None:
                 return await self._topics.get(name, seconds)
             return await self._topics.refresh(name, known, seconds)
         except TimeoutError:
-            raise self._session.late(seconds) from None
+            raise self._home.late(seconds) from None
+
+    def _seconds(self, options: PublishOptions) -> float:
+        return self._home.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
 
     async def _attempt(
         self, topic: KnownTopic, columns: Columns, options: PublishOptions
@@ -185,9 +190,16 @@ class Publisher:
             parts = [(place, self._encoded(part)) for place, part in self._parts(topic, columns, options).items()]
         except SulinaError as error:
             return [error]
-        if len(parts) == 1:
-            return [await self._answer(topic, *parts[0], txn_id, options)]
-        return await asyncio.gather(*(self._answer(topic, *part, txn_id, options) for part in parts))
+        sendings = [self._sending(topic, *part, txn_id, options) for part in parts]
+        if len(sendings) == 1:
+            return [await self._answer(sendings[0], options)]
+        for sending in sendings:  # before anybody else is
+            sending.lane.queue(sending)
+        try:
+            return await asyncio.gather(*(self._answer(sending, options) for sending in sendings))
+        finally:
+            for sending in sendings:
+                sending.lane.leave(sending)
 
     def _parts(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> dict[int, Columns]:
         if options.partition is not None:
@@ -210,21 +222,15 @@ class Publisher:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         return memoryview(data)
 
-    async def _answer(
+    def _sending(
         self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, options: PublishOptions
-    ) -> Published | SulinaError:
-        version, schema_id = options.expected_version, options.schema_id
+    ) -> Sending:
+        lane = self._lanes.lane(topic, partition)
+        return Sending(lane, data, txn_id, options.expected_version, options.schema_id)
 
-        def make(number: int) -> FromClient:
-            return Publish(number, topic.name, data, partition, txn_id, version, schema_id, topic.topic_id)
-
+    async def _answer(self, sending: Sending, options: PublishOptions) -> Published | SulinaError:
         try:
-            answer = await self._session.request(
-                make,
-                size_bytes=len(data),
-                timeout_seconds=options.timeout_seconds,
-                is_repeatable=txn_id is not None,
-            )
+            answer = await sending.lane.publish(sending, self._seconds(options))
         except SulinaError as error:
             return error
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)

@@ -1,7 +1,8 @@
 """Reading a topic from anywhere, without a subscription: the partitions as they come, each in its order.
 
-Each partition has one fetch under way while what came before is being taken. Nothing else runs: a reader that is
-dropped leaves fetches that end by themselves.
+Each partition has one fetch under way while what came before is being taken. It goes to whoever owns the partition, and
+when that is another, on at the same offset. Nothing else runs: a reader that is dropped leaves fetches that end by
+themselves.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ import msgspec
 
 from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.message import Received
-from sulina.client.session import Session
-from sulina.errors import Disconnected, InvalidSettings, NotServing, QueueFull
+from sulina.client.route import Route, Routes
+from sulina.errors import ArchiveFailed, Disconnected, InvalidSettings, NotServing, QueueFull
+from sulina.types import TopicName
 from sulina.wire.frames import Fetch
 from sulina.wire.messages import Fetched
 
@@ -40,7 +42,7 @@ class Range:
 class Reading:
     """What is to be read, and how."""
 
-    topic: str
+    topic: TopicName
     version: int | None = None
     max_bytes: int = 1 << 20
 
@@ -52,6 +54,7 @@ class _Place:
     partition: int
     offset: int
     end: int | None
+    route: Route
 
 
 class Reader:
@@ -59,13 +62,14 @@ class Reader:
 
     def __init__(
         self,
-        session: Session,
+        routes: Routes,
         codec: BatchCodec,
         reading: Reading,
         locate: Callable[[], Awaitable[Sequence[Range]]],
         background: Callable[[Awaitable[Fetched], str], "asyncio.Task[Fetched]"],
     ) -> None:
-        self._session = session
+        self._routes = routes
+        self._topic = str(reading.topic)
         self._codec = codec
         self._reading = reading
         self._locate = locate
@@ -87,12 +91,13 @@ class Reader:
                 return
             if not ranges:
                 raise InvalidSettings("there is no partition to read")
-            many = len(ranges) > self._session.options.fetches_in_flight_max // 2
+            many = len(ranges) > self._routes.brokers.options.fetches_in_flight_max // 2
             self._wait_ms = WAIT_OF_MANY_MS if many else WAIT_MS
             self._fetch_bytes = max(FETCH_BYTES_MIN, min(self._reading.max_bytes, BUFFER_BYTES_MAX // len(ranges)))
             self._is_open = True
             for each in ranges:
-                self._fetch(_Place(each.partition, each.start, each.end))
+                route = self._routes.route(self._reading.topic, each.partition, self._wait_ms / 1000)
+                self._fetch(_Place(each.partition, each.start, each.end, route))
 
     async def close(self) -> None:
         """Read no more. Iteration ends."""
@@ -145,8 +150,9 @@ class Reader:
         done, _ = await asyncio.wait(self._fetches, return_when=asyncio.FIRST_COMPLETED)
         if self._is_closed:
             return False
-        if self._session.is_closed:  # the fetches were cancelled
-            raise self._session.disconnected()
+        home = self._routes.brokers.home
+        if home.is_closed:  # the fetches were cancelled
+            raise home.disconnected()
         for fetch in done:
             # Another task that reads from here may have been quicker.
             place = self._fetches.pop(fetch, None)
@@ -156,7 +162,7 @@ class Reader:
 
     def _take(self, place: _Place, fetched: Fetched) -> None:
         records = self._codec.decode(fetched.data)
-        topic, partition = self._reading.topic, place.partition
+        topic, partition = self._topic, place.partition
         end = END_OF_TIME if place.end is None else place.end
         self._buffer.extend(
             [
@@ -173,25 +179,26 @@ class Reader:
     def _fetch(self, place: _Place) -> None:
         if place.end is not None and place.offset >= place.end:
             return
-        fetch = self._background(self._fetched(place.partition, place.offset, place.end), "sulina-fetch")
+        fetch = self._background(self._fetched(place, place.offset), "sulina-fetch")
         self._fetches[fetch] = place
 
-    async def _fetched(self, partition: int, offset: int, end: int | None) -> Fetched:
-        reading = self._reading
-        is_endless = end is None and reading.version is None
+    async def _fetched(self, place: _Place, offset: int) -> Fetched:
+        reading, topic, partition = self._reading, self._topic, place.partition
+        is_endless = place.end is None and reading.version is None
         wait_ms = self._wait_ms if is_endless else 0
+        brokers = self._routes.brokers
         while True:
             try:
-                answer = await self._session.request(
+                answer = await self._routes.read(
+                    place.route,
                     lambda number: Fetch(
-                        number, reading.topic, partition, offset, self._fetch_bytes, reading.version, None, wait_ms
+                        number, topic, partition, offset, self._fetch_bytes, reading.version, None, wait_ms
                     ),
-                    is_repeatable=True,
-                    timeout_seconds=self._session.options.timeout_seconds + wait_ms / 1000,
-                    room=self._session.fetches,
+                    timeout_seconds=brokers.options.timeout_seconds + wait_ms / 1000,
+                    room=brokers.rooms.fetches,
                 )
-            except (Disconnected, NotServing, QueueFull):
-                if not is_endless or self._session.is_closed:
+            except (ArchiveFailed, Disconnected, NotServing, QueueFull):
+                if not is_endless or brokers.is_closed:
                     raise
             else:
                 return answer if isinstance(answer, Fetched) else msgspec.convert(answer, Fetched)

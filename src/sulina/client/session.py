@@ -9,14 +9,14 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any, Protocol
 
+from sulina.client.asking import Asking, Make, ask
 from sulina.client.backoff import Backoff
 from sulina.client.connection import Connection, Connector
-from sulina.client.in_flight import InFlight
+from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
-from sulina.errors import Disconnected, NotServing, ProtocolError, QueueFull, SulinaError, from_code
+from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode
 
 
@@ -36,32 +36,65 @@ class Attached(Protocol):
         ...
 
 
+class Awaiting(Protocol):
+    """Who waits for an answer: a future, or something that does as if."""
+
+    def done(self) -> bool:
+        """Whether it needs no answer any more."""
+        ...
+
+    def set_result(self, result: Any, /) -> None:
+        """This is the answer."""
+        ...
+
+    def set_exception(self, error: SulinaError, /) -> None:
+        """This is why there is none."""
+        ...
+
+
 class Session:
     """Requests, answers and attachments over one connection after another."""
 
-    def __init__(self, connector: Connector, options: ClientOptions, *, url: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        options: ClientOptions,
+        *,
+        url: str,
+        rng: random.Random,
+        rooms: Rooms,
+        backoff_seconds_max: float | None = None,
+    ) -> None:
         self.options = options
         self.url = url
         self.rng = rng
-        self.in_flight = InFlight(requests_max=options.requests_in_flight_max, bytes_max=options.bytes_in_flight_max)
-        self.fetches = InFlight(requests_max=options.fetches_in_flight_max, bytes_max=options.bytes_in_flight_max)
+        self.rooms = rooms
+        self.connection: Connection | None = None  # at this moment
+        self.pending: dict[int, Awaiting] = {}  # what was sent over it and is not answered
         self.reconnects = 0
+        self.last_id = 0
+        self.is_closed = False
         self._connector = connector
-        self._connection: Connection | None = None
+        self._backoff_seconds_max = options.backoff_seconds_max if backoff_seconds_max is None else backoff_seconds_max
         self._connected = asyncio.Event()  # or closed: whoever waits for a connection need wait no longer
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
         self._attached: dict[int, Attached] = {}
         self._outbox: dict[int, Attached] = {}  # handles of attachments that have something to say
         self._outbox_filled = asyncio.Event()
-        self._last_id = 0
         self._reason = "not connected yet"
-        self.is_closed = False
         self._runner: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._dropped: set[asyncio.Task[None]] = set()  # connections that nobody waits for
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection now."""
-        return self._connection is not None
+        return self.connection is not None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody would miss it now."""
+        return not self.pending and not self._attached and not self._reaching
 
     async def open(self) -> None:
         """Connect for the first time. Disconnected when that does not succeed in time."""
@@ -76,16 +109,26 @@ class Session:
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise
                 await asyncio.sleep(pause)
+        self._start(connection)
+
+    def start(self) -> None:
+        """Connect, without waiting for it."""
+        self._start(None)
+
+    def _start(self, connection: Connection | None) -> None:
         self._runner = asyncio.create_task(self._run(connection), name="sulina-session")
         self._runner.add_done_callback(self._ended)
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "the client is closed") -> None:
         """Let go of the connection; whoever waits gets Disconnected."""
         self.is_closed = True
-        self._reason = "the client is closed"
+        self._reason = reason
+        tasks = set(self._dropped)
         if self._runner is not None:
             self._runner.cancel()
-            await asyncio.wait([self._runner])
+            tasks.add(self._runner)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         """Nobody reads any more: whoever waits must hear of it, also if it is our own bug."""
@@ -93,92 +136,104 @@ class Session:
             self._reason = f"the session failed: {error!r}"
         self.is_closed = True
         self._lose()
+        self._tell_reaching()
         self._connected.set()
 
     def backoff(self) -> Backoff:
         """Pauses between attempts."""
-        return Backoff(self.options.backoff_seconds_min, self.options.backoff_seconds_max, self.rng)
+        return Backoff(self.options.backoff_seconds_min, self._backoff_seconds_max, self.rng)
 
     def next_id(self) -> int:
         """A number that was not given out before, for requests and for handles."""
-        self._last_id += 1
-        return self._last_id
+        self.last_id += 1
+        return self.last_id
+
+    async def wait_connected(self) -> None:
+        """Return when there is a connection, however long that takes. Disconnected when there will be none."""
+        while self.connection is None:
+            if self.is_closed:
+                raise self.disconnected()
+            await self._connected.wait()
+
+    async def reach(self, seconds: float) -> None:
+        """Return when there is a connection. Disconnected as soon as one cannot be had, or after so long."""
+        if self.connection is not None:
+            return
+        if self.is_closed:
+            raise self.disconnected()
+        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reaching.append(attempt)
+        try:
+            async with asyncio.timeout(seconds):
+                await attempt
+        except TimeoutError:
+            raise self.disconnected() from None
+        finally:
+            if attempt in self._reaching:
+                self._reaching.remove(attempt)
+
+    def _tell_reaching(self) -> None:
+        reaching, self._reaching = self._reaching, []
+        for attempt in reaching:
+            if attempt.done():
+                continue
+            if self.connection is not None:
+                attempt.set_result(None)
+            else:
+                attempt.set_exception(self.disconnected())
 
     # Requests
 
     async def request(
         self,
-        make: Callable[[int], FromClient],
+        make: Make,
         *,
         is_repeatable: bool,
         size_bytes: int = 0,
         timeout_seconds: float | None = None,
         room: InFlight | None = None,
+        is_patient: bool = True,
     ) -> Any:
         """The node's answer to the frame that `make` gives for an id; it is called once for each attempt.
 
-        Errors of the node; Disconnected; QueueFull when there is no room in flight for so long.
+        There is one attempt only if it is not patient. Errors of the node; Disconnected; QueueFull when there is no
+        room in flight for so long.
         """
-        seconds = self.options.timeout_seconds if timeout_seconds is None else timeout_seconds
-        asking = _Asking(room or self.in_flight)
-        try:
-            async with asyncio.timeout(seconds):
-                await asking.enter(size_bytes)
-                return await self._answered(asking, make, is_repeatable)
-        except TimeoutError:
-            raise self._why_late(asking, seconds) from None
-        finally:
-            asking.leave(size_bytes)
+        return await ask(
+            _Here(self) if is_patient else _Once(self),
+            make,
+            room=room or self.rooms.requests,
+            is_repeatable=is_repeatable,
+            size_bytes=size_bytes,
+            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
+        )
 
-    async def _answered(self, asking: "_Asking", make: Callable[[int], FromClient], is_repeatable: bool) -> Any:
-        backoff = self.backoff()
-        while True:
-            asking.is_sent = False
-            try:
-                return await self._ask_once(asking, make)
-            except (QueueFull, NotServing) as error:
-                asking.refusal = error
-                asking.is_sent = False
-                await asyncio.sleep(backoff.next())
-            except Disconnected:
-                asking.refusal = None
-                asking.is_unknown |= asking.is_sent
-                if self.is_closed or (asking.is_sent and not is_repeatable):
-                    raise
-
-    async def _ask_once(self, asking: "_Asking", make: Callable[[int], FromClient]) -> Any:
-        """Send when there is a connection, and wait for the answer."""
-        while (connection := self._connection) is None:
-            if self.is_closed:
-                raise self.disconnected()
-            await self._connected.wait()
+    async def ask(self, make: Make, asking: Asking) -> Any:
+        """Send it over the connection that there is, and wait for the answer. Disconnected."""
+        connection = self.connection
+        if connection is None:
+            raise self.disconnected()
         number = self.next_id()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[number] = answer
+        self.pending[number] = answer
         try:
             asking.is_sent = True
-            await connection.send(make(number))
+            await self.send(connection, make(number))
             return await answer
-        except Disconnected:
-            if self._connection is connection:  # the reader will see it too: until then nobody else need try
-                self._connection = None
-                self._connected.clear()
-            raise
         finally:
-            self._pending.pop(number, None)
+            self.pending.pop(number, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen: `send` may have failed first
 
-    def _why_late(self, asking: "_Asking", seconds: float) -> SulinaError:
-        if not asking.has_room:
-            return QueueFull(waiting_bytes=asking.room.size_bytes, limit_bytes=asking.room.bytes_max)
-        if asking.is_sent:
-            return self.late(seconds)
-        if asking.refusal is None:
-            return self.disconnected()
-        if asking.is_unknown:
-            return Disconnected(url=self.url, reason=f"it was lost before the answer came; since then {asking.refusal}")
-        return asking.refusal
+    async def send(self, connection: Connection, frame: FromClient) -> None:
+        """Over a connection that was there a moment ago. Disconnected."""
+        try:
+            await connection.send(frame)
+        except Disconnected:
+            if self.connection is connection:  # the reader will see it too: until then nobody else need try
+                self.connection = None
+                self._connected.clear()
+            raise
 
     def late(self, seconds: float) -> Disconnected:
         """The error of whoever has waited so long for an answer, or for a connection."""
@@ -208,36 +263,63 @@ class Session:
 
     # The connection
 
+    def drop(self, reason: str) -> None:
+        """Let go of a connection that is of no use, and make another. As if it had broken."""
+        self._reason = reason
+        if self._reading is not None:
+            self._reading.cancel()
+
     async def _run(self, connection: Connection | None) -> None:
         backoff = self.backoff()
+        if connection is None:
+            connection = await self._connect(backoff, pause=0)
         while True:
-            if connection is None:
-                await asyncio.sleep(backoff.next())
-                try:
-                    connection = await self._connector()
-                except SulinaError as error:
-                    self._reason = _reason(error)
-                    continue
-                self.reconnects += 1
             await self._serve(connection, backoff)
-            connection = None
+            connection = await self._connect(backoff, pause=backoff.next())
+            self.reconnects += 1
+
+    async def _connect(self, backoff: Backoff, pause: float) -> Connection:
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                return await self._connector()
+            except SulinaError as error:
+                self._reason = _reason(error)
+                self._tell_reaching()
+                pause = backoff.next()
 
     async def _serve(self, connection: Connection, backoff: Backoff) -> None:
         """Read until the connection ends, then tell everybody."""
-        self._connection = connection
+        self.connection = connection
         self._connected.set()
+        self._tell_reaching()
         writer = asyncio.create_task(self._write(connection), name="sulina-session-outbox")
+        self._reading = asyncio.create_task(self._read(connection, backoff), name="sulina-session-inbox")
+        is_dropped = False
+        try:
+            await asyncio.wait([self._reading])
+            is_dropped = self._reading.cancelled()
+            if not is_dropped:
+                self._reading.result()  # our own bug
+        finally:
+            self._lose()
+            for task in (writer, self._reading):
+                task.cancel()
+            await asyncio.wait([writer, self._reading])
+            closing = asyncio.create_task(connection.close(), name="sulina-session-close")
+            if is_dropped:  # the other end may not even notice
+                self._dropped.add(closing)
+                closing.add_done_callback(self._dropped.discard)
+            else:
+                await closing
+
+    async def _read(self, connection: Connection, backoff: Backoff) -> None:
         try:
             while True:
                 if self._take(await connection.receive()):
                     backoff.reset()
         except SulinaError as error:
             self._reason = _reason(error)
-        finally:
-            self._lose()
-            writer.cancel()
-            await asyncio.wait([writer])
-            await connection.close()
 
     async def _write(self, connection: Connection) -> None:
         try:
@@ -258,25 +340,25 @@ class Session:
             if (attached := self._attached.get(frame.consumer)) is not None:  # type: ignore[union-attr]
                 attached.deliver(frame)  # type: ignore[arg-type]
         elif isinstance(frame, Answer):
-            answer = self._pending.get(frame.id)
-            if answer is not None and not answer.done():
-                answer.set_result(frame.result)
+            awaiting = self.pending.pop(frame.id, None)
+            if awaiting is not None and not awaiting.done():
+                awaiting.set_result(frame.result)
                 return True
         elif isinstance(frame, Failed):
             if not frame.id and frame.code == ProtocolError.code:
                 # One of the requests is to blame; whichever it is, it would break the next connection too.
                 self._fail_pending(frame.error())
                 raise Disconnected(url=self.url, reason=frame.message)
-            answer = self._pending.get(frame.id)
-            if answer is not None and not answer.done():
-                answer.set_exception(frame.error())
+            awaiting = self.pending.pop(frame.id, None)
+            if awaiting is not None and not awaiting.done():
+                awaiting.set_exception(frame.error())
         elif isinstance(frame, Detached) and (attached := self._attached.pop(frame.consumer, None)) is not None:
             attached.lose(frame.error())
         return False
 
     def _lose(self) -> None:
         """Tell everybody, in the order in which they asked."""
-        self._connection = None
+        self.connection = None
         self._connected.clear()
         attached, self._attached = self._attached, {}
         self._outbox.clear()
@@ -285,31 +367,46 @@ class Session:
             each.lose(self.disconnected())
 
     def _fail_pending(self, error: SulinaError) -> None:
-        pending, self._pending = self._pending, {}
-        for answer in pending.values():
-            if not answer.done():
-                answer.set_exception(from_code(error.code, str(error), error.details()))
+        pending, self.pending = self.pending, {}
+        for awaiting in pending.values():
+            if not awaiting.done():
+                awaiting.set_exception(from_code(error.code, str(error), error.details()))
 
 
-class _Asking:
-    """One request with its retries: how far it has come."""
+class _Here:
+    """The way of a request that is for this node, and no other."""
 
-    __slots__ = ("has_room", "is_sent", "is_unknown", "refusal", "room")
+    answer_seconds = None
 
-    def __init__(self, room: InFlight) -> None:
-        self.room = room
-        self.has_room = False
-        self.is_sent = False  # in this attempt
-        self.is_unknown = False  # an earlier attempt may have been done
-        self.refusal: SulinaError | None = None  # the node's, of the last attempt
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._backoff = session.backoff()
 
-    async def enter(self, size_bytes: int) -> None:
-        await self.room.enter(size_bytes)
-        self.has_room = True
+    @property
+    def is_closed(self) -> bool:
+        return self._session.is_closed
 
-    def leave(self, size_bytes: int) -> None:
-        if self.has_room:
-            self.room.leave(size_bytes)
+    @property
+    def reason(self) -> SulinaError | None:
+        return None if self._session.is_connected else self._session.disconnected()
+
+    async def session(self) -> Session:
+        await self._session.wait_connected()
+        return self._session
+
+    async def refused(self, error: SulinaError) -> None:
+        if not isinstance(error, Disconnected):
+            await asyncio.sleep(self._backoff.next())
+
+
+class _Once(_Here):
+    """The way of a request that is for this connection, and no other."""
+
+    async def session(self) -> Session:
+        return self._session
+
+    async def refused(self, error: SulinaError) -> None:
+        raise error
 
 
 def _reason(error: SulinaError) -> str:

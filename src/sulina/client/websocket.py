@@ -21,6 +21,14 @@ WRITE_BYTES_WAITING_MAX: Final = 1 << 20  # sent and not yet taken by the networ
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
+def split_urls(urls: str) -> list[str]:
+    """One or several, with commas between them. InvalidSettings when there is none."""
+    found = list(dict.fromkeys(url.strip() for url in urls.split(",") if url.strip()))
+    if not found:
+        raise InvalidSettings(f"{urls!r} is not the URL of a node: it must be like http://127.0.0.1:8080")
+    return found
+
+
 class WebSocketConnector:
     """Connects to the node at an HTTP URL."""
 

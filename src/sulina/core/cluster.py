@@ -20,6 +20,7 @@ class Registration(Struct, frozen=True, kw_only=True):
     store_id: str  # of its data directory: a broker that lost its disk is another one
     started_ms: int
     software: str = "0"
+    is_leaving: bool = False  # it gives back what it has, and takes nothing more
 
 
 class Leader(Struct, frozen=True, kw_only=True):

@@ -39,6 +39,14 @@ class Add(Operation, frozen=True, kw_only=True, tag="add"):
     timestamp_max: int  # milliseconds, over all records
     origin_epoch: int = NO_ORIGIN
     txn_id: str | None = None
+    # In an archive an add is a slice of the log: batches of any origins, and the commits that made them.
+    object: str | None = None  # where the batches lie
+    version_start: Version = Version(0)  # of the log, as all versions here; half-open
+    version_end: Version = Version(0)
+    epoch: Epoch = Epoch(-1)  # of every batch in it
+    data_crc: int = 0
+    commits_size: int = 0  # bytes
+    state: str | None = None  # the object that holds the log's state at version_end - 1
 
 
 class Remove(Operation, frozen=True, kw_only=True, tag="remove"):
@@ -48,6 +56,7 @@ class Remove(Operation, frozen=True, kw_only=True, tag="remove"):
     offset_start: Offset
     offset_end: Offset
     size: int
+    object: str | None = None  # in an archive: the slice
 
 
 class Claim(Operation, frozen=True, kw_only=True, tag="claim"):
@@ -55,6 +64,7 @@ class Claim(Operation, frozen=True, kw_only=True, tag="claim"):
 
     epoch: Epoch
     broker_id: str
+    holder: str | None = None  # in an archive: the directory that goes on from here
 
 
 class Seal(Operation, frozen=True, kw_only=True, tag="seal"):
@@ -65,13 +75,27 @@ class Seal(Operation, frozen=True, kw_only=True, tag="seal"):
     size: int
 
 
+class Merge(Operation, frozen=True, kw_only=True, tag="merge"):
+    """Slices of an archive that lie end to end have become one. What the log holds is the same."""
+
+    first: str  # the object of the first of them
+    count: int
+    object: str
+    data_crc: int
+    size: int
+    commits_size: int
+
+
+AnyOperation = Add | Remove | Claim | Seal | Merge
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One atomic log entry."""
 
     version: Version
     timestamp: str
     txn_id: str
-    operations: tuple[Add | Remove | Claim | Seal, ...]
+    operations: tuple[AnyOperation, ...]
     checkpoint_hint: bool
     epoch: Epoch
     start_offset: Offset  # of the log after this commit
@@ -90,6 +114,13 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     written_ms: int
     timestamp_max: int  # by the clocks of the producers
     sealed: bool = False
+    # Of a slice in an archive, as its add said:
+    object: str | None = None
+    version_start: Version = Version(0)
+    version_end: Version = Version(0)
+    data_crc: int = 0
+    commits_size: int = 0
+    state: str | None = None
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +150,7 @@ class TxnRef(msgspec.Struct, frozen=True, array_like=True):
     version: Version
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole state of a log at a version: recovery needs no commit up to it."""
 
     version: Version
@@ -131,6 +162,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[SegmentRef, ...]
     origins: tuple[OriginRef, ...]
     txns: tuple[TxnRef, ...]
+    log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
+    holder: str | None = None  # of an archive: the directory that goes on from there
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,14 @@ def namespace_policy(namespace: str) -> str:
     return f"/namespaces/{namespace}/policy"
 
 
+def namespace_topics(namespace: str) -> str:
+    """The list of a namespace's topics."""
+    return f"/namespaces/{namespace}/topics/"
+
+
 def namespace_topic(topic: TopicName) -> str:
     """The topic in its namespace's list."""
-    return f"/namespaces/{topic.namespace}/topics/{topic.namespace}/{topic.topic}"
+    return f"{namespace_topics(topic.namespace)}{topic.namespace}/{topic.topic}"
 
 
 def topic_prefix(topic: TopicName) -> str:
@@ -29,6 +34,11 @@ def policy(topic: TopicName) -> str:
 def schema(topic: TopicName) -> str:
     """How its values are to be understood."""
     return topic_prefix(topic) + "schema"
+
+
+def schema_fixed(topic: TopicName) -> str:
+    """That a record was accepted: the schema is what it is, for ever."""
+    return topic_prefix(topic) + "schema_fixed"
 
 
 def delivery(topic: TopicName) -> str:

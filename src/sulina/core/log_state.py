@@ -3,6 +3,10 @@
 Commits apply one after the other, without gap, and each must continue the one before it: same offsets, same bytes,
 an epoch that never falls. A commit that does not is damage or a bug, never something to work around. The state is a
 function of the commits alone, so whoever replays them has the same one.
+
+An archive's log is such a log too. Its segments are slices: each has an object of its own and is sealed from the start,
+and says which versions of the partition's log it holds, which follow one another as the offsets do. A slice may hold
+no record (commits that only claim or seal), or no commit (records whose commits were gone before there was an archive).
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +20,7 @@ from sulina.core.commit import (
     Checkpoint,
     Claim,
     Commit,
+    Merge,
     OriginRef,
     Remove,
     Run,
@@ -115,6 +120,8 @@ class LogState:
     segments: list[SegmentRef] = field(default_factory=list)
     origins: dict[int, OriginRef] = field(default_factory=dict)  # longest silent first
     txns: dict[str, TxnRef] = field(default_factory=dict)  # oldest first
+    log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
+    holder: str | None = None  # of an archive: the directory of the newest claim
 
     def apply(self, commit: Commit) -> None:
         """Go on to the commit's version, or raise CorruptCommit; then the state is not to be used any more."""
@@ -124,8 +131,12 @@ class LogState:
             raise self._corrupt(commit, f"epoch {commit.epoch} comes after {self.epoch}")
         for operation in commit.operations:
             match operation:
-                case Add():
+                case Add(object=None):
                     self._add(commit, operation)
+                case Add():
+                    self._add_slice(commit, operation)
+                case Merge():
+                    self._merge(commit, operation)
                 case Remove():
                     self._remove(commit, operation)
                 case Claim():
@@ -149,7 +160,27 @@ class LogState:
             start_offset=self.start_offset,
             next_offset=self.next_offset,
             segments=list(self.segments),
+            log_version=self.log_version,
+            holder=self.holder,
         ).apply(commit)
+
+    def follow(self, commit: Commit) -> None:
+        """As `apply`, for what does not depend on where records lie: offsets, epoch, origins, transactions.
+
+        The commits of one log come from several directories, one after the other, each with segments of its own.
+        """
+        if commit.version != self.version + 1 or commit.epoch < self.epoch:
+            raise self._corrupt(commit, f"it says version {commit.version} after {self.version} of epoch {self.epoch}")
+        for operation in commit.operations:
+            if isinstance(operation, Add):
+                if operation.offset_start != self.next_offset or operation.offset_end <= operation.offset_start:
+                    added = f"[{operation.offset_start}, {operation.offset_end})"
+                    raise self._corrupt(commit, f"it adds {added} at {self.next_offset}")
+                self.next_offset = operation.offset_end
+                self._remember(commit, operation)
+        if commit.next_offset != self.next_offset:
+            raise self._corrupt(commit, f"it says {commit.next_offset}, its operations lead to {self.next_offset}")
+        self.version, self.epoch, self.start_offset = commit.version, commit.epoch, self.next_offset
 
     def _add(self, commit: Commit, add: Add) -> None:
         active = self.segments[-1] if self.segments else None
@@ -182,6 +213,9 @@ class LogState:
             written_ms=now_ms,
             timestamp_max=max(active.timestamp_max, add.timestamp_max),
         )
+        self._remember(commit, add)
+
+    def _remember(self, commit: Commit, add: Add) -> None:
         if add.origin_id != NO_ORIGIN:
             # Put at the end: the first ones are the longest silent.
             run = Run(add.origin_seq, add.offset_start, add.offset_end, commit.version)
@@ -195,15 +229,99 @@ class LogState:
             while len(self.txns) > self.limits.txns_max:
                 del self.txns[next(iter(self.txns))]
 
+    def _add_slice(self, commit: Commit, add: Add) -> None:
+        count, versions = add.offset_end - add.offset_start, add.version_end - add.version_start
+        newest = self.segments[-1] if self.segments else None
+        is_next = add.offset_start == self.next_offset
+        if self.log_version < 0:
+            # A log that is older than its archive may begin anywhere, and its first commits may be gone.
+            is_next |= newest is None and self.next_offset == 0
+            is_next_version = add.state is not None or add.version_start == 0
+        else:
+            is_next_version = add.version_start == self.log_version + 1
+        if (
+            not is_next
+            or (versions > 0 and not is_next_version)
+            or (count > 0) != (add.size > 0)
+            or min(count, versions) < 0
+            or not (count or versions or add.state)
+            or (add.segment, add.position) != (segment_name(add.offset_start), 0)
+            or not (newest.epoch if newest else NO_EPOCH) <= add.epoch <= self.epoch
+        ):
+            raise self._corrupt(commit, f"it adds {add} after offset {self.next_offset}, version {self.log_version}")
+        if newest is None and self.next_offset == 0:
+            self.start_offset = add.offset_start
+        self.next_offset = add.offset_end
+        self.log_version = Version(add.version_end - 1) if versions else self.log_version
+        now_ms = timestamp_ms(commit.timestamp)
+        self.segments.append(
+            SegmentRef(
+                name=add.segment,
+                base=add.offset_start,
+                next_offset=add.offset_end,
+                size=add.size,
+                epoch=add.epoch,
+                created_ms=now_ms,
+                written_ms=now_ms,
+                timestamp_max=add.timestamp_max,
+                sealed=True,
+                object=add.object,
+                version_start=add.version_start,
+                version_end=add.version_end,
+                data_crc=add.data_crc,
+                commits_size=add.commits_size,
+                state=add.state,
+            )
+        )
+
+    def _merge(self, commit: Commit, merge: Merge) -> None:
+        at = next((at for at, slice_ in enumerate(self.segments) if slice_.object == merge.first), len(self.segments))
+        parts = self.segments[at : at + merge.count]
+        if (
+            merge.count < 2
+            or len(parts) != merge.count
+            or merge.size != sum(part.size for part in parts)
+            or merge.commits_size != sum(part.commits_size for part in parts)
+            or len({part.epoch for part in parts if part.size}) > 1
+        ):
+            raise self._corrupt(commit, f"it merges {merge.count} slices from {merge.first} on: {parts}")
+        first, last = parts[0], parts[-1]
+        versions = [part for part in parts if part.version_end > part.version_start]
+        epochs = [part.epoch for part in parts if part.size] or [part.epoch for part in parts]
+        self.segments[at : at + merge.count] = [
+            replace(
+                last,
+                name=first.name,
+                base=first.base,
+                size=merge.size,
+                epoch=max(epochs),
+                created_ms=first.created_ms,
+                timestamp_max=max(part.timestamp_max for part in parts),
+                object=merge.object,
+                version_start=versions[0].version_start if versions else last.version_start,
+                data_crc=merge.data_crc,
+                commits_size=merge.commits_size,
+            )
+        ]
+        if any(part.state for part in parts):
+            self._check_state_is_kept(commit)
+
+    def _check_state_is_kept(self, commit: Commit) -> None:
+        """Who takes an archive over goes on from the newest state in it, and the commits after that."""
+        if not any(slice_.state for slice_ in reversed(self.segments)):
+            raise self._corrupt(commit, "it leaves no state of the log")
+
     def _remove(self, commit: Commit, remove: Remove) -> None:
         oldest = self.segments[0] if self.segments else None
         if (
             oldest is None
-            or (remove.segment, remove.offset_end) != (oldest.name, oldest.next_offset)
+            or (remove.segment, remove.offset_end, remove.object) != (oldest.name, oldest.next_offset, oldest.object)
             or not oldest.sealed
         ):
             raise self._corrupt(commit, f"it removes {remove.segment}, the oldest is {oldest}")
         del self.segments[0]
+        if remove.object is not None:
+            self._check_state_is_kept(commit)
         self.start_offset = remove.offset_end
 
     def _claim(self, commit: Commit, claim: Claim) -> None:
@@ -211,7 +329,7 @@ class LogState:
             raise self._corrupt(commit, f"it claims epoch {claim.epoch} after {self.epoch}")
         # A segment has one epoch: so every batch's epoch can be checked although no checksum covers it.
         self._seal_newest()
-        self.epoch = claim.epoch
+        self.epoch, self.holder = claim.epoch, claim.holder
 
     def _seal(self, commit: Commit, seal: Seal) -> None:
         newest = self.segments[-1] if self.segments else None
@@ -242,6 +360,8 @@ class LogState:
             segments=tuple(self.segments),
             origins=tuple(self.origins.values()),
             txns=tuple(self.txns.values()),
+            log_version=self.log_version,
+            holder=self.holder,
         )
 
     @classmethod
@@ -256,4 +376,6 @@ class LogState:
             segments=list(checkpoint.segments),
             origins={origin.origin_id: origin for origin in checkpoint.origins},
             txns={txn.txn_id: txn for txn in checkpoint.txns},
+            log_version=checkpoint.log_version,
+            holder=checkpoint.holder,
         )

@@ -14,12 +14,12 @@ from sulina.core.commit import (
     CHECKPOINT_EVERY,
     NO_ORIGIN,
     Add,
+    AnyOperation,
     Claim,
     Commit,
     OriginRef,
     Remove,
     Run,
-    Seal,
     TxnRef,
     timestamp_text,
 )
@@ -52,7 +52,7 @@ class Placement(NamedTuple):
 
 def next_commit(
     state: LogState,
-    operations: Sequence[Add | Remove | Claim | Seal],
+    operations: Sequence[AnyOperation],
     *,
     txn_id: str,
     now: float,
@@ -70,6 +70,8 @@ def next_commit(
     for operation in operations:
         match operation:
             case Add():
+                if not state.segments and next_offset == 0:
+                    start_offset = operation.offset_start  # an archive may begin where its log did
                 next_offset = operation.offset_end
             case Remove():
                 start_offset = operation.offset_end

@@ -113,12 +113,14 @@ def resolved(*policies: Policy) -> Policy:
     )
 
 
-def check_policy(policy: Policy) -> None:
+def check_policy(policy: Policy, *, is_archiving: bool = False) -> None:
     """InvalidSettings, InvalidName when this node cannot keep what the policy says."""
     if policy.dead_letter is not None:
         TopicName.parse(policy.dead_letter)
-    if policy.ack in (Ack.REPLICATED, Ack.ARCHIVED):
-        raise InvalidSettings(f"ack {policy.ack} needs a cluster; this node offers memory and local")
+    offered = [Ack.MEMORY, Ack.LOCAL, *([Ack.ARCHIVED] if is_archiving else [])]
+    if policy.ack is not None and policy.ack not in offered:
+        needs = "an object store (--objects)" if policy.ack == Ack.ARCHIVED else "replicas"
+        raise InvalidSettings(f"ack {policy.ack} needs {needs}; this node offers {', '.join(offered)}")
     if policy.batch_bytes_max and policy.segment_bytes and policy.batch_bytes_max > policy.segment_bytes:
         raise InvalidSettings(
             f"a batch of {policy.batch_bytes_max} bytes would not fit a segment of {policy.segment_bytes}"

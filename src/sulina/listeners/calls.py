@@ -10,7 +10,7 @@ from sulina.broker.broker import Broker
 from sulina.core.position import Position
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidInput, InvalidSettings
-from sulina.types import TopicName
+from sulina.types import TopicName, checked_broker
 from sulina.wire.messages import Name, SubscriptionSettings
 
 
@@ -89,8 +89,25 @@ class _Seek(Struct, forbid_unknown_fields=True):
     partition: int | None = None
 
 
+class _Unload(Struct, forbid_unknown_fields=True):
+    topic: Name
+    force: bool = False
+    to: Name | None = None
+    partition: int | None = None
+
+
+class _Broker(Struct, forbid_unknown_fields=True):
+    broker_id: Name
+
+
 async def _info(broker: Broker, _arguments: _Nothing) -> Any:
     return broker.info()
+
+
+async def _unload(broker: Broker, arguments: _Unload) -> Any:
+    to = None if arguments.to is None else checked_broker(arguments.to)
+    name = TopicName.parse(arguments.topic)
+    return await broker.unload(name, force=arguments.force, to=to, partition=arguments.partition)
 
 
 _name = TopicName.parse
@@ -128,6 +145,13 @@ METHODS: dict[str, _Method] = {
             _name(a.topic), a.subscription, Position.parse(a.position), partition=a.partition
         ),
     ),
+    "lookup": (_Topic, lambda broker, a: broker.lookup(_name(a.topic))),
+    "cluster": (_Nothing, lambda broker, _: broker.cluster()),
+    "unload": (_Unload, _unload),
+    "unloads": (_Topic, lambda broker, a: broker.unloads(_name(a.topic))),
+    "drain_broker": (_Broker, lambda broker, a: broker.drain_broker(checked_broker(a.broker_id))),
+    "activate_broker": (_Broker, lambda broker, a: broker.activate_broker(checked_broker(a.broker_id))),
+    "rebalance": (_Nothing, lambda broker, _: broker.rebalance()),
 }
 
 

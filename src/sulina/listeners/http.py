@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sulina.listeners.http_admin import Admin, Handler
+from sulina.errors import NotOwner
+from sulina.listeners.http_admin import Admin
+from sulina.listeners.http_cluster import Cluster
 from sulina.listeners.http_events import EventFeed
 from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_fetch import Fetcher
@@ -18,8 +20,9 @@ from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS, HttpLimits
 from sulina.listeners.http_openapi_paths import PARTITION_RECORDS, RECORDS
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
-from sulina.listeners.http_problem import ClientGone, method_not_allowed, no_such_path
+from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
 from sulina.listeners.http_publish import Publisher
+from sulina.listeners.http_resource import Bodies, Handler
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -49,7 +52,8 @@ class HttpApp:
         self._publisher = Publisher(broker, limits)
         self._fetcher = Fetcher(broker, limits)
         self._events = EventFeed(broker, limits)
-        routes = Pages(broker, limits).routes() | Admin(broker, limits).routes()
+        bodies = Bodies(limits)
+        routes = Pages(broker, limits).routes() | Admin(broker, bodies).routes() | Cluster(broker, bodies).routes()
         routes["/v1/events"] = {"GET": self._events.get_events}
         self._router = Router(
             [Route(path, _Resource(handlers)) for path, handlers in routes.items()],
@@ -89,7 +93,13 @@ class HttpApp:
         scope["route"] = _RECORDS if partition is None else _PARTITION_RECORDS
         scope["path_params"] = target.parameters
         if method == "POST":
-            await self._publisher.publish(target, exchange)
+            try:
+                await self._publisher.publish(target, exchange)
+            except NotOwner as error:
+                # Whoever goes there must not choose once more: a repeat would find another partition.
+                path = PARTITION_RECORDS.format(ns=target.topic.namespace, topic=target.topic.topic, p=error.partition)
+                scope[AT_OWNER] = path.encode()
+                raise
         elif partition is None:
             raise method_not_allowed(method, ["POST"])
         elif method in ("GET", "HEAD"):

@@ -3,10 +3,8 @@
 PUT creates (201), or leaves or changes what exists by the broker's rules (200). An empty body means the defaults.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sulina.core.commit import Commit
@@ -14,12 +12,10 @@ from sulina.core.members import SubscriptionKind
 from sulina.core.position import Position
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidInput
-from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
-from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_parameters import Reader, flag, number, read_partition, read_query, text_up_to
-from sulina.listeners.http_problem import HttpError
-from sulina.listeners.http_records import encoder, read_json
-from sulina.types import PARTITIONS_MAX, TopicName
+from sulina.listeners.http_exchange import Exchange
+from sulina.listeners.http_parameters import Reader, flag, number, read_partition, text_up_to
+from sulina.listeners.http_resource import Bodies, Handler, query_of, show, topic_of
+from sulina.types import PARTITIONS_MAX
 from sulina.wire.messages import Name, NamespaceInfo, SubscriptionInfo, SubscriptionSettings
 
 if TYPE_CHECKING:
@@ -29,8 +25,6 @@ COMMITS_MAX = 1000
 COMMITS = 100  # the newest, unless asked otherwise
 TOPICS_MAX = 1000
 NESTING_MAX = 64
-
-Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class NamespacesOut(Struct, frozen=True, kw_only=True):
@@ -62,9 +56,6 @@ class SubscriptionIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)] | UnsetType = UNSET
 
 
-_decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Policy, TopicSettings, SubscriptionIn)
-}
 TOPICS_QUERY: dict[str, Reader] = {
     "namespace": text_up_to(200),
     "after": text_up_to(500),
@@ -77,9 +68,8 @@ FORCE_QUERY: dict[str, Reader] = {"force": flag}
 class Admin:
     """The functions, by path and method."""
 
-    def __init__(self, broker: "Broker", limits: HttpLimits) -> None:
-        self._broker = broker
-        self._room = Room(limits.in_flight_body_bytes_max)
+    def __init__(self, broker: "Broker", bodies: Bodies) -> None:
+        self._broker, self._bodies = broker, bodies
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         """What answers which method of which path."""
@@ -108,24 +98,24 @@ class Admin:
 
     async def list_namespaces(self, exchange: Exchange) -> None:
         """GET /v1/namespaces"""
-        _query(exchange, {})
-        await _show(exchange, NamespacesOut(namespaces=await self._broker.namespaces()))
+        query_of(exchange, {})
+        await show(exchange, NamespacesOut(namespaces=await self._broker.namespaces()))
 
     async def get_namespace(self, exchange: Exchange) -> None:
         """GET /v1/namespaces/{ns}"""
-        _query(exchange, {})
-        await _show(exchange, await self._broker.namespace(exchange.path["ns"]))
+        query_of(exchange, {})
+        await show(exchange, await self._broker.namespace(exchange.path["ns"]))
 
     async def put_namespace(self, exchange: Exchange) -> None:
         """PUT /v1/namespaces/{ns}"""
-        _query(exchange, {})
-        policy = await self._body(exchange, Policy)
+        query_of(exchange, {})
+        policy = await self._bodies.read(exchange, Policy)
         info, is_new = await self._broker.put_namespace(exchange.path["ns"], policy)
-        await _show(exchange, info, status=201 if is_new else 200)
+        await show(exchange, info, status=201 if is_new else 200)
 
     async def delete_namespace(self, exchange: Exchange) -> None:
         """DELETE /v1/namespaces/{ns}"""
-        _query(exchange, {})
+        query_of(exchange, {})
         await self._broker.delete_namespace(exchange.path["ns"])
         await exchange.answer_nothing()
 
@@ -133,36 +123,36 @@ class Admin:
 
     async def list_topics(self, exchange: Exchange) -> None:
         """GET /v1/topics"""
-        await _show(exchange, await self._broker.topics(**_query(exchange, TOPICS_QUERY)))
+        await show(exchange, await self._broker.topics(**query_of(exchange, TOPICS_QUERY)))
 
     async def get_topic(self, exchange: Exchange) -> None:
         """GET /v1/topics/{ns}/{topic}"""
-        _query(exchange, {})
-        await _show(exchange, await self._broker.topic(_topic(exchange)))
+        query_of(exchange, {})
+        await show(exchange, await self._broker.topic(topic_of(exchange)))
 
     async def put_topic(self, exchange: Exchange) -> None:
         """PUT /v1/topics/{ns}/{topic}"""
-        _query(exchange, {})
-        name = _topic(exchange)
-        settings: TopicSettings = await self._body(exchange, TopicSettings)
+        query_of(exchange, {})
+        name = topic_of(exchange)
+        settings = await self._bodies.read(exchange, TopicSettings)
         _check_nesting(settings.value_schema.definition)
         info, is_new = await self._broker.put_topic(name, settings)
-        await _show(exchange, info, status=201 if is_new else 200)
+        await show(exchange, info, status=201 if is_new else 200)
 
     async def delete_topic(self, exchange: Exchange) -> None:
         """DELETE /v1/topics/{ns}/{topic}"""
-        await self._broker.delete_topic(_topic(exchange), **_query(exchange, FORCE_QUERY))
+        await self._broker.delete_topic(topic_of(exchange), **query_of(exchange, FORCE_QUERY))
         await exchange.answer_nothing()
 
     async def get_partition(self, exchange: Exchange) -> None:
         """GET …/partitions/{p}"""
-        _query(exchange, {})
-        await _show(exchange, await self._broker.partition(_topic(exchange), read_partition(exchange.path["p"])))
+        query_of(exchange, {})
+        await show(exchange, await self._broker.partition(topic_of(exchange), read_partition(exchange.path["p"])))
 
     async def list_commits(self, exchange: Exchange) -> None:
         """GET …/partitions/{p}/commits"""
-        query = _query(exchange, COMMITS_QUERY)
-        name, partition = _topic(exchange), read_partition(exchange.path["p"])
+        query = query_of(exchange, COMMITS_QUERY)
+        name, partition = topic_of(exchange), read_partition(exchange.path["p"])
         end = query.get("to")
         if end is None:
             newest = (await self._broker.partition(name, partition)).version
@@ -172,25 +162,25 @@ class Admin:
             raise InvalidInput(f"versions from {start} to {end} are no range")
         commits = await self._broker.commits(name, partition, start, min(max(start, end), start + COMMITS_MAX))
         next_version = commits[-1].version + 1 if commits else start
-        await _show(exchange, CommitsOut(commits=commits, next_version=next_version))
+        await show(exchange, CommitsOut(commits=commits, next_version=next_version))
 
     # Subscriptions
 
     async def list_subscriptions(self, exchange: Exchange) -> None:
         """GET …/subscriptions"""
-        _query(exchange, {})
-        await _show(exchange, SubscriptionsOut(subscriptions=await self._broker.subscriptions(_topic(exchange))))
+        query_of(exchange, {})
+        await show(exchange, SubscriptionsOut(subscriptions=await self._broker.subscriptions(topic_of(exchange))))
 
     async def get_subscription(self, exchange: Exchange) -> None:
         """GET …/subscriptions/{sub}"""
-        _query(exchange, {})
-        await _show(exchange, await self._broker.subscription(_topic(exchange), exchange.path["sub"]))
+        query_of(exchange, {})
+        await show(exchange, await self._broker.subscription(topic_of(exchange), exchange.path["sub"]))
 
     async def put_subscription(self, exchange: Exchange) -> None:
         """PUT …/subscriptions/{sub}"""
-        _query(exchange, {})
-        name = _topic(exchange)
-        asked: SubscriptionIn = await self._body(exchange, SubscriptionIn)
+        query_of(exchange, {})
+        name = topic_of(exchange)
+        asked = await self._bodies.read(exchange, SubscriptionIn)
         if asked.seek is UNSET:
             if asked.partition is not UNSET:
                 raise InvalidInput("partition says where to seek, and there is no seek")
@@ -198,46 +188,25 @@ class Admin:
             settings = SubscriptionSettings(**given)
             Position.parse(settings.start)
             info, is_new = await self._broker.put_subscription(name, exchange.path["sub"], settings)
-            await _show(exchange, info, status=201 if is_new else 200)
+            await show(exchange, info, status=201 if is_new else 200)
             return
         if asked.kind is not UNSET or asked.start is not UNSET:
             raise InvalidInput("a body has either seek, for what exists, or kind and start, to create it")
         partition = None if asked.partition is UNSET else asked.partition
         info = await self._broker.seek(name, exchange.path["sub"], Position.parse(asked.seek), partition=partition)
-        await _show(exchange, info)
+        await show(exchange, info)
 
     async def delete_subscription(self, exchange: Exchange) -> None:
         """DELETE …/subscriptions/{sub}"""
-        await self._broker.delete_subscription(_topic(exchange), exchange.path["sub"], **_query(exchange, FORCE_QUERY))
+        await self._broker.delete_subscription(
+            topic_of(exchange), exchange.path["sub"], **query_of(exchange, FORCE_QUERY)
+        )
         await exchange.answer_nothing()
 
     async def get_node(self, exchange: Exchange) -> None:
         """GET /v1/node"""
-        _query(exchange, {})
-        await _show(exchange, self._broker.info())
-
-    async def _body(self, exchange: Exchange, kind: type) -> Any:
-        """The body as `kind`; an empty one means the defaults."""
-        with Held(self._room) as held:
-            body = await exchange.read_body(held)
-            if not body:
-                return kind()
-            content_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if content_type != JSON:
-                raise HttpError("unsupported_media_type", "Content-Type must be application/json")
-            return read_json(body, _decoders[kind])
-
-
-async def _show(exchange: Exchange, answer: Struct, *, status: int = 200) -> None:
-    await exchange.answer(encoder.encode(answer), status=status)
-
-
-def _query(exchange: Exchange, readers: dict[str, Reader]) -> dict[str, Any]:
-    return read_query(exchange.scope["query_string"], readers)
-
-
-def _topic(exchange: Exchange) -> TopicName:
-    return TopicName(exchange.path["ns"], exchange.path["topic"])
+        query_of(exchange, {})
+        await show(exchange, self._broker.info())
 
 
 def _check_nesting(value: Any) -> None:

@@ -7,16 +7,21 @@ import msgspec
 
 from sulina.core.topic import Policy, TopicSettings
 from sulina.listeners.http_admin import CommitsOut, NamespacesOut, SubscriptionIn, SubscriptionsOut
+from sulina.listeners.http_cluster import BrokersOut, UnloadIn, UnloadsOut
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_openapi_fields import EXAMPLES, FIELDS, refine
 from sulina.listeners.http_openapi_paths import PARAMETERS, paths
 from sulina.listeners.http_problem import RETRY_AFTER_SECONDS, all_codes
 from sulina.listeners.http_records import PublishIn, RecordsOut
 from sulina.wire.messages import (
+    BrokerInfo,
+    ClusterInfo,
     NamespaceInfo,
     NodeInfo,
     PartitionInfo,
+    Placement,
     Published,
+    Rebalanced,
     SubscriptionInfo,
     TopicInfo,
     TopicPage,
@@ -24,8 +29,9 @@ from sulina.wire.messages import (
 
 _REF = "#/components/schemas/{name}"
 _TYPES = (
-    CommitsOut, NamespaceInfo, NamespacesOut, NodeInfo, PartitionInfo, Policy, PublishIn, Published, RecordsOut,
-    SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo, TopicPage, TopicSettings,
+    BrokerInfo, BrokersOut, ClusterInfo, CommitsOut, NamespaceInfo, NamespacesOut, NodeInfo, PartitionInfo, Placement,
+    Policy, PublishIn, Published, Rebalanced, RecordsOut, SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo,
+    TopicPage, TopicSettings, UnloadIn, UnloadsOut,
 )  # fmt: skip
 
 _ABOUT = """
@@ -45,6 +51,10 @@ curl localhost:8080/v1/topics/default/orders/partitions/0/records
 **Errors** are `application/problem+json` with a stable `code`; `retryable` says whether the same request can succeed
 later. Answers 429 and 503 say in `Retry-After` when to try again.
 
+**In a cluster** a partition is served by one broker, its owner. Any other answers 307 with the owner's URL in
+`Location`: `curl --location` and most clients follow by themselves. While a partition moves, or waits for an owner, the
+answer is 503.
+
 **Sessions** with pipelined publishes, subscriptions, credit and acks are on the WebSocket `/v1/ws`, in binary msgpack
 frames; the Python client `sulina.connect(url)` speaks them.
 """
@@ -54,6 +64,7 @@ _TAGS = {
     "topics": "Named logs, their partitions and commits.",
     "subscriptions": "Where groups of consumers are, durably.",
     "namespaces": "Groups of topics with common policies.",
+    "cluster": "Brokers, and which of them serves what. A node that is alone is a cluster of one, which moves nothing.",
     "node": "The node itself.",
 }
 
@@ -75,6 +86,7 @@ _PROBLEM = {
 
 # What an error status means wherever it comes up.
 ERRORS: Mapping[int, str] = {
+    307: "Another broker serves it: the same request goes to the URL in `Location`. Nothing was written.",
     400: "A malformed body, or a parameter outside the rules.",
     404: "There is no such thing.",
     406: "Accept names nothing that is offered.",
@@ -87,7 +99,7 @@ ERRORS: Mapping[int, str] = {
     429: "Too much is under way, or there are as many as there may be. Try again.",
     431: "The head of the request is too large.",
     500: "A fault of the node: a bug, which has an id in its log, or damaged data, which is never served.",
-    503: "Not yet there, starting, or on its way out. Try again.",
+    503: "Not yet there, starting, stopping, moving, or without an owner. Try again.",
 }
 
 
@@ -123,6 +135,10 @@ def _error(status: int, text: str) -> dict[str, Any]:
     if status in EXAMPLES:
         content["examples"] = {example["code"]: {"value": example} for example in EXAMPLES[status]}
     response: dict[str, Any] = {"description": text, "content": {"application/problem+json": content}}
+    if status == 307:
+        response["headers"] = {
+            "Location": {"description": "The same path and query at the owner.", "schema": {"type": "string"}}
+        }
     if status in (429, 503):
         response["headers"] = {
             "Retry-After": {

@@ -16,7 +16,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("Published", "base_offset"): "The offset of the first record; the others follow without a gap.",
     ("Published", "count"): "How many records were appended.",
     ("Published", "version"): "The commit that made them visible, all at once.",
-    ("Published", "ack"): "What has happened to them: `local` means durable on this node's disk.",
+    ("Published", "ack"): "What has happened to them: `local` means durable on the owner's disk.",
     ("PublishIn", "records"): "Appended in this order, together or not at all.",
     ("PublishIn", "txn_id"): "Your name for this publish. Sent again, it gets the first answer and adds nothing.",
     ("PublishIn", "expected_version"): "Append only if the partition they go to is still at this version.",
@@ -54,6 +54,10 @@ FIELDS: dict[tuple[str, str], str] = {
     ("Policy", "redelivery_delay_seconds"): "How long a nacked record waits before it is delivered again.",
     ("Policy", "deliveries_max"): "How often a record is delivered before it goes to the dead-letter topic.",
     ("Policy", "dead_letter"): "The topic for those, `/namespace/topic`. Absent: `{topic}.dead-letter`.",
+    ("Policy", "archive_bytes"): "What is not archived goes to the object store at this size.",
+    ("Policy", "archive_seconds"): "What is not archived goes to the object store at this age.",
+    ("Policy", "local_retention_bytes"): "Keep so much on disk of what is archived. Absent: all.",
+    ("Policy", "local_retention_seconds"): "Keep on disk for so long what is archived. Absent: for ever.",
     ("Policy", "validate"): "Check every value against the schema before it is accepted.",
     ("Schema", "kind"): "How to read values.",
     ("Schema", "definition"): "A JSON Schema, an Avro schema, or an Arrow schema (IPC, base64); bytes have none.",
@@ -144,6 +148,47 @@ FIELDS: dict[tuple[str, str], str] = {
     ("NodeInfo", "topics"): "How many it has.",
     ("NodeInfo", "connections"): "Open sessions.",
     ("NodeInfo", "uptime_seconds"): "Since it started.",
+    ("Placement", "topic"): "`/namespace/topic`",
+    ("Placement", "topic_id"): "No other topic's, also not of one that had the same name.",
+    ("Placement", "partitions"): "In their order.",
+    ("Placement", "brokers"): "The URLs of all brokers that are there: ask one of them when an owner has gone.",
+    ("PartitionPlacement", "partition"): "Its number.",
+    ("PartitionPlacement", "state"): "`active` takes records, `draining` is leaving, `closed` waits for an owner, "
+    "`recovering` waits for the broker that alone has all of it.",
+    ("PartitionPlacement", "epoch"): "Of its owner; every change of owner raises it. -1: it never had one.",
+    ("PartitionPlacement", "broker_id"): "Its owner; null: it has none at this moment.",
+    ("PartitionPlacement", "url"): "Where its owner is; null: the node that answers, or nobody.",
+    ("PartitionPlacement", "waits_for"): "The broker that alone has all of it, and is away.",
+    ("BrokerInfo", "broker_id"): "Its name.",
+    ("BrokerInfo", "url"): "Where it is; null while nobody knows.",
+    ("BrokerInfo", "state"): "`active`, `draining`, or `unreachable`: its lease has run out.",
+    ("BrokerInfo", "is_leader"): "Whether it assigns partitions.",
+    ("BrokerInfo", "partitions"): "How many it owns.",
+    ("BrokerInfo", "topics"): "Of how many topics.",
+    ("BrokerInfo", "connections"): "Open sessions, as it last reported.",
+    ("BrokerInfo", "published_bytes_per_second"): "What it takes, as it last reported.",
+    ("BrokerInfo", "uptime_seconds"): "Since it started; null while it is away.",
+    ("UnloadInfo", "topic"): "`/namespace/topic`",
+    ("UnloadInfo", "partition"): "Its number.",
+    ("UnloadInfo", "step"): "How far it has come: `requested`, `quiesced`, `paused`, `sealed`, `unassigned`, `moved`.",
+    ("UnloadInfo", "from_broker"): "The owner that it leaves.",
+    ("UnloadInfo", "to_broker"): "Who is to have it; null: whoever has the least to do.",
+    ("UnloadInfo", "error"): "Why the last attempt failed; it is tried again.",
+    ("UnloadInfo", "given_up"): "The offsets `[start, end)` that only the lost broker had, as it last reported them.",
+    ("UnloadIn", "force"): "Let attached consumers go. For a partition that is `recovering`: give up what only the "
+    "lost broker has.",
+    ("UnloadIn", "to"): "The broker that is to have it; absent: whoever has the least to do.",
+    ("UnloadIn", "partition"): "Only this one; absent: all.",
+    ("UnloadsOut", "unloads"): "By partition.",
+    ("BrokersOut", "brokers"): "In the order of their names.",
+    ("ClusterInfo", "brokers"): "In the order of their names.",
+    ("ClusterInfo", "leader"): "The broker that assigns partitions; null while there is none.",
+    ("ClusterInfo", "topics"): "How many there are.",
+    ("ClusterInfo", "partitions"): "Of all topics.",
+    ("ClusterInfo", "unassigned"): "Partitions that wait for an owner.",
+    ("ClusterInfo", "recovering"): "Those among them that wait for a broker that alone has all of them.",
+    ("ClusterInfo", "unloads"): "What is on its way from one broker to another.",
+    ("Rebalanced", "moves"): "What has been asked for; none when there is nothing to gain.",
 }  # fmt: skip
 
 
@@ -154,6 +199,16 @@ def _problem(code: str, detail: str, **facts: Any) -> Any:
 
 # Of problems, by status.
 EXAMPLES: dict[int, list[dict[str, Any]]] = {
+    307: [
+        _problem(
+            "not_owner",
+            "the node is not serving: partition 0 of /default/orders is served by broker b2 at http://10.0.0.2:8080",
+            topic="/default/orders",
+            partition=0,
+            owner="b2",
+            url="http://10.0.0.2:8080",
+        )
+    ],
     400: [
         _problem("malformed_body", "the body is not JSON: JSON is malformed: expected ':' (byte 9)"),
         _problem(

@@ -22,6 +22,9 @@ TOPIC = "/v1/topics/{ns}/{topic}"
 RECORDS = f"{TOPIC}/records"
 PARTITION = f"{TOPIC}/partitions/{{p}}"
 PARTITION_RECORDS = f"{PARTITION}/records"
+CLUSTER = "/v1/cluster"
+BROKERS = f"{CLUSTER}/brokers"
+BROKER = f"{BROKERS}/{{broker}}"
 
 
 def _ref(name: str) -> Shape:
@@ -37,6 +40,7 @@ PARAMETERS: dict[str, Shape] = {
     "topic": _at("topic", _NAME, "The topic.", "orders"),
     "p": _at("p", {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1}, "The number of the partition.", 0),
     "sub": _at("sub", _NAME, "The subscription.", "billing"),
+    "broker": _at("broker", _NAME, "The name of the broker.", "b1"),
     "force": {
         "name": "force",
         "in": "query",
@@ -106,7 +110,7 @@ def _operation(
 
 def paths(limits: HttpLimits) -> Shape:
     """All of them."""
-    return {**_records(limits), **_topics(), **_subscriptions(), **_namespaces(), **_node()}
+    return {**_records(limits), **_topics(), **_subscriptions(), **_namespaces(), **_cluster(), **_node()}
 
 
 def _records(limits: HttpLimits) -> Shape:
@@ -155,7 +159,7 @@ def _publish(name: str, summary: str, text: str, at: Sequence[str]) -> Shape:
         summary,
         text,
         {"200": _json("Published", "Where the records went.", answer)},
-        (409, 413, 415, 422),
+        (307, 409, 413, 415, 422),
         at=at,
         parameters=headers,
         body=body,
@@ -201,7 +205,7 @@ def _fetch(limits: HttpLimits) -> Shape:
         "stored (the first may begin before the offset); `application/vnd.apache.arrow.stream`, columns. "
         "A read is a snapshot: of a commit all records are there, or none.",
         {"200": {"description": "Records, possibly none.", "headers": told, "content": content}},
-        (406, 416, 422),
+        (307, 406, 416, 422),
         at=("ns", "topic", "p"),
         parameters=parameters,
     )
@@ -240,19 +244,19 @@ def _topics() -> Shape:
             ),
             "delete": _operation(
                 "topics", "deleteTopic", "Delete a topic", "With all its records and subscriptions.",
-                {"204": {"description": "It is gone."}}, (409, 422), at=(*at, "force"),
+                {"204": {"description": "It is gone."}}, (307, 409, 422), at=(*at, "force"),
             ),
         },
         PARTITION: {
             "get": _operation(
                 "topics", "getPartition", "Show a partition", "Its offsets, its version and its segments.",
-                {"200": _json("PartitionInfo", "The partition.")}, (422,), at=of,
+                {"200": _json("PartitionInfo", "The partition.")}, (307, 422), at=of,
             )
         },
         f"{PARTITION}/commits": {
             "get": _operation(
                 "topics", "listCommits", "Read the commit feed", "What happened to the partition, commit by commit.",
-                {"200": _json("CommitsOut", "Commits, possibly none.")}, (416, 422), at=of, parameters=versions,
+                {"200": _json("CommitsOut", "Commits, possibly none.")}, (307, 416, 422), at=of, parameters=versions,
             )
         },
     }  # fmt: skip
@@ -272,7 +276,7 @@ def _subscriptions() -> Shape:
         f"{TOPIC}/subscriptions": {
             "get": _operation(
                 "subscriptions", "listSubscriptions", "List the subscriptions of a topic", "By name, with their lag.",
-                {"200": _json("SubscriptionsOut", "The subscriptions.")}, (422,), at=("ns", "topic"),
+                {"200": _json("SubscriptionsOut", "The subscriptions.")}, (307, 422), at=("ns", "topic"),
             )
         },
         f"{TOPIC}/subscriptions/{{sub}}": {
@@ -284,15 +288,15 @@ def _subscriptions() -> Shape:
                     "201": _json("SubscriptionInfo", "It is new."),
                     "200": _json("SubscriptionInfo", "It existed, or was moved."),
                 },
-                (409, 413, 415, 416, 422), at=at, body=body,
+                (307, 409, 413, 415, 416, 422), at=at, body=body,
             ),
             "get": _operation(
                 "subscriptions", "getSubscription", "Show a subscription", "Its kind, its consumers, cursors and lag.",
-                {"200": _json("SubscriptionInfo", "The subscription.")}, (422,), at=at,
+                {"200": _json("SubscriptionInfo", "The subscription.")}, (307, 422), at=at,
             ),
             "delete": _operation(
                 "subscriptions", "deleteSubscription", "Delete a subscription", "With its cursors.",
-                {"204": {"description": "It is gone."}}, (409, 422), at=(*at, "force"),
+                {"204": {"description": "It is gone."}}, (307, 409, 422), at=(*at, "force"),
             ),
         },
     }  # fmt: skip
@@ -322,6 +326,69 @@ def _namespaces() -> Shape:
                 "namespaces", "deleteNamespace", "Delete a namespace", "It must have no topics.",
                 {"204": {"description": "It is gone."}}, (409, 422), at=at,
             ),
+        },
+    }  # fmt: skip
+
+
+def _cluster() -> Shape:
+    at = ("ns", "topic")
+    later = "Any broker can be asked; the answer says what has begun, and `unloads` how it goes on."
+    return {
+        f"{TOPIC}/placement": {
+            "get": _operation(
+                "cluster", "getPlacement", "Look up who serves a topic",
+                "The owner of each partition, with the URL to ask. A node that is alone has no URL but the one asked.",
+                {"200": _json("Placement", "Where the topic is served.")}, (422,), at=at,
+            )
+        },
+        f"{TOPIC}/unload": {
+            "post": _operation(
+                "cluster", "unloadTopic", "Unload a topic, or move it",
+                "Its partitions, or one of them, leave their owners in good order and get new ones: `to`, or whoever "
+                f"has the least to do. Clients follow by themselves. {later} With consumers attached it is refused "
+                "(409) unless `force` is set. Forced for a partition that is `recovering`, with `to`, it gives up what "
+                "only the lost broker has: `given_up` says which offsets.",
+                {"202": _json("UnloadsOut", "It has begun.")}, (409, 413, 415, 422), at=at,
+                body=_body("UnloadIn", {"to": "b2", "force": True}),
+            )
+        },
+        f"{TOPIC}/unloads": {
+            "get": _operation(
+                "cluster", "listUnloads", "Show how unloads go on", "Those under way; none when all are done.",
+                {"200": _json("UnloadsOut", "What is under way.")}, (422,), at=at,
+            )
+        },
+        CLUSTER: {
+            "get": _operation(
+                "cluster", "getCluster", "Show the cluster", "As the broker that answers sees it.",
+                {"200": _json("ClusterInfo", "The cluster.")}, (503,), common=_SIMPLE,
+            )
+        },
+        BROKERS: {
+            "get": _operation(
+                "cluster", "listBrokers", "List the brokers", "In the order of their names.",
+                {"200": _json("BrokersOut", "All brokers.")}, (503,), common=_SIMPLE,
+            )
+        },
+        f"{BROKER}/drain": {
+            "post": _operation(
+                "cluster", "drainBroker", "Drain a broker",
+                "It gets no more partitions, and those that it has move away, a few at a time. It stays so, also after "
+                "a restart, until it is activated.",
+                {"202": _json("BrokerInfo", "It drains.")}, (409, 422), at=("broker",),
+            )
+        },
+        f"{BROKER}/activate": {
+            "post": _operation(
+                "cluster", "activateBroker", "Activate a broker", "It gets partitions again.",
+                {"200": _json("BrokerInfo", "It is active.")}, (409, 422), at=("broker",),
+            )
+        },
+        f"{CLUSTER}/rebalance": {
+            "post": _operation(
+                "cluster", "rebalance", "Rebalance", "Move partitions from brokers with much to do to those with less.",
+                {"202": _json("Rebalanced", "What is being moved, possibly nothing.")}, (409, 422),
+            )
         },
     }  # fmt: skip
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sulina.errors import NotServing
-from sulina.listeners.http_admin import Handler
 from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_openapi import document
 from sulina.listeners.http_parameters import read_query
+from sulina.listeners.http_resource import Handler
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -36,6 +36,7 @@ _FRONT = """Sulina {version}: publish/subscribe where every topic is an ACID log
   {url}/docs            the API, to read
   {url}/openapi.json    the API, for tools
   {url}/v1/topics       what is here
+  {url}/v1/cluster      who serves it
   {url}/v1/events       what happens, live
   {url}/metrics         how much of it
   {url}/ready           whether this node serves

@@ -15,10 +15,11 @@ import structlog
 from starlette.types import Scope
 
 import sulina.errors as errors
-from sulina.errors import SulinaError
+from sulina.errors import NotOwner, SulinaError
 
 PROBLEM_JSON = b"application/problem+json"
 RETRY_AFTER_SECONDS = 1
+AT_OWNER = "sulina.at_owner"  # in the scope: the path to ask for at the owner, where it is not the path of the request
 RETRY_AFTER_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 # From the tree of errors to statuses. 416 is also for versions: what was asked for is a range that is not there.
@@ -34,12 +35,14 @@ STATUSES: dict[type[SulinaError], HTTPStatus] = {
     errors.LimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.NoSubscribers: HTTPStatus.CONFLICT,
     errors.NotServing: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.NotOwner: HTTPStatus.TEMPORARY_REDIRECT,  # but 503 while the owner is not known
     errors.Disconnected: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ProtocolError: HTTPStatus.BAD_REQUEST,
     errors.Compacted: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.CursorMoved: HTTPStatus.CONFLICT,
     errors.LeaseLost: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.MetadataFailed: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ArchiveFailed: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.LogClosed: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.LogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.LogStopped: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -64,6 +67,7 @@ HTTP_CODES: dict[str, tuple[HTTPStatus, str]] = {
 # Their messages name files of the node: those are for its log.
 _OF_THE_NODE = (
     errors.LogClosed, errors.LogLocked, errors.LogStopped, errors.Corrupt, errors.LeaseLost, errors.MetadataFailed,
+    errors.ArchiveFailed,
 )  # fmt: skip
 _RETRYABLE = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _OURS = frozenset(("type", "title", "status", "detail", "code", "retryable"))
@@ -190,6 +194,11 @@ def described(error: BaseException, scope: Scope) -> Problem:
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, SulinaError):
         status, code = int(status_of(type(error))), error.code
+        if isinstance(error, NotOwner):
+            if error.url:
+                headers.append((b"location", _at_owner(error.url, scope)))
+            else:
+                status = int(HTTPStatus.SERVICE_UNAVAILABLE)
         body = _body_of(error, status)
     elif isinstance(error, HttpError):
         status, code = int(HTTP_CODES[error.code][0]), error.code
@@ -202,6 +211,13 @@ def described(error: BaseException, scope: Scope) -> Problem:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
     headers += ((b"content-type", PROBLEM_JSON), (b"content-length", b"%d" % len(body)))
     return Problem(status, code, headers, body)
+
+
+def _at_owner(url: str, scope: Scope) -> bytes:
+    """The same request, as the owner is to be asked."""
+    path: bytes = scope.get(AT_OWNER) or scope["raw_path"]
+    query: bytes = scope["query_string"]
+    return url.rstrip("/").encode() + path + (b"?" + query if query else b"")
 
 
 def _body_of(error: SulinaError, status: int) -> bytes:

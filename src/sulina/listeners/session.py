@@ -19,7 +19,18 @@ import structlog
 from sulina.broker.broker import Broker
 from sulina.broker.consumer import Attachment, Consumer, Delivery
 from sulina.broker.topic import Accepted
-from sulina.errors import ConsumerNotFound, InvalidInput, LimitReached, SulinaError
+from sulina.errors import (
+    ArchiveFailed,
+    ConsumerNotFound,
+    InvalidInput,
+    LimitReached,
+    MetadataFailed,
+    NotServing,
+    QueueFull,
+    SulinaError,
+    TopicNotFound,
+    from_code,
+)
 from sulina.listeners.calls import call
 from sulina.types import TopicName
 from sulina.wire.frames import (
@@ -41,6 +52,9 @@ from sulina.wire.frames import (
 from sulina.wire.messages import Subscribed, SubscriptionSettings
 
 _logger = structlog.get_logger("sulina.session")
+
+# What a client sends again, rather than tell whoever published it.
+_SENT_AGAIN = (ArchiveFailed, MetadataFailed, NotServing, QueueFull, TopicNotFound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +140,7 @@ class Session:
         self._name = name
         self.outbox = Outbox(self._limits.outbox_bytes_max, self._block)
         self._attachments: dict[int, tuple[TopicName, Attachment]] = {}
+        self._broken_runs: dict[int, SulinaError] = {}  # of publishes, and why the first of each was refused
         self._requests = 0
         self._requests_bytes = 0
         self._has_room = asyncio.Event()
@@ -235,30 +250,44 @@ class Session:
     # Records
 
     async def _publish(self, frame: Publish) -> None:
-        accepted = await self._broker.accept(
-            frame.topic,
-            frame.data,
-            partition=frame.partition,
-            txn_id=frame.txn_id,
-            expected_version=frame.expected_version,
-            schema_id=frame.schema_id,
-            topic_id=frame.topic_id,
-        )
+        try:
+            if (broken := self._broken_runs.get(frame.run)) is not None:
+                raise from_code(broken.code, str(broken), broken.details())
+            accepted = await self._broker.accept(
+                frame.topic,
+                frame.data,
+                partition=frame.partition,
+                txn_id=frame.txn_id,
+                expected_version=frame.expected_version,
+                schema_id=frame.schema_id,
+                topic_id=frame.topic_id,
+            )
+        except SulinaError as error:
+            self._break_run(frame.run, error)
+            raise
         if accepted.appended is None:
             self.outbox.put(Answer(frame.id, accepted.published()))
             return
         self._begin(len(frame.data))
-        accepted.appended.add_done_callback(partial(self._published, frame.id, len(frame.data), accepted))
+        accepted.appended.add_done_callback(partial(self._published, frame.id, frame.run, len(frame.data), accepted))
 
-    def _published(self, request: int, size_bytes: int, accepted: Accepted, _done: object) -> None:
+    def _published(self, request: int, run: int, size_bytes: int, accepted: Accepted, _done: object) -> None:
         self._end(size_bytes)
         try:
             self.outbox.put(Answer(request, accepted.published()))
         except SulinaError as error:
+            self._break_run(run, error)
             self._fail(request, error)
         except Exception:
             _logger.exception("publish_failed", client=self._name)
             self.outbox.put(Failed(request, "internal", "the node failed to do this; its log says why"))
+
+    def _break_run(self, run: int, error: SulinaError) -> None:
+        """What the client will send again must not be overtaken by what it has sent already."""
+        if run and isinstance(error, _SENT_AGAIN):
+            self._broken_runs.setdefault(run, error)
+            if len(self._broken_runs) > self._limits.requests_max:
+                del self._broken_runs[next(iter(self._broken_runs))]
 
     async def _fetch(self, frame: Fetch) -> None:
         topic, wait_seconds = (

@@ -30,9 +30,9 @@ def check_prefix(prefix: str) -> None:
 
 def check_txn(compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str]) -> int:
     """How many bytes a transaction that may be tried is to write. InvalidInput."""
-    for what, operations in (("compares", compares), ("puts", puts), ("deletes", deletes)):
-        if len(operations) > TXN_OPERATIONS_MAX:
-            raise InvalidInput(f"a transaction may have {TXN_OPERATIONS_MAX} {what}, not {len(operations)}")
+    for what, operations in (("compares", len(compares)), ("puts and deletes", len(puts) + len(deletes))):
+        if operations > TXN_OPERATIONS_MAX:
+            raise InvalidInput(f"a transaction may have {TXN_OPERATIONS_MAX} {what}, not {operations}")
     for compare in compares:
         check_key(compare.key)
         if compare.revision < NO_REVISION:

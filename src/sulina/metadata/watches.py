@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from sulina.errors import Compacted, LimitReached
+from sulina.errors import Compacted, LimitReached, SulinaError
 from sulina.metadata.checks import WATCHES_MAX
 from sulina.ports import Change
 
@@ -28,7 +28,7 @@ class Watches:
 
     def __init__(self, *, queue_changes_max: int) -> None:
         self._queue_changes_max = queue_changes_max
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[WatchQueue] = set()
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -51,7 +51,7 @@ class Watches:
         """One watch. It is freed when the generator is closed, cancelled or forgotten. Compacted, LimitReached."""
         if len(self._watchers) >= WATCHES_MAX:
             raise LimitReached(kind="metadata watches", limit=WATCHES_MAX)
-        watcher = _Watcher(prefix, after, self._queue_changes_max)
+        watcher = WatchQueue(prefix, after, self._queue_changes_max)
         self._watchers.add(watcher)
         try:
             history = await read_history()
@@ -68,69 +68,89 @@ class Watches:
             self._watchers.discard(watcher)
 
 
-class _Watcher:
-    """A bounded queue with one reader."""
+class WatchQueue:
+    """What waits for the reader of one watch: bounded, whole revisions, each once and in order."""
 
     __slots__ = (
-        "_overflowed_at",
+        "_error",
         "_queue",
         "_queue_changes_max",
         "_queued_changes",
-        "_seen",
+        "_taken",
         "_wake",
         "delivered",
         "is_ended",
         "prefix",
+        "seen",
     )
 
     def __init__(self, prefix: str, after: int, queue_changes_max: int) -> None:
         self.prefix = prefix
         self.delivered = after  # the newest revision that the reader has got
+        self.seen = after  # of the history, or queued: older ones are not offered again
         self.is_ended = False
-        self._seen = after  # of the history, or queued: older ones are not offered again
-        self._overflowed_at: int | None = None  # the first revision that did not fit
+        self._error: SulinaError | None = None  # why there is nothing more
         self._queue: deque[Sequence[Change]] = deque()
         self._queued_changes = 0
         self._queue_changes_max = queue_changes_max
         self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
 
     @property
     def is_running(self) -> bool:
-        return not self.is_ended and self._overflowed_at is None
+        return not self.is_ended and self._error is None
 
     def offer(self, changes: Sequence[Change]) -> None:
+        """All changes of one revision; passed over if that was seen before."""
         revision = changes[0].revision
-        if revision <= self._seen or not self.is_running:
+        if revision <= self.seen or not self.is_running:
             return
-        self._seen = revision
-        if self._queue and self._queued_changes + len(changes) > self._queue_changes_max:
-            self._overflowed_at = revision
-            self._queue.clear()
-        else:
-            self._queue.append(changes)
-            self._queued_changes += len(changes)
+        self.seen = revision
+        if not self._has_room(len(changes)):
+            self.fail(Compacted(after=self.delivered, oldest=revision))
+            return
+        self._queue.append(changes)
+        self._queued_changes += len(changes)
         self._wake.set()
+
+    async def wait_room(self, changes: int) -> None:
+        """Return when so many more may be offered: for what has happened long ago, and can wait for its reader."""
+        while self.is_running and not self._has_room(changes):
+            self._taken.clear()
+            await self._taken.wait()
 
     def skip_to(self, revision: int) -> None:
         """The history had everything up to `revision`."""
-        self._seen = max(self._seen, revision)
+        self.seen = max(self.seen, revision)
         while self._queue and self._queue[0][0].revision <= revision:
             self._queued_changes -= len(self._queue.popleft())
 
     async def take(self) -> Sequence[Change] | None:
-        """The next changes; None when the store was closed. Compacted."""
+        """The next changes; None when the store was closed. Compacted, or what else the watch failed with."""
         while not self._queue and self.is_running:
             self._wake.clear()
             await self._wake.wait()
         if self.is_ended:
             return None
-        if self._overflowed_at is not None:
-            raise Compacted(after=self.delivered, oldest=self._overflowed_at)
+        if self._error is not None:
+            raise self._error
         changes = self._queue.popleft()
         self._queued_changes -= len(changes)
+        self._taken.set()
         return changes
 
+    def fail(self, error: SulinaError) -> None:
+        """There is nothing more, and this is why. What waits is not delivered."""
+        self._error = error
+        self._queue.clear()
+        self._wake.set()
+
     def end(self) -> None:
+        """The store was closed. What waits is not delivered."""
         self.is_ended = True
         self._queue.clear()
         self._wake.set()
+
+    def _has_room(self, changes: int) -> bool:
+        """A single revision may have more than the bound."""
+        return not self._queue or self._queued_changes + changes <= self._queue_changes_max

@@ -6,9 +6,9 @@ was taken is finished, cursors are written, logs are closed, the metadata store 
 
 import asyncio
 import contextlib
-import os
 import resource
 import tempfile
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
@@ -17,9 +17,12 @@ import structlog
 from starlette.types import ASGIApp
 
 from sulina.broker.broker import Broker
-from sulina.broker.options import BrokerOptions
+from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.options import BrokerOptions, no_span
+from sulina.broker.standing import Standing
 from sulina.config import Settings, address_text
 from sulina.core.batch import validate
+from sulina.core.cluster import Registration
 from sulina.core.kernel_choice import warm_up
 from sulina.core.rows import decode_rows, encode_rows
 from sulina.errors import Disconnected
@@ -29,14 +32,14 @@ from sulina.listeners.http_protocol import make_server
 from sulina.listeners.local import LocalConnection
 from sulina.listeners.websocket import WebSocketListener
 from sulina.metadata.memory import MemoryMetadata
-from sulina.metadata.sqlite import SqliteMetadata
+from sulina.node.cluster import kill_steps, open_archives, open_metadata, take_directory
+from sulina.node.remote import Remote
 from sulina.node.tracing import Tracing
 from sulina.ports import Files, MetadataStore
 from sulina.storage.files import OsFiles, VolatileFiles
 from sulina.storage.partition_log import LogThreads
 
-METADATA_FILE = "metadata.sqlite"
-WRITERS, READERS = 4, 4  # threads for the logs
+WRITERS, READERS, ARCHIVERS = 4, 4, 8  # threads for the logs
 
 _logger = structlog.get_logger("sulina.node")
 
@@ -58,42 +61,66 @@ class Node:
         """A node that serves. `volatile`: it keeps its data while it lives, in a directory of its own."""
         files_max = _raise_file_limit()
         async with contextlib.AsyncExitStack() as exits:
-            files: Files = OsFiles()
-            data = settings.data
+            files: Files = VolatileFiles() if volatile else OsFiles()
             metadata: MetadataStore
             if volatile:
-                files = VolatileFiles()
                 directory = tempfile.TemporaryDirectory(prefix="sulina-", ignore_cleanup_errors=True)
                 exits.push_async_callback(asyncio.to_thread, directory.cleanup)
-                data = directory.name
-                metadata = MemoryMetadata()
+                data, metadata = directory.name, MemoryMetadata()
             else:
+                data = settings.data
                 await asyncio.to_thread(files.make_directory, data)
-                metadata = await SqliteMetadata.open(os.path.join(data, METADATA_FILE))
+                metadata = await open_metadata(settings, data)
             exits.push_async_callback(metadata.close)
-            threads = LogThreads.of(writers=WRITERS, readers=READERS)
+            tracing = Tracing.start(settings) if listen else None
+            if tracing is not None:
+                exits.push_async_callback(tracing.stop)
+            threads = LogThreads.of(
+                writers=WRITERS, readers=READERS, archivers=ARCHIVERS if settings.objects is not None else 0
+            )
             exits.callback(threads.shutdown)
             warming = asyncio.create_task(asyncio.to_thread(warm_up, _use_kernels), name="warm-up")
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
-            broker = Broker(metadata, _options(settings, data, files_max), threads=threads, files=files)
+            options = _options(settings, data, files_max, tracing)
+            archives = await open_archives(settings, options)
+            standing = Standing(settings.broker_id) if settings.etcd is not None and not volatile else None
+            broker = Broker(metadata, options, threads=threads, files=files, standing=standing, archives=archives)
             node = cls(settings, broker, warming)
-            await broker.start()
+            if standing is None:
+                await broker.start()
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)
             if listen:
-                await node._listen(exits)
+                await node._listen(exits, tracing)
+            if standing is not None:
+                await node._join(files, data, exits)
+            _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
         return node
 
-    async def _listen(self, exits: contextlib.AsyncExitStack) -> None:
+    async def _join(self, files: Files, data: str, exits: contextlib.AsyncExitStack) -> None:
+        settings = self.settings
+        lock, store_id = await asyncio.to_thread(take_directory, files, data)
+        exits.callback(lock.close)
+        remote = Remote(self.connector)
+        exits.push_async_callback(remote.close)
+        self.broker.remote = remote.publish
+        registration = Registration(
+            broker_id=settings.broker_id,
+            url=settings.advertise or self.url,
+            store_id=store_id,
+            started_ms=int(time.time() * 1000),
+            software=version("sulina"),
+        )
+        await self.broker.join(registration, ClusterOptions(lease_seconds=settings.lease_seconds))
+
+    async def _listen(self, exits: contextlib.AsyncExitStack, tracing: Tracing | None) -> None:
         settings, limits = self.settings, self.settings.limits
         websocket = WebSocketListener(self.broker, sessions_max=limits.connections_max)
         http_limits = HttpLimits(connections_max=limits.connections_max, body_bytes_max=limits.body_bytes_max)
         http = make_app(self.broker, http_limits, websocket=websocket)
         app: ASGIApp = http
-        tracing = Tracing.start(settings)
         if tracing is not None:
-            exits.push_async_callback(tracing.stop)
             app = tracing.traced(app)
         server = make_server(
             app, settings.http_host, settings.http_port, http_limits, before_shutdown=http.stop_waiting
@@ -103,7 +130,6 @@ class Node:
         exits.push_async_callback(websocket.close)
         exits.callback(self.broker.drain)
         self.url = f"http://{address_text(settings.http_host, server.port)}"
-        _logger.info("node_ready", url=self.url, data=settings.data, broker_id=settings.broker_id)
 
     @property
     def connector(self) -> Callable[[], Awaitable[LocalConnection]]:
@@ -129,7 +155,7 @@ class Node:
         await asyncio.shield(self._stopping)
 
 
-def _options(settings: Settings, data: str, files_max: int) -> BrokerOptions:
+def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | None) -> BrokerOptions:
     limits = settings.limits
     return BrokerOptions(
         data=data,
@@ -141,6 +167,8 @@ def _options(settings: Settings, data: str, files_max: int) -> BrokerOptions:
         consumers_max=limits.consumers_max,
         waiting_bytes_max=limits.waiting_bytes_max,
         open_logs_max=max(16, files_max // 8),
+        span=tracing.span if tracing is not None else no_span,
+        steps=kill_steps(),
     )
 
 

@@ -10,6 +10,7 @@ The packages of `pip install sulina[otel]` are imported only here, and only when
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from sulina.config import Settings
@@ -88,6 +89,10 @@ class Tracing:
                     _describe_route(span, method, scope)
 
         return wrapped
+
+    def span(self, name: str, attributes: dict[str, Any]) -> AbstractContextManager[Any]:
+        """Around something that the node does by itself."""
+        return self._provider.get_tracer("sulina").start_as_current_span(name, attributes=attributes)
 
     async def stop(self) -> None:
         """Send what is left, for a few seconds at most."""

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from sulina.core.commit import (
     CHECKPOINT_EVERY,
     LAST_CHECKPOINT,
-    Add,
+    AnyOperation,
     Checkpoint,
-    Claim,
     Commit,
     LastCheckpoint,
-    Remove,
-    Seal,
     checkpoint_name,
     checkpoint_version,
     commit_name,
@@ -162,7 +159,7 @@ class CommitLog:
 
     def commit(
         self,
-        operations: Sequence[Add | Remove | Claim | Seal],
+        operations: Sequence[AnyOperation],
         *,
         epoch: Epoch,
         expected_version: Version | None = None,
@@ -173,7 +170,7 @@ class CommitLog:
         prepared = self.prepare(operations, epoch=epoch)
         return self.finish(prepared, lambda: self.store.put_if_absent(prepared.name, prepared.data))
 
-    def prepare(self, operations: Sequence[Add | Remove | Claim | Seal], *, epoch: Epoch) -> "Prepared":
+    def prepare(self, operations: Sequence[AnyOperation], *, epoch: Epoch) -> "Prepared":
         """The next version, not yet stored. StaleEpoch, InvalidInput; CorruptCommit if it breaks the rules."""
         now = self._clock.now()
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"

@@ -7,9 +7,11 @@ written aside, synced, and linked to its name, which never overwrites; in an obj
 import contextlib
 import itertools
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sulina.core.commit import LAST_CHECKPOINT, checkpoint_version
+from sulina.errors import ArchiveFailed
 from sulina.ports import Files
 from sulina.storage.steps import Step, Steps, no_steps
 
@@ -122,7 +124,7 @@ def _kind(name: str) -> str:
 
 
 class ObjectCommits:
-    """Commits as objects under a prefix: S3, GCS, Azure, memory or a folder, through obstore."""
+    """Commits as objects under a prefix: S3, GCS, Azure, memory or a folder, through obstore. ArchiveFailed."""
 
     def __init__(self, store: "ObjectStore", prefix: str) -> None:
         self.location = prefix.rstrip("/")
@@ -132,31 +134,54 @@ class ObjectCommits:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
+        path = f"{self.location}/{name}"
         try:
-            obstore.put(self._store, f"{self.location}/{name}", data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            # A put whose reply was lost is retried below us, and then finds itself.
-            return self.get(name) == data
+            with failing_at(path):
+                try:
+                    obstore.put(self._store, path, data, mode="create", use_multipart=False)
+                except AlreadyExistsError:
+                    # A put whose reply was lost is retried below us, and then finds itself.
+                    return self.get(name) == data
+        except ArchiveFailed:
+            # It may have been done all the same. If it is not there now, it may still come: that is for a later try.
+            found = self.get(name)
+            if found is None:
+                raise
+            return found == data
         return True
 
     def get(self, name: str) -> bytes | None:
         import obstore
 
-        try:
-            return bytes(obstore.get(self._store, f"{self.location}/{name}").bytes())
-        except FileNotFoundError:
-            return None
+        with failing_at(f"{self.location}/{name}"):
+            try:
+                return bytes(obstore.get(self._store, f"{self.location}/{name}").bytes())
+            except FileNotFoundError:
+                return None
 
     def list(self, after: str = "") -> list[str]:
         import obstore
 
         prefix = f"{self.location}/"
         offset = prefix + after if after else None
-        pages = obstore.list(self._store, prefix, offset=offset)
-        return sorted(entry["path"].removeprefix(prefix) for page in pages for entry in page)
+        with failing_at(prefix):
+            pages = obstore.list(self._store, prefix, offset=offset)
+            return sorted(entry["path"].removeprefix(prefix) for page in pages for entry in page)
 
     def delete(self, name: str) -> None:
         import obstore
 
-        with contextlib.suppress(FileNotFoundError):
+        with failing_at(f"{self.location}/{name}"), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, f"{self.location}/{name}")
+
+
+@contextlib.contextmanager
+def failing_at(path: str) -> Iterator[None]:
+    """Whatever obstore raises, it is ArchiveFailed."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as error:
+        # What follows the first line is for those who wrote the library.
+        raise ArchiveFailed(path=path, cause=OSError(str(error).partition("\n")[0])) from error

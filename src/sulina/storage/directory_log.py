@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from sulina.core.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
-from sulina.core.commit import Add, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
+from sulina.core.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
 from sulina.core.log_state import NO_EPOCH, Appended, MemoryLimits, View
 from sulina.core.plan import Plan, Request, checkpoint_due
 from sulina.core.records import decode
@@ -266,7 +266,7 @@ class DirectoryLog:
             )
         )
 
-    def _commit(self, operations: Sequence[Add | Remove | Claim | Seal]) -> None:
+    def _commit(self, operations: Sequence[AnyOperation]) -> None:
         self._checkpoint_after(self.commits.commit(operations, epoch=self.epoch))
 
     def _checkpoint_after(self, commit: Commit) -> None:
@@ -300,6 +300,10 @@ class DirectoryLog:
     def stopped(self) -> LogStopped | None:
         """Why nothing more can be written."""
         return None if self._failure is None else LogStopped(path=self.directory, cause=self._failure)
+
+    def stop(self, cause: Exception) -> None:
+        """Write nothing more, for good."""
+        self._failure = self._failure or cause
 
     def _stopped_for(self, count: int) -> list[Appended | SulinaError]:
         # Each its own: an error that is raised in many tasks gathers the tracebacks of all.
@@ -366,8 +370,14 @@ class DirectoryLog:
 
     # Reading, from any thread
 
-    def read(self, offset: Offset, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
-        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log.
+    def read(
+        self,
+        offset: Offset,
+        max_bytes: int = READ_BYTES,
+        version: Version | None = None,
+        end_max: Offset | None = None,
+    ) -> Slice:
+        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log, or at `end_max`.
 
         At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
         OffsetOutOfRange, VersionNotRetained, CorruptSegment.
@@ -378,6 +388,8 @@ class DirectoryLog:
             raise NotYet(f"version {version} is not there: the log is at {view.version}")
         if version is not None and version < view.version:
             end = self.commits.entry(version).next_offset
+        if end_max is not None:
+            end = min(end, end_max)
         if not view.start_offset <= offset <= end:
             raise OffsetOutOfRange(offset=offset, start=view.start_offset, end=end)
         at = view.version if version is None else version

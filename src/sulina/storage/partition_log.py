@@ -8,18 +8,16 @@
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from sulina.clock import SystemClock
 from sulina.core.batch import check_records, is_quickly_checked, split
-from sulina.core.commit import Commit, Remove
+from sulina.core.commit import Checkpoint, Commit, Remove
 from sulina.core.log_state import Appended, View
 from sulina.core.plan import Request
 from sulina.core.retention import Retention
@@ -30,13 +28,13 @@ from sulina.errors import (
     InvalidInput,
     LogClosed,
     LogStopped,
-    NotYet,
     QueueFull,
 )
 from sulina.ports import Bytes, Clock, Files
 from sulina.storage.directory_log import READ_BYTES, Append, DirectoryLog, LogMetrics, LogOptions, Slice
 from sulina.storage.files import OsFiles
 from sulina.storage.steps import Steps, no_steps
+from sulina.storage.waiters import ViewWaiters
 from sulina.types import Epoch, Offset, Version
 
 Result = TypeVar("Result")
@@ -45,6 +43,14 @@ TXN_ID_LENGTH_MAX = 200
 CHECKPOINT_REST = 20  # times as long as the last one took
 LINGER_SECONDS_MAX = 0.005  # that a group waits for those who are just coming
 QUIET_TURNS = 2  # of the loop, without anybody coming, that end the wait
+
+
+Answer = Callable[[asyncio.Future[Appended], Appended], None]
+
+
+def answer_at_once(future: asyncio.Future[Appended], appended: Appended) -> None:
+    """What is durable is answered."""
+    future.set_result(appended)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +68,9 @@ class _Waiting:
 class PartitionLog:
     """Open with `PartitionLog.open`; use on the loop that opened it; then `close`."""
 
-    def __init__(self, log: DirectoryLog, clock: Clock, threads: "LogThreads", owns_threads: bool) -> None:
+    def __init__(
+        self, log: DirectoryLog, clock: Clock, threads: "LogThreads", owns_threads: bool, answer: Answer
+    ) -> None:
         self._log = log
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -79,9 +87,8 @@ class PartitionLog:
         self._round_seconds = 0.0  # that the last group took
         self._gathering_since = 0.0
         self._gathered = self._quiet_turns = 0  # who wait; turns of the loop in which nobody came
-        self._offset_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._version_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._waiter_numbers = itertools.count()
+        self._waiters = ViewWaiters()
+        self._answer = answer
         self.watchers: set[Callable[[], None]] = set()  # called on the loop when a group has been settled
 
     @classmethod
@@ -95,8 +102,12 @@ class PartitionLog:
         threads: "LogThreads | None" = None,
         metrics: LogMetrics | None = None,
         steps: Steps = no_steps,
+        answer: Answer = answer_at_once,
     ) -> Self:
-        """Recover the log in `directory`, or start one. LogLocked, StaleEpoch, CorruptCommit, CorruptLog."""
+        """Recover the log in `directory`, or start one. LogLocked, StaleEpoch, CorruptCommit, CorruptLog.
+
+        `answer` is told of every append that is durable here, on the loop, and answers it now or later.
+        """
         clock = clock or SystemClock()
         owned = threads is None
         threads = threads or LogThreads.of(writers=2, readers=2)
@@ -119,7 +130,7 @@ class PartitionLog:
             if owned:
                 threads.shutdown()
             raise
-        return cls(log, clock, threads, owned)
+        return cls(log, clock, threads, owned, answer)
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the directory. Once is enough."""
@@ -129,21 +140,23 @@ class PartitionLog:
         # A caller that is cancelled does not leave the directory locked.
         await asyncio.shield(self._closed)
 
-    async def _close(self) -> None:
+    async def settled(self) -> None:
+        """Return when nothing waits to be written."""
         while True:
             with self._lock:
                 if not self._is_writing:
-                    break
+                    return
                 idle = self._loop.create_future()
                 self._idle.append(idle)
             await idle
+
+    async def _close(self) -> None:
+        await self.settled()
         self._start_checkpoint()
         if self._checkpointing is not None:
             await self._checkpointing
         await self._loop.run_in_executor(self._threads.writers, self._log.close)
-        for _, _, waiter in self._offset_waiters + self._version_waiters:
-            if not waiter.done():
-                waiter.set_exception(LogClosed(path=self._log.directory))
+        self._waiters.close(self._log.directory)
         if self._owns_threads:
             self._threads.shutdown()
 
@@ -158,12 +171,27 @@ class PartitionLog:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be written, and nobody watches."""
-        return not (self._waiting_bytes or self._is_writing or self.watchers)
+        return self.is_quiet and not self.watchers
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not (self._waiting_bytes or self._is_writing)
 
     @property
     def view(self) -> View:
         """The newest version that readers may see."""
         return self._log.view
+
+    @property
+    def epoch(self) -> Epoch:
+        """That it writes with."""
+        return self._log.epoch
+
+    @property
+    def directory_log(self) -> DirectoryLog:
+        """The log below, for whoever reads it in threads of its own."""
+        return self._log
 
     @property
     def stopped(self) -> LogStopped | None:
@@ -174,6 +202,10 @@ class PartitionLog:
     def damage(self) -> CorruptSegment | None:
         """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
         return self._log.damage
+
+    def stop(self, cause: Exception) -> None:
+        """Append nothing more, for good: somebody else does. Reads go on."""
+        self._log.stop(cause)
 
     def reconfigure(self, options: LogOptions) -> None:
         """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened."""
@@ -265,6 +297,10 @@ class PartitionLog:
     async def retain(self, retention: Retention) -> list[Remove]:
         """Remove what `retention` no longer keeps, in one commit."""
         return await self._call(lambda: self._log.retain(retention))
+
+    async def checkpoint(self) -> Checkpoint:
+        """The whole state behind everything appended so far."""
+        return await self._call(self._log.commits.take_checkpoint)
 
     async def claim(self, epoch: Epoch) -> View:
         """Write with a higher epoch from now on. StaleEpoch."""
@@ -382,10 +418,11 @@ class PartitionLog:
                 continue  # whoever asked was cancelled
             if isinstance(answer, Exception):
                 waiting.future.set_exception(answer)
+            elif waiting.append is not None:
+                self._answer(waiting.future, answer)
             else:
                 waiting.future.set_result(answer)
-        self._wake(self._offset_waiters, self.view.next_offset - 1)
-        self._wake(self._version_waiters, self.view.version)
+        self._waiters.wake(self.view)
         for watcher in self.watchers:
             watcher()
         self._start_checkpoint()
@@ -410,38 +447,11 @@ class PartitionLog:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _wake(self, waiters: list[tuple[int, int, asyncio.Future[None]]], reached: int) -> None:
-        while waiters and waiters[0][0] <= reached:
-            _, _, waiter = heapq.heappop(waiters)
-            if not waiter.done():
-                waiter.set_result(None)
-
     async def wait_for(
         self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
     ) -> View:
         """Return when a record with `offset`, or `version`, can be read. NotYet after the timeout."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                if offset is not None and offset >= self.view.next_offset:
-                    await self._waiter(self._offset_waiters, offset)
-                if version is not None and version > self.view.version:
-                    await self._waiter(self._version_waiters, version)
-        except TimeoutError:
-            wanted = f"offset {offset}" if offset is not None else f"version {version}"
-            at = f"the log ends at offset {self.view.next_offset}, version {self.view.version}"
-            raise NotYet(f"{wanted} is not there after {timeout_seconds} s: {at}") from None
-        return self.view
-
-    def _waiter(self, waiters: list[tuple[int, int, asyncio.Future[None]]], target: int) -> asyncio.Future[None]:
-        if self._closing.is_set():
-            raise LogClosed(path=self._log.directory)
-        # Those who gave up are still here: forget them when they are the many.
-        if len(waiters) > 64 and sum(waiter.done() for _, _, waiter in waiters) > len(waiters) // 2:
-            waiters[:] = [entry for entry in waiters if not entry[2].done()]
-            heapq.heapify(waiters)
-        future: asyncio.Future[None] = self._loop.create_future()
-        heapq.heappush(waiters, (target, next(self._waiter_numbers), future))
-        return future
+        return await self._waiters.wait(lambda: self.view, offset, version, timeout_seconds)
 
     # Reading
 
@@ -450,13 +460,20 @@ class PartitionLog:
             raise LogClosed(path=self._log.directory)
         return await self._loop.run_in_executor(self._threads.readers, call)
 
-    async def read(self, offset: Offset, *, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
-        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log.
+    async def read(
+        self,
+        offset: Offset,
+        *,
+        max_bytes: int = READ_BYTES,
+        version: Version | None = None,
+        end: Offset | None = None,
+    ) -> Slice:
+        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log, or at `end`.
 
         At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
         OffsetOutOfRange, VersionNotRetained, CorruptSegment.
         """
-        return await self._read(lambda: self._log.read(offset, max_bytes, version))
+        return await self._read(lambda: self._log.read(offset, max_bytes, version, end))
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
         """The first offset whose record has this timestamp or a later one; None when there is none."""
@@ -485,28 +502,46 @@ class LogThreads:
     writers: Executor
     readers: Executor
     stagers: Executor | None = None  # write commit files beside the data; None: the writers do both in turn
+    # For archives, apart from the others: an object store may take seconds to answer.
+    archive_writers: Executor | None = None
+    archive_readers: Executor | None = None
 
     @classmethod
-    def of(cls, *, writers: int, readers: int) -> "LogThreads":
+    def of(cls, *, writers: int, readers: int, archivers: int = 0) -> "LogThreads":
         """So many new threads, and a helper for each writer; a log uses two writers at most."""
+
+        def threads(count: int, name: str) -> ThreadPoolExecutor:
+            return ThreadPoolExecutor(max_workers=count, thread_name_prefix=f"sulina-{name}")
+
         return cls(
-            ThreadPoolExecutor(max_workers=writers, thread_name_prefix="sulina-write"),
-            ThreadPoolExecutor(max_workers=readers, thread_name_prefix="sulina-read"),
-            ThreadPoolExecutor(max_workers=writers, thread_name_prefix="sulina-stage"),
+            threads(writers, "write"),
+            threads(readers, "read"),
+            threads(writers, "stage"),
+            threads(archivers, "archive") if archivers else None,
+            threads(archivers, "recall") if archivers else None,
         )
 
     def shutdown(self) -> None:
         """Let the threads end when they have done what they were given."""
-        self.writers.shutdown(wait=False)
-        self.readers.shutdown(wait=False)
-        if self.stagers is not None:
-            self.stagers.shutdown(wait=False)
+        for threads in (self.writers, self.readers, self.stagers, self.archive_writers, self.archive_readers):
+            if threads is not None:
+                threads.shutdown(wait=False)
+
+
+class Appends(Protocol):
+    """A log that takes batches."""
+
+    async def append(
+        self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
+    ) -> Appended:
+        """As `PartitionLog.append`."""
+        ...
 
 
 class Transaction:
     """Batches that become visible together, if nobody else commits first."""
 
-    def __init__(self, log: PartitionLog, options: LogOptions, version: Version, txn_id: str | None) -> None:
+    def __init__(self, log: Appends, options: LogOptions, version: Version, txn_id: str | None) -> None:
         self._log = log
         self._options = options
         self._data = bytearray()

@@ -1,4 +1,4 @@
-"""Every step of the log that changes the disk, by name.
+"""Every step of the log that changes the disk or the archive, by name.
 
 A test can be told of each, and end the process there for good: what the next open finds is what a crash at that
 point leaves. The steps of one call are listed in the order in which they happen.
@@ -63,6 +63,25 @@ class Step(StrEnum):
     CLEANUP_COMMIT_REMOVED = "cleanup.commit_removed"
     CLEANUP_CHECKPOINT_REMOVED = "cleanup.checkpoint_removed"
 
+    ARCHIVE_CLAIMED = "archive.claimed"
+    ARCHIVE_OBJECT_PUT = "archive.object_put"
+    ARCHIVE_COMMITS_PUT = "archive.commits_put"
+    ARCHIVE_STATE_PUT = "archive.state_put"
+    ARCHIVE_COMMITTED = "archive.committed"  # a slice is part of the archive
+    ARCHIVE_CHECKPOINTED = "archive.checkpointed"
+    ARCHIVE_MERGED = "archive.merged"
+    ARCHIVE_REMOVED = "archive.removed"
+    ARCHIVE_OBJECTS_DELETED = "archive.objects_deleted"
+
+    RESUME_SET_ASIDE = "resume.set_aside"  # a directory that was overtaken, or is another topic's
+    RESUME_DISCARDED = "resume.discarded"  # or that holds nothing of its own
+    RESUME_SEEDED = "resume.seeded"  # a new directory is complete, under another name
+    RESUME_RENAMED = "resume.renamed"
+    RESUME_DURABLE = "resume.durable"
+
+
+ARCHIVE_STEPS = [step for step in Step if step.startswith(("archive.", "resume."))]
+LOG_STEPS = [step for step in Step if step not in ARCHIVE_STEPS]  # of a log that has no archive
 
 Steps = Callable[[Step], None]
 

@@ -2,6 +2,9 @@
 
 - A request has an `id` that its `Answer` or `Failed` repeats. Any number may be under way; answers come in any order,
   but the publishes of a session to one partition are appended in the order in which they were sent.
+- Publishes may belong to a run, named by a number that the client chooses. When the node refuses one of them in
+  a way that lets the client send it again (QueueFull, NotServing, …), it refuses all later ones of the run: what is on
+  its way back is not overtaken by what was sent before the client knew. What it sends again is another run.
 - Records travel as record batches, encoded by whoever publishes, decoded by whoever reads.
 - A node sends a consumer no more records than it has credit for, except to complete a batch. `ranges` says which
   offsets of a delivery's batches are the consumer's; it acks, or nacks, those.
@@ -46,6 +49,7 @@ class Publish(Frame, frozen=True, tag="pub"):
     expected_version: int | None = None
     schema_id: str | None = None
     topic_id: str | None = None  # as the client knows it: a topic of the same name made anew is another
+    run: Id = 0  # 0: it may pass others, and be passed
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):

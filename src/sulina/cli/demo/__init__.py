@@ -233,11 +233,6 @@ class Show:
         else:
             terminal.out().print(view.verdict(self._node, self._tally, faults))
             if self._serves_on and not self._interrupted.is_set():
-                terminal.out().print(view.next_steps(self._node.url, _program()))
+                terminal.out().print(view.next_steps(self._node.url, terminal.program()))
         if self.svg:
             view.save_svg(self.svg, self._screen(), view.verdict(self._node, self._tally, faults))
-
-
-def _program() -> str:
-    """How this program is called: by its name where the shell would find it."""
-    return "sulina" if shutil.which("sulina") else os.path.relpath(sys.argv[0])

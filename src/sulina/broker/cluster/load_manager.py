@@ -1,0 +1,391 @@
+"""The leader's work: every partition of every topic gets an owner that is there, by load.
+
+It works on what it is told, and looks at everything now and then, so that nothing stays undone because a change was
+missed. It never acts on a view that lacks what it wrote itself. Every transaction compares the leader's key and
+whatever it was decided by: what was overtaken meanwhile fails, and is decided anew.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import structlog
+
+from sulina.broker.cluster import changes
+from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange
+from sulina.broker.cluster.election import Election
+from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.cluster.owner import TopicsThatExist
+from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
+from sulina.broker.cluster.view import ClusterView, Touched
+from sulina.core import balance, keys
+from sulina.core.balance import Load, Move, Waiting
+from sulina.core.cluster import BrokerMode, LoadReport, Reason, Sealed, Unassigned
+from sulina.ports import NO_REVISION, Clock, Entry, MetadataStore
+from sulina.types import PartitionName, TopicName
+
+HINTS_MAX = 10_000  # partitions to look at; beyond it, all of them
+READS_AT_ONCE = 32
+SWEPT_PARTITIONS_MAX = 1_000  # in one look at everything
+SWEEP_GROUP_PARTITIONS = 32  # with four keys each, what one transaction takes
+VIEW_SECONDS = 5.0  # for the view to show what was written
+RETRY_SECONDS = 0.5
+
+_logger = structlog.get_logger("sulina.cluster")
+
+
+class LoadManager:
+    """`run` it on every broker; it works while its broker leads."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        view: ClusterView,
+        election: Election,
+        topics: TopicsThatExist,
+        *,
+        broker_id: str,
+        clock: Clock,
+        options: ClusterOptions,
+        steps: ClusterSteps = no_cluster_steps,
+    ) -> None:
+        self._metadata = metadata
+        self._view = view
+        self._election = election
+        self._topics = topics
+        self._broker_id = broker_id
+        self._clock = clock
+        self._options = options
+        self._steps = steps
+        self._wake = asyncio.Event()
+        self._hints: set[PartitionName] = set()  # new or gone, as somebody said
+        self._returned: set[str] = set()  # brokers that may have come back with another data directory
+        self._led = NO_REVISION  # the election that everything was looked at for
+        self._is_all_due = False
+        self._rescan_at = 0.0
+        self._rebalance_at = 0.0
+
+    def look(self, touched: Touched) -> None:
+        """The view has changed."""
+        self._returned |= touched.brokers
+        if touched.is_leader or touched.brokers or any(self._is_work(one) for one in touched.partitions):
+            self._wake.set()
+
+    def topics_changed(self, partitions: Iterable[PartitionName]) -> None:
+        """These are new, or gone."""
+        self._hints.update(partitions)
+        if self._election.revision is None or len(self._hints) > HINTS_MAX:
+            self._hints.clear()
+            self._is_all_due = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something else may have changed: whether we lead."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work whenever there is something to do."""
+        while True:
+            revision = self._election.revision
+            if revision is None:
+                await self._pause(None)
+                continue
+            try:
+                await self._round(revision)
+            except NotLeading:
+                _logger.info("leader_deposed", broker_id=self._broker_id)
+                await self._pause(RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: topics without an owner are worth more attempts.
+                _logger.warning("load_manager_failed", error=str(error) or type(error).__name__)
+                self._is_all_due = True
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                await self._pause(self._seconds_left())
+
+    # The rounds
+
+    async def _pause(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _seconds_left(self) -> float:
+        due = self._rescan_at
+        if self._options.rebalance_seconds is not None:
+            due = min(due, self._rebalance_at)
+        return max(0.0, due - self._clock.monotonic())
+
+    async def _round(self, revision: int) -> None:
+        now = self._clock.monotonic()
+        if self._led != revision:
+            self._rebalance_at = now + (self._options.rebalance_seconds or 0.0)
+        is_all = self._is_all_due or self._led != revision or now >= self._rescan_at
+        hints, returned = self._hints, self._returned
+        self._hints, self._returned = set(), set()
+        if is_all:
+            self._rescan_at = now + self._options.rescan_seconds
+            self._is_all_due = False
+        self._led = revision
+        existing = set(self._topics.partitions()) if is_all else None
+        await self._adopt(sorted(existing if existing is not None else hints))
+        await self._take_from_the_dead(set(self._view.registrations) if is_all else returned)
+        await self._assign()
+        await self._drain()
+        if self._options.rebalance_seconds is not None and now >= self._rebalance_at:
+            self._rebalance_at = now + self._options.rebalance_seconds
+            await self._rebalance()
+        if existing is not None:
+            await self._sweep(existing)
+
+    async def _write(self, wanted: Sequence[OwnershipChange], step: ClusterStep, *, is_split: bool = True) -> None:
+        """All of it, in groups; returns when the view shows it. NotLeading."""
+        newest = NO_REVISION
+        for group in changes.grouped(wanted):
+            if self._election.revision != self._led:
+                raise NotLeading
+            newest = max(newest, await LeaderWriter(self._metadata, self._led).write(group, is_split=is_split))
+            self._steps(step)
+        puts = [put for change in wanted for put in change.puts]
+        deletes = [key for change in wanted for key in change.deletes]
+        if newest == NO_REVISION:
+            return
+        if not await self._view.wait_for(lambda view: view.shows(puts, deletes, newest), VIEW_SECONDS):
+            raise TimeoutError(f"the view is behind revision {newest}")
+
+    # What the rounds do
+
+    async def _adopt(self, partitions: Sequence[PartitionName]) -> None:
+        """Partitions that nobody knows of come to wait for an owner."""
+        wanted = []
+        for partition in partitions:
+            is_known = partition in self._view.assignments or partition in self._view.unassigned
+            if is_known or self._topics.is_reliable(partition) is None:
+                continue
+            wanted.append(changes.waits(partition, await self._found(partition), self._view.epochs.get(partition)))
+        if wanted:
+            await self._write(wanted, ClusterStep.LEADER_CREATED)
+
+    async def _found(self, partition: PartitionName) -> Unassigned:
+        """What to write about one that has no owner: new; or, when it had one, whatever that one's death means."""
+        epoch = self._view.epochs.get(partition)
+        if epoch is None:
+            return Unassigned(reason=Reason.CREATED, since_ms=self._now_ms())
+        sealed = (await self._sealed([partition])).get(partition)
+        return self._entry(partition, Reason.DEAD, sealed)
+
+    async def _take_from_the_dead(self, returned: set[str]) -> None:
+        """What brokers have that are not there; or that are, but with another data directory."""
+        for broker in sorted(self._view.assigned_to):
+            is_there = broker in self._view.registrations
+            lost = sorted(self._lost_with(broker)) if not is_there or broker in returned else []
+            if not lost:
+                continue
+            self._steps(ClusterStep.LEADER_DEAD_FOUND)
+            _logger.info("broker_dead", broker_id=broker, partitions=len(lost))
+            sealed = await self._sealed([partition for partition in lost if self._is_local_only(partition)])
+            reason = Reason.DEAD if broker in self._view.loads else Reason.STOPPED
+            registration = self._view.registrations.get(broker)
+            wanted = [
+                changes.take_away(
+                    partition,
+                    owned,
+                    self._entry(partition, reason, sealed.get(partition)),
+                    registration=registration,
+                    sealed_revision=_revision(sealed[partition]) if partition in sealed else None,
+                    has_unload=partition in self._view.unloads,
+                )
+                for partition in lost
+                if (owned := self._view.assignments.get(partition)) is not None and owned.broker_id == broker
+            ]
+            await self._write(wanted, ClusterStep.LEADER_UNASSIGNED)
+
+    def _lost_with(self, broker: str) -> list[PartitionName]:
+        """What a broker cannot serve: all, when it is not there; what another data directory had, when it is."""
+        held = self._view.registrations.get(broker)
+        mine = self._view.assigned_to.get(broker, set())
+        if held is None:
+            return list(mine)
+        epochs, store_id = self._view.epochs, held.value.store_id
+        return [one for one in mine if (epoch := epochs.get(one)) is not None and epoch.value.store_id != store_id]
+
+    def _is_local_only(self, partition: PartitionName) -> bool:
+        epoch = self._view.epochs.get(partition)
+        return changes.may_recover_only(
+            epoch.value if epoch else None, is_reliable=self._is_reliable(partition), sealed_epoch=None
+        )
+
+    def _is_reliable(self, partition: PartitionName) -> bool:
+        return self._topics.is_reliable(partition) is not False  # a topic that is not known yet may be
+
+    def _entry(self, partition: PartitionName, reason: Reason, sealed: Entry | None) -> Unassigned:
+        epoch = self._view.epochs.get(partition)
+        newest, unload = epoch.value if epoch else None, self._view.unloads.get(partition)
+        return Unassigned(
+            reason=reason,
+            since_ms=self._now_ms(),
+            from_broker=newest.broker_id if newest else None,
+            from_store=newest.store_id if newest else None,
+            to=unload.value.to if unload else None,
+            is_recovering=changes.may_recover_only(
+                newest, is_reliable=self._is_reliable(partition), sealed_epoch=_sealed_epoch(sealed)
+            ),
+        )
+
+    async def _sealed(self, partitions: Sequence[PartitionName]) -> dict[PartitionName, Entry | None]:
+        found: dict[PartitionName, Entry | None] = {}
+        for first in range(0, len(partitions), READS_AT_ONCE):
+            some = partitions[first : first + READS_AT_ONCE]
+            found.update(zip(some, await asyncio.gather(*map(self._read_sealed, some)), strict=True))
+        return found
+
+    async def _read_sealed(self, partition: PartitionName) -> Entry | None:
+        return await self._metadata.get(keys.sealed_state(partition))
+
+    async def _assign(self) -> None:
+        """Everything that waits, and may be had by somebody who is there, gets an owner."""
+        view = self._view
+        active = view.active()
+        takers = active or view.staying()  # better served by one that drains than by nobody
+        targets: dict[PartitionName, str] = {}
+        anywhere: list[Waiting] = []
+        for partition, held in view.unassigned.items():
+            waiting = held.value
+            if waiting.is_recovering:
+                there = view.registrations.get(waiting.from_broker or "")
+                if there and there.value.store_id == waiting.from_store and not there.value.is_leaving:
+                    targets[partition] = there.value.broker_id
+            elif waiting.to is not None and waiting.to in active:
+                targets[partition] = waiting.to
+            else:
+                is_sent_away = waiting.reason in (Reason.UNLOADED, Reason.STOPPED)
+                anywhere.append(Waiting(partition, waiting.from_broker if is_sent_away else None))
+        coming: dict[str, int] = {}
+        for broker in targets.values():
+            coming[broker] = coming.get(broker, 0) + 1
+        loads = [
+            Load(load.partitions + coming.get(load.broker_id, 0), load.bytes_per_second, load.broker_id)
+            for load in broker_loads(view, takers)
+        ]
+        targets |= balance.spread(anywhere, loads)
+        wanted = [
+            changes.assign(
+                partition,
+                view.unassigned[partition],
+                view.epochs.get(partition),
+                view.registrations[target],
+                now_ms=self._now_ms(),
+            )
+            for partition, target in sorted(targets.items())
+        ]
+        if wanted:
+            self._steps(ClusterStep.LEADER_BEFORE_ASSIGN)
+            await self._write(wanted, ClusterStep.LEADER_ASSIGNED)
+
+    async def _drain(self) -> None:
+        """Some more of what a draining broker has is to leave, as long as somebody can take it."""
+        view = self._view
+        wanted = []
+        for broker, mode in sorted(view.modes.items()):
+            if mode != BrokerMode.DRAINING or broker not in view.registrations or not view.active():
+                continue
+            mine = view.assigned_to.get(broker, set())
+            room = self._options.moves_at_once - sum(partition in view.unloads for partition in mine)
+            chosen = sorted(partition for partition in mine if partition not in view.unloads)[: max(0, room)]
+            wanted += [self._unload(partition, None, "drain") for partition in chosen]
+        if wanted:
+            await self._write(wanted, ClusterStep.LEADER_UNLOADS_WANTED)
+
+    async def _rebalance(self) -> None:
+        """A few moves, if brokers differ much, and nothing waits for an owner that could have one."""
+        if any(not held.value.is_recovering for held in self._view.unassigned.values()):
+            return
+        room = self._options.moves_at_once - len(self._view.unloads)
+        moves = plan_rebalance(self._view, moves_max=room, only_if_uneven=True)
+        if moves:
+            wanted = [self._unload(move.partition, move.target, "rebalance") for move in moves]
+            await self._write(wanted, ClusterStep.LEADER_UNLOADS_WANTED)
+
+    def _unload(self, partition: PartitionName, to: str | None, why: str) -> OwnershipChange:
+        owned = self._view.assignments[partition]
+        unload = changes.new_unload(self._now_ms(), force=True, to=to, requested_by=f"leader {self._broker_id}: {why}")
+        return changes.want_unload(partition, owned, unload, None)
+
+    async def _sweep(self, existing: set[PartitionName]) -> None:
+        """What is left of topics that are gone goes, a bounded part at a time; and what is left of brokers."""
+        view = self._view
+        gone: dict[TopicName, list[PartitionName]] = {}
+        known = {**view.epochs, **view.unassigned, **view.assignments, **view.unloads}
+        for partition in sorted(known.keys() - existing)[:SWEPT_PARTITIONS_MAX]:
+            gone.setdefault(partition.topic, []).append(partition)
+        for topic, partitions in gone.items():
+            for first in range(0, len(partitions), SWEEP_GROUP_PARTITIONS):
+                some = partitions[first : first + SWEEP_GROUP_PARTITIONS]
+                left = [key for partition in some for key in changes.keys_of(view, partition)]
+                await self._write([changes.sweep(topic, left)], ClusterStep.LEADER_SWEPT, is_split=False)
+        before_ms = self._now_ms() - int(self._options.forget_seconds * 1000)
+        for broker, load in list(view.loads.items()):
+            if broker not in view.registrations and broker not in view.assigned_to and load.at_ms < before_ms:
+                await self._write([changes.forget_broker(broker)], ClusterStep.LEADER_SWEPT)
+
+    def _is_work(self, partition: PartitionName) -> bool:
+        """Whether a change of this partition may ask something of the leader: it waits, or has just left."""
+        owned = self._view.assignments.get(partition)
+        if owned is None:
+            return True
+        return (
+            self._view.mode(owned.broker_id) == BrokerMode.DRAINING or owned.broker_id not in self._view.registrations
+        )
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now() * 1000)
+
+
+def broker_loads(view: ClusterView, brokers: Iterable[str]) -> list[Load]:
+    """What these brokers have to do, with what is on its way counted where it goes."""
+    counts = {broker: len(view.assigned_to.get(broker, ())) for broker in brokers}
+    for partition, held in view.unloads.items():
+        owned = view.assignments.get(partition)
+        if owned is not None and owned.broker_id in counts:
+            counts[owned.broker_id] -= 1
+        if held.value.to in counts:
+            counts[held.value.to] += 1
+    reports = view.loads
+    return [
+        Load(count, _bytes_per_second(reports[broker]) if broker in reports else 0.0, broker)
+        for broker, count in sorted(counts.items())
+    ]
+
+
+def plan_rebalance(view: ClusterView, *, moves_max: int, only_if_uneven: bool) -> list[Move]:
+    """The moves between active brokers that would even them out."""
+    active = view.active()
+    movable = {
+        broker: [partition for partition in view.assigned_to.get(broker, ()) if partition not in view.unloads]
+        for broker in active
+    }
+    return balance.plan_moves(
+        movable, broker_loads(view, active), moves_max=max(0, moves_max), only_if_uneven=only_if_uneven
+    )
+
+
+def _revision(entry: Entry | None) -> int:
+    return entry.revision if entry else NO_REVISION
+
+
+def _sealed_epoch(entry: Entry | None) -> int | None:
+    """The epoch that was sealed. What cannot be read proves nothing."""
+    if entry is None:
+        return None
+    try:
+        return msgspec.json.decode(entry.value, type=Sealed).epoch
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _logger.error("sealed_state_damaged", key=entry.key, error=str(error))
+        return None
+
+
+def _bytes_per_second(report: LoadReport) -> float:
+    return report.published_bytes_per_second + report.delivered_bytes_per_second

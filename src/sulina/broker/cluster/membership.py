@@ -1,0 +1,246 @@
+"""A broker's place in the cluster: a registration that lives as long as its lease is kept alive.
+
+- The right to acknowledge ends by this machine's monotonic clock alone, a margin before the store can end the lease.
+  So a broker that was stopped, or cut off, knows it before anybody can own what it owned.
+- The right begins only once the view shows the registration. Whatever the leader took from us while we were away lies
+  before it, and the leader takes nothing from a broker that it sees registered.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
+from sulina.broker.cluster.view import ClusterView, Held
+from sulina.broker.events import EventStream
+from sulina.core import keys
+from sulina.core.cluster import LoadReport, Registration
+from sulina.errors import InvalidSettings, LeaseLost, NotServing
+from sulina.ports import NO_REVISION, Clock, Compare, Entry, Lease, MetadataStore, Put
+from sulina.types import checked_broker
+
+MARGIN_SECONDS_MIN = 0.2
+MARGIN_SHARE = 0.1
+KEEP_ALIVES_PER_LEASE = 3
+RETRY_SECONDS_MAX = 1.0
+CONFLICTS_MAX = 10  # somebody else may write our key that often while we try to
+
+_logger = structlog.get_logger("sulina.cluster")
+
+
+def margin_seconds(ttl_seconds: float) -> float:
+    """How long before the end of a lease its holder stops: clocks run at different speeds, calls take time."""
+    return max(MARGIN_SECONDS_MIN, ttl_seconds * MARGIN_SHARE)
+
+
+class Membership:
+    """`register`, then `run` for as long as the broker lives, then `leave`."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        registration: Registration,
+        view: ClusterView,
+        *,
+        load: Callable[[], LoadReport],
+        events: EventStream,
+        clock: Clock,
+        options: ClusterOptions,
+        changed: Callable[[], None] = lambda: None,
+        steps: ClusterSteps = no_cluster_steps,
+    ) -> None:
+        self._metadata = metadata
+        self._registration = registration
+        self._view = view
+        self._changed = changed
+        self._key = keys.register(checked_broker(registration.broker_id))
+        self._load = load
+        self._events = events
+        self._clock = clock
+        self._options = options
+        self._steps = steps
+        self._lease: Lease | None = None
+        self._valid_until = -math.inf
+        self._is_seen = False
+        self._is_changing = False  # our registration: until it is done, a new revision of it is no surprise
+        self._wake = asyncio.Event()
+        self.ttl = options.lease_seconds  # as the store granted it
+        self.revision = NO_REVISION  # of the registration; none while there is no lease
+        self.is_replaced = False  # a newer process serves in our name: this one never serves again
+
+    @property
+    def broker_id(self) -> str:
+        """Who we are."""
+        return self._registration.broker_id
+
+    @property
+    def store_id(self) -> str:
+        """Of our data directory."""
+        return self._registration.store_id
+
+    @property
+    def lease_id(self) -> int | None:
+        """To put keys with that go when we do; None while there is none."""
+        return self._lease.lease_id if self._lease else None
+
+    def may_ack(self) -> bool:
+        """Whether what we are assigned is still ours, by the clock. To be asked just before each acknowledgement."""
+        return self._is_seen and self._clock.monotonic() < self._valid_until
+
+    async def register(self) -> None:
+        """Become a member, with a new lease. InvalidSettings when the name is another's, MetadataFailed."""
+        lease = await self._metadata.lease(self._options.lease_seconds)
+        sent = self._clock.monotonic()
+        ttl = await lease.keep_alive()  # the store may have made it longer
+        for _ in range(CONFLICTS_MAX):
+            entry = await self._metadata.get(self._key)
+            self._check_name(entry)
+            done = await self._metadata.txn(
+                compares=[Compare(self._key, entry.revision if entry else NO_REVISION)],
+                puts=[
+                    Put(self._key, msgspec.json.encode(self._registration), lease.lease_id),
+                    Put(keys.load(self.broker_id), msgspec.json.encode(self._load())),
+                ],
+            )
+            if done.is_done:
+                self._lease, self.ttl, self.revision = lease, ttl, done.revision
+                self._valid_until = sent + ttl - margin_seconds(ttl)
+                self._steps(ClusterStep.MEMBER_REGISTERED)
+                self.look()  # the view may have been faster than the answer
+                return
+        raise NotServing(reason=f"the registration of broker {self.broker_id} is changed by others all the time")
+
+    async def run(self) -> None:
+        """Keep the lease alive, and get a new one whenever it is lost. Ends when we are replaced."""
+        while not self.is_replaced:
+            if self._lease is None:
+                pause_seconds = await self._register_again()
+            else:
+                pause_seconds = await self._keep_alive(self._lease)
+            if pause_seconds > 0 and not self.is_replaced:
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(pause_seconds):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+
+    def look(self) -> None:
+        """Compare with what the cluster sees of us; after every change of the view."""
+        if self._is_changing or self.revision == NO_REVISION or self._view.revision < self.revision:
+            return
+        held = self._view.registrations.get(self.broker_id)
+        if held is not None and held.revision == self.revision:
+            self._valid(self._valid_until, is_seen=True)
+        elif held is not None and held.value.started_ms != self._registration.started_ms:
+            self._replaced(held)
+        else:
+            self.lost("the registration is gone")
+
+    def lost(self, reason: str) -> None:
+        """The lease has ended, or is as good as ended: register again."""
+        if self._lease is None:
+            return
+        self._forget()
+        self._events.emit("lease_lost", broker_id=self.broker_id, reason=reason)
+        self._wake.set()
+
+    async def announce_leaving(self) -> None:
+        """Take nothing more. What we have stays ours, as long as the lease does."""
+        lease, revision = self._lease, self.revision
+        if lease is None or self._is_changing:
+            return
+        self._registration = replace(self._registration, is_leaving=True)
+        put = Put(self._key, msgspec.json.encode(self._registration), lease.lease_id)
+        self._is_changing = True
+        try:
+            done = await self._metadata.txn(compares=[Compare(self._key, revision)], puts=[put])
+            if done.is_done and self._lease is lease:
+                self.revision = done.revision
+        finally:
+            self._is_changing = False
+            self.look()
+
+    async def leave(self, leader_revision: int | None) -> None:
+        """Go in good order, and let go of the lead. When the store cannot be reached, the lease ends by itself."""
+        lease, revision = self._lease, self.revision
+        self._forget()
+        if lease is None:
+            return
+        compares, deletes = [Compare(self._key, revision)], [self._key, keys.load(self.broker_id)]
+        if leader_revision is not None:
+            compares.append(Compare(keys.LEADER, leader_revision))
+            deletes.append(keys.LEADER)
+        await self._metadata.txn(compares=compares, deletes=deletes)
+        self._steps(ClusterStep.MEMBER_LEAVING)
+        await lease.revoke()
+
+    # Inside
+
+    async def _keep_alive(self, lease: Lease) -> float:
+        """How long to wait before the next one."""
+        sent = self._clock.monotonic()
+        interval = self.ttl / KEEP_ALIVES_PER_LEASE
+        try:
+            async with asyncio.timeout(interval):
+                ttl = await lease.keep_alive()
+        except LeaseLost:
+            self.lost("it was not kept alive in time")
+            return 0.0
+        except Exception as error:  # noqa: BLE001
+            # The store cannot be reached: the clock decides what we may do, and we go on trying.
+            _logger.warning("keep_alive_failed", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            return self._retry_seconds
+        if self._lease is lease:
+            self.ttl = ttl
+            self._valid(sent + ttl - margin_seconds(ttl), is_seen=self._is_seen)
+        return max(0.0, sent + ttl / KEEP_ALIVES_PER_LEASE - self._clock.monotonic())
+
+    async def _register_again(self) -> float:
+        try:
+            async with asyncio.timeout(self._options.lease_seconds):
+                await self.register()
+        except Exception as error:  # noqa: BLE001
+            _logger.warning("not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            return self._retry_seconds
+        self._events.emit("lease_renewed", broker_id=self.broker_id)
+        return self.ttl / KEEP_ALIVES_PER_LEASE
+
+    def _valid(self, until: float, *, is_seen: bool) -> None:
+        before = self.may_ack()
+        self._valid_until, self._is_seen = until, is_seen
+        if self.may_ack() and not before:
+            self._changed()
+
+    @property
+    def _retry_seconds(self) -> float:
+        return min(RETRY_SECONDS_MAX, self._options.lease_seconds / 10)
+
+    def _check_name(self, entry: Entry | None) -> None:
+        """Our former self is replaced at once: the lock of the data directory proves that it is dead."""
+        if entry is None:
+            return
+        try:
+            other = msgspec.json.decode(entry.value, type=Registration)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise InvalidSettings(f"broker id {self.broker_id} is in use by something that cannot be read") from None
+        if other.store_id != self.store_id:
+            raise InvalidSettings(
+                f"broker id {self.broker_id} is in use by {other.url}, which has another data directory; "
+                f"choose another id, or wait {self._options.lease_seconds:g} seconds after that one has ended"
+            )
+
+    def _replaced(self, held: Held[Registration]) -> None:
+        self._forget()
+        self.is_replaced = True
+        self._events.emit("broker_replaced", broker_id=self.broker_id, url=held.value.url)
+        self._wake.set()
+
+    def _forget(self) -> None:
+        self._lease, self.revision = None, NO_REVISION
+        self._valid_until, self._is_seen = -math.inf, False

@@ -1,0 +1,342 @@
+"""The cluster as one broker sees it: everything under `/cluster/`, as of one revision of the store.
+
+Changes are applied a revision at a time, so what is seen together was written together. Where changes were missed,
+everything is listed again, and the difference is applied as one change. A broker that leaves deletes its registration
+and its load report in one transaction; when its lease runs out, the report stays. So whoever looks, however late, can
+tell one from the other.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from sulina.broker.events import EventStream
+from sulina.core import keys
+from sulina.core.cluster import (
+    Assignment,
+    BrokerMode,
+    BrokerState,
+    Epoch,
+    Leader,
+    LoadReport,
+    Registration,
+    Step,
+    Unassigned,
+    Unload,
+)
+from sulina.errors import Compacted, InvalidName, LimitReached
+from sulina.ports import NO_REVISION, Change, Clock, MetadataStore, Put
+from sulina.types import PartitionName
+from sulina.wire.messages import BrokerInfo, PartitionPlacement, TopicState
+
+RETRY_SECONDS = 0.2  # until a watch that broke is tried again
+
+_logger = structlog.get_logger("sulina.cluster")
+
+Value = TypeVar("Value")
+Read = TypeVar("Read", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[Value]):
+    """A value with the revision that last changed it."""
+
+    value: Value
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who owns a partition; the revision is that of the assignment."""
+
+    broker_id: str
+    epoch: int
+    revision: int
+
+
+@dataclass(slots=True)
+class Touched:
+    """What one change of the view was about."""
+
+    brokers: set[str] = field(default_factory=set)  # their registration or state
+    partitions: set[PartitionName] = field(default_factory=set)
+    is_leader: bool = False
+
+
+Listener = Callable[[Touched], None]
+
+
+class ClusterView:
+    """`load` it once, then `follow`. Everything is to be read on the event loop, and not to be changed."""
+
+    def __init__(
+        self, metadata: MetadataStore, *, events: EventStream, clock: Clock, waiters_max: int = 100_000
+    ) -> None:
+        self._metadata = metadata
+        self._events = events
+        self._clock = clock
+        self._waiters_max = waiters_max
+        self._waiters: dict[asyncio.Future[None], Callable[[ClusterView], bool]] = {}
+        self._listeners: list[Listener] = []
+        self._known: dict[str, int] = {}  # every key under the prefix, with its revision
+        self._is_loaded = False
+        self.revision = NO_REVISION
+        self.leader: Held[Leader] | None = None
+        self.registrations: dict[str, Held[Registration]] = {}
+        self.modes: dict[str, BrokerMode] = {}
+        self.loads: dict[str, LoadReport] = {}
+        self.assignments: dict[PartitionName, Ownership] = {}
+        self.assigned_to: dict[str, set[PartitionName]] = {}  # the same by broker, registered or not
+        self.unassigned: dict[PartitionName, Held[Unassigned]] = {}
+        self.epochs: dict[PartitionName, Held[Epoch]] = {}
+        self.unloads: dict[PartitionName, Held[Unload]] = {}
+
+    # What it answers
+
+    def owner(self, partition: PartitionName) -> Ownership | None:
+        """Who owns it, also when that broker is not there at this moment."""
+        return self.assignments.get(partition)
+
+    def url(self, broker_id: str | None) -> str | None:
+        """Where a broker is reached; None when it is not there."""
+        held = self.registrations.get(broker_id) if broker_id is not None else None
+        return held.value.url if held else None
+
+    def mode(self, broker_id: str) -> BrokerMode:
+        """What an operator wants of a broker."""
+        return self.modes.get(broker_id, BrokerMode.ACTIVE)
+
+    def active(self) -> list[str]:
+        """The brokers that are there and take partitions, sorted."""
+        return [broker for broker in self.staying() if self.mode(broker) == BrokerMode.ACTIVE]
+
+    def staying(self) -> list[str]:
+        """The brokers that are there and not about to leave, sorted."""
+        return sorted(broker for broker, held in self.registrations.items() if not held.value.is_leaving)
+
+    def placement(self, partition: PartitionName) -> PartitionPlacement:
+        """Where it is served; closed while it waits for an owner, or while its owner is not there."""
+        epoch = self.epochs.get(partition)
+        number, newest = partition.partition, epoch.value.epoch if epoch else -1
+        owned = self.assignments.get(partition)
+        if owned is not None and (url := self.url(owned.broker_id)) is not None:
+            unload = self.unloads.get(partition)
+            is_leaving = unload is not None and unload.value.step != Step.REQUESTED
+            return PartitionPlacement(
+                partition=number,
+                state=TopicState.DRAINING if is_leaving else TopicState.ACTIVE,
+                epoch=newest,
+                broker_id=owned.broker_id,
+                url=url,
+            )
+        waiting = self.unassigned.get(partition)
+        if waiting is not None and waiting.value.is_recovering:
+            return PartitionPlacement(
+                partition=number, state=TopicState.RECOVERING, epoch=newest, waits_for=waiting.value.from_broker
+            )
+        return PartitionPlacement(partition=number, state=TopicState.CLOSED, epoch=newest)
+
+    def brokers(self) -> list[BrokerInfo]:
+        """Those that are there, and those that went without leaving, by name."""
+        names = sorted({*self.registrations, *self.loads, *(name for name, has in self.assigned_to.items() if has)})
+        return [self._broker(name) for name in names]
+
+    def shows(self, puts: Sequence[Put], deletes: Sequence[str], revision: int) -> bool:
+        """Whether what a transaction wrote is here. One that deletes only may have had nothing to delete."""
+        return self.revision >= revision or (not puts and not any(key in self._known for key in deletes))
+
+    async def wait_for(self, predicate: "Callable[[ClusterView], bool]", timeout_seconds: float) -> bool:
+        """Whether the predicate held in time. It is asked after every change, so nothing short-lived is missed.
+
+        LimitReached.
+        """
+        if predicate(self):
+            return True
+        if len(self._waiters) >= self._waiters_max:
+            raise LimitReached(kind="waiters for the cluster", limit=self._waiters_max)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = predicate
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.pop(waiter, None)
+        return True
+
+    # How it stays true
+
+    def listen(self, listener: Listener) -> None:
+        """To be called after every change, before those who wait are woken."""
+        self._listeners.append(listener)
+
+    async def load(self) -> None:
+        """List everything, and apply what differs."""
+        listing = await self._metadata.list(keys.CLUSTER)
+        there = {entry.key for entry in listing.entries}
+        changes = [Change(key, None, listing.revision) for key in self._known if key not in there]
+        changes += [
+            Change(entry.key, entry.value, entry.revision)
+            for entry in listing.entries
+            if self._known.get(entry.key) != entry.revision
+        ]
+        self.apply(changes, listing.revision)
+        self._is_loaded = True
+
+    async def follow(self) -> None:
+        """Apply what changes, for as long as the store is open. Goes on where it was after any failure."""
+        is_behind = False
+        while True:
+            try:
+                if is_behind:
+                    await self.load()
+                    is_behind = False
+                async for changes in self._metadata.watch(keys.CLUSTER, after=self.revision):
+                    self.apply(changes, changes[0].revision)
+                return
+            except Compacted:
+                is_behind = True
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: a view that stands still is worth more attempts.
+                _logger.warning("cluster_watch_failed", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def apply(self, changes: Iterable[Change], revision: int) -> None:
+        """All of these together; the view is as of `revision` then."""
+        touched, leader = Touched(), self.leader
+        before = dict(self.registrations)
+        for change in changes:
+            if change.value is None:
+                self._known.pop(change.key, None)
+            else:
+                self._known[change.key] = change.revision
+            self._apply(change, touched)
+        self.revision = max(self.revision, revision)
+        if self._is_loaded:
+            self._tell(touched.brokers, before, leader)
+        for listener in self._listeners:
+            listener(touched)
+        self._wake()
+
+    # Inside
+
+    def _broker(self, name: str) -> BrokerInfo:
+        held, load = self.registrations.get(name), self.loads.get(name)
+        mine = self.assigned_to.get(name, set())
+        return BrokerInfo(
+            broker_id=name,
+            url=held.value.url if held else None,
+            state=self.mode(name).value if held else "unreachable",
+            is_leader=self.leader is not None and self.leader.value.broker_id == name,
+            partitions=len(mine),
+            topics=len({partition.topic for partition in mine}),
+            connections=load.connections if load and held else 0,
+            published_bytes_per_second=load.published_bytes_per_second if load and held else 0.0,
+            uptime_seconds=max(0.0, self._clock.now() - held.value.started_ms / 1000) if held else None,
+        )
+
+    def _wake(self) -> None:
+        for waiter, predicate in list(self._waiters.items()):
+            if waiter.done():
+                continue
+            try:
+                if predicate(self):
+                    waiter.set_result(None)
+            except Exception as error:  # noqa: BLE001
+                waiter.set_exception(error)  # it is the waiter's, and nobody else's
+
+    def _tell(self, brokers: set[str], before: dict[str, Held[Registration]], leader: Held[Leader] | None) -> None:
+        for name in sorted(brokers):
+            old, new = before.get(name), self.registrations.get(name)
+            if new is not None and (old is None or old.value.started_ms != new.value.started_ms):
+                self._events.emit("broker_joined", broker_id=name, url=new.value.url)
+            elif old is not None and new is None:
+                has_left = name not in self.loads
+                self._events.emit("broker_left" if has_left else "broker_unreachable", broker_id=name)
+        if self.leader is not None and self.leader != leader:
+            self._events.emit("leader_elected", broker_id=self.leader.value.broker_id)
+
+    def _apply(self, change: Change, touched: Touched) -> None:
+        match change.key.split("/")[2:]:
+            case ["leader"]:
+                self.leader = _read(change, Leader)
+                touched.is_leader = True
+            case ["register", broker]:
+                _keep(self.registrations, broker, _read(change, Registration))
+                touched.brokers.add(broker)
+            case ["load", broker]:
+                load = _read(change, LoadReport)
+                _keep(self.loads, broker, load.value if load else None)
+            case ["brokers", broker, "state"]:
+                state = _read(change, BrokerState)
+                _keep(self.modes, broker, state.value.state if state else None)
+                touched.brokers.add(broker)
+            case [*kind, namespace, topic, number]:
+                partition = _partition(namespace, topic, number)
+                if partition is not None and self._apply_partition(kind, partition, change):
+                    touched.partitions.add(partition)
+
+    def _apply_partition(self, kind: Sequence[str], partition: PartitionName, change: Change) -> bool:
+        match kind:
+            case ["brokers", broker]:
+                self._assign(partition, broker, _read(change, Assignment))
+            case ["unassigned"]:
+                _keep(self.unassigned, partition, _read(change, Unassigned))
+            case ["epochs"]:
+                _keep(self.epochs, partition, _read(change, Epoch))
+            case ["unloads"]:
+                _keep(self.unloads, partition, _read(change, Unload))
+            case _:
+                return False
+        return True
+
+    def _assign(self, partition: PartitionName, broker: str, held: Held[Assignment] | None) -> None:
+        owned = self.assignments.get(partition)
+        if held is None:
+            self.assigned_to.get(broker, set()).discard(partition)
+            if owned is not None and owned.broker_id == broker:
+                del self.assignments[partition]
+            if not self.assigned_to.get(broker):
+                self.assigned_to.pop(broker, None)
+            return
+        if owned is not None and owned.broker_id != broker and owned.epoch > held.value.epoch:
+            return  # two at once cannot be; should they, the newer holds
+        if owned is not None and owned.broker_id != broker:
+            self._assign(partition, owned.broker_id, None)
+        self.assignments[partition] = Ownership(broker, held.value.epoch, held.revision)
+        self.assigned_to.setdefault(broker, set()).add(partition)
+
+
+Key = TypeVar("Key")
+
+
+def _keep(values: dict[Key, Value], key: Key, value: Value | None) -> None:
+    if value is None:
+        values.pop(key, None)
+    else:
+        values[key] = value
+
+
+def _read(change: Change, kind: type[Read]) -> Held[Read] | None:
+    """What a key holds now. What cannot be read counts as absent: then no transaction on it can succeed either."""
+    if change.value is None:
+        return None
+    try:
+        return Held(msgspec.json.decode(change.value, type=kind), change.revision)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _logger.error("cluster_key_damaged", key=change.key, error=str(error))
+        return None
+
+
+@lru_cache(maxsize=65_536)
+def _partition(namespace: str, topic: str, number: str) -> PartitionName | None:
+    try:
+        return keys.partition_of(f"/{namespace}/{topic}/{number}")
+    except (ValueError, InvalidName):
+        return None

@@ -1,0 +1,416 @@
+"""A broker among others: how it joins and leaves, what it says of the cluster, and what an operator may ask of it."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+import structlog
+
+from sulina.broker.archives import Archives
+from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.cluster.view import Ownership
+from sulina.broker.options import BrokerOptions
+from sulina.broker.owner import Owner
+from sulina.broker.standing import Standing
+from sulina.broker.topic import Topic
+from sulina.broker.topics import Topics
+from sulina.core import keys
+from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
+from sulina.core.topic import Delivery
+from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy, SulinaError
+from sulina.ports import Clock, Files, MetadataStore
+from sulina.storage.partition_log import LogThreads
+from sulina.types import PartitionName, TopicName
+from sulina.wire.messages import (
+    BrokerInfo,
+    ClusterInfo,
+    PartitionPlacement,
+    Placement,
+    Rebalanced,
+    TopicState,
+    UnloadInfo,
+)
+
+PLACED_SECONDS = 10.0  # to wait for owners of a new topic's partitions
+REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
+TIDY_SECONDS = 10.0
+
+_logger = structlog.get_logger("sulina.member")
+
+
+class ClusterMember(Topics):
+    """Everything here works on a node that is alone too, which is then the only broker."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        options: BrokerOptions,
+        *,
+        threads: LogThreads,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        standing: Standing | None = None,
+        archives: Archives | None = None,
+    ) -> None:
+        super().__init__(
+            metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
+        )
+        self._owner: Owner | None = None
+        self._news = asyncio.Event()  # set, and replaced, when a topic has come or changed
+        self._sampled = (0.0, 0, 0.0)  # when, the bytes published until then, and the rate before
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._standing is None or self._standing.cluster is None:
+            raise InvalidSettings("this node is not part of a cluster: start it with --metadata etcd://…")
+        return self._standing.cluster
+
+    # Joining and leaving
+
+    async def _join(self, registration: Registration, options: ClusterOptions) -> list[asyncio.Task[None]]:
+        """Become a member; the tasks that follow what others do."""
+        assert self._standing is not None
+        self._catalogue.is_followed = True
+        namespaces, topics = await self._load()
+        tasks = [
+            asyncio.create_task(self._follow(keys.NAMESPACES, namespaces), name="follow namespaces"),
+            asyncio.create_task(self._follow(keys.TOPICS, topics), name="follow topics"),
+        ]
+        self._owner = Owner(
+            standing=self._standing,
+            catalogue=self,
+            logs=self._logs,
+            options=self.options,
+            events=self.events,
+            clock=self._clock,
+            metadata=self._metadata,
+        )
+        cluster = Cluster(
+            self._metadata,
+            registration=registration,
+            owner=self._owner,
+            topics=self,
+            events=self.events,
+            clock=self._clock,
+            options=options,
+            steps=self.options.steps,
+        )
+        self._standing.cluster = cluster
+        await cluster.start()
+        tasks.append(asyncio.create_task(self._tidy_regularly(), name="tidy"))
+        tasks.append(asyncio.create_task(self._let_go_of_leftovers(), name="leftovers"))
+        return tasks
+
+    async def _leave(self) -> None:
+        """Give back what is ours in good order, as far as there is time, and be gone."""
+        if self._owner is not None:
+            await self._owner.stop(self.options.stop_seconds)
+        if self._standing is not None and self._standing.cluster is not None:
+            await self._standing.cluster.stop()
+
+    async def _delete_remains(self, name: TopicName) -> None:
+        if self._standing is not None:
+            stored = self._deleting[name]
+            await self._cluster.forget(name, stored.partitions)  # its owners let go
+            await self._logs.delete_archives(name, stored)
+        await super()._delete_remains(name)
+
+    async def _tidy_regularly(self) -> None:
+        """The leader finishes what others began to delete, and could not."""
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            if self._cluster.election.revision is None:
+                continue
+            for name in list(self._deleting):
+                try:
+                    async with self._lock:
+                        if name in self._deleting:
+                            await self._delete_remains(name)
+                except (SulinaError, OSError) as error:
+                    self.events.emit("topic_not_deleted", name, reason=str(error))
+
+    async def _sync_topic(self, name: TopicName) -> None:
+        before = self._topics.get(name)
+        await super()._sync_topic(name)
+        after = self._topics.get(name)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        if before is not after and self._standing is not None and self._standing.cluster is not None:
+            self._standing.cluster.topics_changed(
+                [place.name for topic in (before, after) if topic is not None for place in topic.places]
+            )
+
+    async def _let_go_of_leftovers(self) -> None:
+        """Directories of partitions that others serve by now."""
+        view = self._cluster.view
+        for partition in await self._logs.found():
+            topic, owned = self._topics.get(partition.topic), view.owner(partition)
+            if topic is not None and owned is not None and owned.broker_id != self.options.broker_id:
+                try:
+                    await self._logs.let_go(partition, topic.stored.topic_id)
+                except (SulinaError, OSError) as error:
+                    _logger.warning("leftover_not_let_go", partition=str(partition), error=str(error))
+
+    # What the cluster and the owner ask
+
+    def is_reliable(self, partition: PartitionName) -> bool | None:
+        """Whether its topic is a log; None when there is no such topic."""
+        topic = self._topics.get(partition.topic)
+        if topic is None or partition.partition >= topic.stored.partitions:
+            return None
+        return topic.stored.delivery == Delivery.RELIABLE
+
+    def partitions(self) -> Iterable[PartitionName]:
+        """Of all topics that exist and are not being deleted."""
+        return [place.name for topic in self._topics.values() for place in topic.places]
+
+    def topic_if_known(self, name: TopicName) -> Topic | None:
+        """None: there is none, as far as is known here."""
+        return self._topics.get(name)
+
+    async def topic_when_known(self, name: TopicName, seconds: float) -> Topic | None:
+        """As soon as it is known here; None: it is not in so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while name not in self._topics:
+                    await self._news.wait()
+        return self._topics.get(name)
+
+    async def fetch_topic(self, name: TopicName) -> Topic | None:
+        """As the metadata store has it now."""
+        async with self._lock:
+            await self._catalogue.refresh(name)
+            self._sync_namespace(name.namespace)
+            await self._sync_topic(name)
+        return self._topics.get(name)
+
+    async def take_cursors(self, topic: Topic, partition: int) -> None:
+        """Give every subscription its cursor in a partition that has become ours."""
+        await self._make_cursors(topic, only=partition)
+
+    def load_report(self) -> LoadReport:
+        """How much there is to do."""
+        here = [(topic, sum(place.is_here for place in topic.places)) for topic in self._topics.values()]
+        return LoadReport(
+            broker_id=self.options.broker_id,
+            at_ms=int(self._clock.now() * 1000),
+            partitions=sum(count for _, count in here),
+            topics=sum(1 for _, count in here if count),
+            connections=self.counts.connections,
+            consumers=self.counts.consumers,
+            published_bytes_per_second=self._published_rate(),
+        )
+
+    def _published_rate(self) -> float:
+        """Bytes a second since it was last asked for, a second ago or longer."""
+        now, count = self._clock.monotonic(), self.counts.published_bytes
+        since, before, _ = self._sampled
+        if now - since >= 1:
+            self._sampled = (now, count, (count - before) / (now - since))
+        return self._sampled[2]
+
+    async def _placed(self, topic: Topic) -> None:
+        if self._standing is not None:
+            names = [place.name for place in topic.places]
+            await self._cluster.view.wait_for(
+                lambda view: all(view.placement(name).url is not None for name in names), PLACED_SECONDS
+            )
+
+    # What clients and operators ask
+
+    async def lookup(self, name: TopicName) -> Placement:
+        """Where the partitions of a topic are served. TopicNotFound."""
+        topic = self._topic(name)
+        if self._standing is None or self._standing.cluster is None:
+            alone = [
+                PartitionPlacement(partition=p, state=TopicState.ACTIVE, broker_id=self.options.broker_id)
+                for p in range(topic.stored.partitions)
+            ]
+            return Placement(topic=str(name), topic_id=topic.stored.topic_id, partitions=alone, brokers=[])
+        view = self._standing.cluster.view
+        return Placement(
+            topic=str(name),
+            topic_id=topic.stored.topic_id,
+            partitions=[view.placement(place.name) for place in topic.places],
+            brokers=[held.value.url for _, held in sorted(view.registrations.items())],
+        )
+
+    async def cluster(self) -> ClusterInfo:
+        """The cluster as this broker sees it."""
+        partitions = sum(topic.stored.partitions for topic in self._topics.values())
+        if self._standing is None or self._standing.cluster is None:
+            return ClusterInfo(
+                brokers=[self._alone(partitions)],
+                leader=self.options.broker_id,
+                topics=len(self._topics),
+                partitions=partitions,
+                unassigned=0,
+                recovering=0,
+                unloads=[],
+            )
+        view = self._standing.cluster.view
+        return ClusterInfo(
+            brokers=view.brokers(),
+            leader=view.leader.value.broker_id if view.leader is not None else None,
+            topics=len(self._topics),
+            partitions=partitions,
+            unassigned=len(view.unassigned),
+            recovering=sum(held.value.is_recovering for held in view.unassigned.values()),
+            unloads=[self._unload_info(name, held.value) for name, held in sorted(view.unloads.items())],
+        )
+
+    def _alone(self, partitions: int) -> BrokerInfo:
+        return BrokerInfo(
+            broker_id=self.options.broker_id,
+            url=None,
+            state="active",
+            is_leader=True,
+            partitions=partitions,
+            topics=len(self._topics),
+            connections=self.counts.connections,
+            published_bytes_per_second=self._published_rate(),
+            uptime_seconds=None,
+        )
+
+    async def unload(
+        self, name: TopicName, *, force: bool = False, to: str | None = None, partition: int | None = None
+    ) -> list[UnloadInfo]:
+        """Ask that partitions leave their owners, for `to` or for whom the leader chooses. Returns at once.
+
+        A partition that waits for a broker that is away is given up as far as only that one has it, if forced.
+        SubscriptionBusy when consumers are attached, unless forced; InvalidSettings.
+        """
+        cluster, topic = self._cluster, self._topic(name)
+        if to is not None and to not in cluster.view.registrations:
+            raise InvalidSettings(f"there is no broker {to}; there are {', '.join(sorted(cluster.view.registrations))}")
+        if partition is not None:
+            topic.check_number(partition)
+        places = [place for place in topic.places if partition in (None, place.name.partition)]
+        if not force and any(place.is_here for place in places):
+            topic.check_idle()
+        asked = []
+        owners: dict[PartitionName, Ownership] = {}
+        for place in places:
+            waiting = cluster.view.unassigned.get(place.name)
+            if waiting is not None and waiting.value.is_recovering:
+                asked.append(await self._give_up(topic, place.name, to, force))
+            elif (owned := cluster.view.owner(place.name)) is not None and owned.broker_id != to:
+                wish = await cluster.request_unload(place.name, force=force, to=to, requested_by=self.options.broker_id)
+                asked.append(self._unload_info(place.name, wish))
+                owners[place.name] = owned
+        if not force:
+            await self._heard(owners)
+        return asked
+
+    async def _heard(self, owners: dict[PartitionName, Ownership]) -> None:
+        """Another owner may have consumers attached, and refuse."""
+        view = self._cluster.view
+
+        def is_heard(name: PartitionName) -> bool:
+            held = view.unloads.get(name)
+            return held is None or held.value.step != Step.REQUESTED
+
+        await view.wait_for(lambda _: all(is_heard(name) for name in owners), REFUSED_SECONDS)
+        for name, owner in owners.items():
+            if name not in view.unloads and view.owner(name) == owner:
+                raise SubscriptionBusy(
+                    topic=str(name.topic),
+                    subscription="*",
+                    reason=f"consumers are attached at broker {owner.broker_id}; force lets them go",
+                )
+
+    async def _give_up(self, topic: Topic, partition: PartitionName, to: str | None, force: bool) -> UnloadInfo:
+        info = await self._recovering_info(topic, partition)
+        if not force:
+            given_up = f"offsets {info.given_up[0]} to {info.given_up[1]}" if info.given_up else "what only it has"
+            raise InvalidSettings(
+                f"partition {partition.partition} of {topic.name} waits for broker {info.from_broker}, which alone has "
+                f"{given_up}; force gives that up"
+            )
+        await self._cluster.force(partition, to)
+        self.events.emit(
+            "range_given_up",
+            topic.name,
+            partition=partition.partition,
+            from_broker=info.from_broker,
+            start=info.given_up[0] if info.given_up else None,
+            end=info.given_up[1] if info.given_up else None,
+        )
+        return UnloadInfo(
+            topic=info.topic,
+            partition=info.partition,
+            step=Step.UNASSIGNED,
+            from_broker=info.from_broker,
+            to_broker=to,
+            given_up=info.given_up,
+        )
+
+    async def _recovering_info(self, topic: Topic, partition: PartitionName) -> UnloadInfo:
+        waiting = self._cluster.view.unassigned.get(partition)
+        return UnloadInfo(
+            topic=str(topic.name),
+            partition=partition.partition,
+            step=TopicState.RECOVERING,
+            from_broker=waiting.value.from_broker if waiting is not None else None,
+            to_broker=None,
+            given_up=await self._logs.only_there(partition, topic.stored.topic_id),
+        )
+
+    async def unloads(self, name: TopicName) -> list[UnloadInfo]:
+        """What is under way for a topic, and what waits for a broker that is away; empty when all is served."""
+        topic = self._topic(name)
+        if self._standing is None or self._standing.cluster is None:
+            return []
+        view = self._standing.cluster.view
+        under_way = []
+        for place in topic.places:
+            held, waiting = view.unloads.get(place.name), view.unassigned.get(place.name)
+            if held is not None:
+                under_way.append(self._unload_info(place.name, held.value))
+            elif waiting is not None and waiting.value.is_recovering:
+                under_way.append(await self._recovering_info(topic, place.name))
+            elif waiting is not None:
+                under_way.append(
+                    UnloadInfo(
+                        topic=str(name),
+                        partition=place.name.partition,
+                        step=Step.UNASSIGNED,
+                        from_broker=waiting.value.from_broker,
+                        to_broker=waiting.value.to,
+                    )
+                )
+        return under_way
+
+    def _unload_info(self, partition: PartitionName, unload: Unload) -> UnloadInfo:
+        owned = self._cluster.view.owner(partition)
+        return UnloadInfo(
+            topic=str(partition.topic),
+            partition=partition.partition,
+            step=unload.step,
+            from_broker=owned.broker_id if owned is not None else None,
+            to_broker=unload.to,
+            error=unload.error,
+        )
+
+    async def drain_broker(self, broker_id: str) -> BrokerInfo:
+        """It is given no more partitions, and gives away those that it has."""
+        return await self._set_mode(broker_id, BrokerMode.DRAINING)
+
+    async def activate_broker(self, broker_id: str) -> BrokerInfo:
+        """It takes partitions again."""
+        return await self._set_mode(broker_id, BrokerMode.ACTIVE)
+
+    async def _set_mode(self, broker_id: str, mode: BrokerMode) -> BrokerInfo:
+        view = self._cluster.view
+        known = {info.broker_id for info in view.brokers()}
+        if broker_id not in known:
+            raise BrokerNotFound(broker=broker_id, brokers=", ".join(sorted(known)))
+        await self._cluster.set_mode(broker_id, mode)
+        await view.wait_for(lambda view: view.mode(broker_id) == mode, PLACED_SECONDS)
+        return next(info for info in view.brokers() if info.broker_id == broker_id)
+
+    async def rebalance(self) -> Rebalanced:
+        """Ask for the moves that spread the load; they are carried out one after the other."""
+        moves = [self._unload_info(partition, unload) for partition, unload in await self._cluster.rebalance()]
+        return Rebalanced(moves=moves)

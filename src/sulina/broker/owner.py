@@ -1,0 +1,285 @@
+"""The owner's side of the cluster: takes over what is assigned to this broker, and lets go of what is not.
+
+For each partition one task at a time makes what is here what the cluster wants, however often that changes meanwhile.
+A partition is served only when its topic is known and every subscription has its cursor in it; its log is opened when
+it is first used, which claims its epoch in the archive. From the moment when it is lost nothing is acknowledged.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.events import EventStream
+from sulina.broker.logs import Logs
+from sulina.broker.options import BrokerOptions
+from sulina.broker.standing import Standing
+from sulina.broker.topic import Topic
+from sulina.broker.unloading import Unloading
+from sulina.core.cluster import Epoch, LoadReport, Unload
+from sulina.errors import NotServing, SulinaError
+from sulina.ports import Clock, MetadataStore
+from sulina.types import PartitionName, TopicName
+
+AT_ONCE = 16  # partitions that are taken over or let go
+OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
+TOPIC_SECONDS = 1.0  # to wait for what a watch should bring, before it is fetched
+RETRY_SECONDS = 1.0
+
+_logger = structlog.get_logger("sulina.owner")
+
+
+class Catalogue(Protocol):
+    """What the owner needs of the broker's knowledge."""
+
+    def topic_if_known(self, name: TopicName) -> Topic | None:
+        """None: there is none, as far as is known here."""
+        ...
+
+    async def topic_when_known(self, name: TopicName, seconds: float) -> Topic | None:
+        """As soon as it is known here; None: it is not in so many seconds."""
+        ...
+
+    async def fetch_topic(self, name: TopicName) -> Topic | None:
+        """As the metadata store has it now."""
+        ...
+
+    async def take_cursors(self, topic: Topic, partition: int) -> None:
+        """Give every subscription its cursor in a partition that has become ours."""
+        ...
+
+    def load_report(self) -> LoadReport:
+        """How much there is to do."""
+        ...
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What the cluster wants of a partition."""
+
+    epoch: Epoch | None = None  # None: nothing, it is another's
+    revision: int = 0  # of the assignment
+    unload: Unload | None = None
+    unload_revision: int = 0
+    task: asyncio.Task[None] | None = None
+    held: int | None = None  # the revision under which it is served
+    unloaded: int | None = None  # the revision of the assignment that was given back
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Owner:
+    """Told by the cluster, on its loop; works in tasks of its own."""
+
+    def __init__(
+        self,
+        *,
+        standing: Standing,
+        catalogue: Catalogue,
+        logs: Logs,
+        options: BrokerOptions,
+        events: EventStream,
+        clock: Clock,
+        metadata: MetadataStore,
+    ) -> None:
+        self._standing = standing
+        self._metadata = metadata
+        self._catalogue = catalogue
+        self._logs = logs
+        self._options = options
+        self._events = events
+        self._clock = clock
+        self._partitions: dict[PartitionName, _Wanted] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._openings = asyncio.Semaphore(OPEN_AT_ONCE)
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """That we have joined."""
+        assert self._standing.cluster is not None
+        return self._standing.cluster
+
+    # What the cluster says
+
+    def assigned(self, partition: PartitionName, epoch: Epoch, revision: int) -> None:
+        wanted = self._partitions.setdefault(partition, _Wanted())
+        wanted.epoch, wanted.revision = epoch, revision
+        self._converge_soon(partition, wanted)
+
+    def lost(self, partition: PartitionName) -> None:
+        wanted = self._partitions.get(partition)
+        if wanted is None:
+            return
+        wanted.epoch, wanted.unload = None, None
+        topic = self._catalogue.topic_if_known(partition.topic)
+        if topic is not None and partition.partition < len(topic.places):
+            topic.places[partition.partition].lose()  # at once: nothing more is acknowledged
+        self._converge_soon(partition, wanted)
+
+    def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
+        wanted = self._partitions.get(partition)
+        if wanted is not None and wanted.epoch is not None:
+            wanted.unload, wanted.unload_revision = unload, revision
+            self._converge_soon(partition, wanted)
+
+    def load(self) -> LoadReport:
+        return self._catalogue.load_report()
+
+    # Making it so
+
+    def _converge_soon(self, partition: PartitionName, wanted: _Wanted) -> None:
+        wanted.wake.set()
+        if (wanted.task is None or wanted.task.done()) and not self._is_stopping:
+            wanted.task = asyncio.create_task(self._converge(partition, wanted), name=f"own {partition}")
+
+    async def _converge(self, partition: PartitionName, wanted: _Wanted) -> None:
+        while True:
+            wanted.wake.clear()
+            try:
+                if wanted.held is not None and (wanted.epoch is None or wanted.held != wanted.revision):
+                    async with self._turns:
+                        await self._release(partition, wanted)
+                elif wanted.epoch is None:
+                    self._partitions.pop(partition, None)
+                    return
+                elif wanted.held is None:
+                    async with self._turns:
+                        await self._acquire(partition, wanted)
+                elif wanted.unload is not None and wanted.unloaded != wanted.held:
+                    await self._unload(partition, wanted, wanted.unload)
+                elif not wanted.wake.is_set():
+                    return
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: what is ours must be served, so it is tried again, and said.
+                self._standing.troubles[partition] = str(error)
+                _logger.error("partition_not_converged", partition=str(partition), error=str(error), kind=type(error))
+                await _pause(wanted.wake, RETRY_SECONDS)
+
+    async def _acquire(self, partition: PartitionName, wanted: _Wanted) -> None:
+        self._options.steps("owner.assigned")
+        topic = await self._topic(partition.topic)
+        epoch, revision = wanted.epoch, wanted.revision
+        if epoch is None:
+            return  # lost meanwhile
+        if topic is None or partition.partition >= len(topic.places):
+            raise NotServing(reason=f"there is no topic {partition.topic} any more")
+        place = topic.places[partition.partition]
+        place.take(epoch, revision)
+        wanted.held = revision
+        if topic.is_reliable:
+            await self._catalogue.take_cursors(topic, partition.partition)
+        if wanted.epoch is None or wanted.revision != revision:
+            return  # lost while it was made ready
+        place.serve()
+        self._standing.troubles.pop(partition, None)
+        self._options.steps("owner.served")
+        self._events.emit("partition_served", partition.topic, partition=partition.partition, epoch=epoch.epoch)
+        self.cluster.report_load_soon()
+        if topic.is_reliable and await asyncio.to_thread(self._logs.has_left, partition):
+            self._in_background(self._open(topic, partition))
+
+    async def _topic(self, name: TopicName) -> Topic | None:
+        """F3: what a watch should bring in a moment; else it is fetched."""
+        topic = await self._catalogue.topic_when_known(name, TOPIC_SECONDS)
+        return topic or await self._catalogue.fetch_topic(name)
+
+    async def _open(self, topic: Topic, partition: PartitionName) -> None:
+        """A log that was left here may have something that is not archived yet."""
+        async with self._openings:
+            try:
+                async with topic.partition(partition.partition).using():
+                    pass
+            except (SulinaError, OSError) as error:
+                _logger.warning("partition_not_opened", partition=str(partition), error=str(error))
+
+    async def _release(self, partition: PartitionName, wanted: _Wanted) -> None:
+        topic = self._catalogue.topic_if_known(partition.topic)
+        if topic is not None and partition.partition < len(topic.places):
+            place = topic.places[partition.partition]
+            place.lose()
+            error = place.refusal()
+            if topic.is_reliable:
+                async with topic.lock:
+                    for subscription in list(topic.subscriptions.values()):
+                        await subscription.release(partition.partition, error)
+                    await topic.partitions[partition.partition].close()
+                    self._logs.closed(topic.partitions[partition.partition])
+                await self._logs.let_go(partition, topic.stored.topic_id)
+                self._options.steps("unload.local_removed")
+            else:
+                topic.dismiss_passing(error)
+        wanted.held = wanted.unloaded = None
+        self._standing.troubles.pop(partition, None)
+        self._events.emit("partition_released", partition.topic, partition=partition.partition)
+        self.cluster.report_load_soon()
+
+    async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: Unload) -> None:
+        topic = self._catalogue.topic_if_known(partition.topic)
+        if topic is None or wanted.held is None:
+            return
+        wanted.unload = None  # it is told again when the record changes
+        revision = wanted.held
+        work = self._unloading(topic, partition.partition, revision)
+        if await work.run(unload, wanted.unload_revision):
+            wanted.unloaded = revision
+        else:
+            wanted.unload = unload
+
+    def _unloading(self, topic: Topic, number: int, revision: int) -> Unloading:
+        return Unloading(
+            topic,
+            number,
+            metadata=self._metadata,
+            cluster=self.cluster,
+            revision=revision,
+            events=self._events,
+            options=self._options,
+            clock=self._clock,
+        )
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # The end
+
+    async def stop(self, seconds: float) -> None:
+        """Give back everything in good order, for so long at most."""
+        self._is_stopping = True
+        tasks = [wanted.task for wanted in self._partitions.values() if wanted.task is not None]
+        for task in [*tasks, *self._background]:
+            task.cancel()
+        if tasks or self._background:
+            await asyncio.wait([*tasks, *self._background])
+        held = [(name, wanted.held) for name, wanted in self._partitions.items() if wanted.held is not None]
+        leaving = [asyncio.ensure_future(self._leave(name, revision)) for name, revision in held]
+        if leaving:
+            _, late = await asyncio.wait(leaving, timeout=seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+                _logger.warning("partitions_not_given_back", count=len(late))
+
+    async def _leave(self, partition: PartitionName, revision: int) -> None:
+        topic = self._catalogue.topic_if_known(partition.topic)
+        if topic is None:
+            return
+        async with self._turns:
+            try:
+                await self._unloading(topic, partition.partition, revision).leave()
+            except (SulinaError, OSError) as error:
+                _logger.warning("partition_not_given_back", partition=str(partition), error=str(error))
+
+
+async def _pause(wake: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,88 @@
+"""By which right a partition is served on this node.
+
+A node that is alone serves everything. In a cluster a partition is served by the broker to which it is assigned, while
+that broker's lease holds; everybody else says where to go.
+"""
+
+from typing import Protocol
+
+from sulina.core.cluster import Epoch
+from sulina.errors import Draining, LeaseExpired, NotServing
+from sulina.ports import Compare
+from sulina.types import PartitionName
+from sulina.wire.messages import TopicState
+
+NOT_OURS = -1  # the revision that no key ever has
+
+
+class Rights(Protocol):
+    """Who knows what is assigned to whom."""
+
+    def may_ack(self) -> bool:
+        """Whether this node may still speak for what is assigned to it."""
+        ...
+
+    def elsewhere(self, partition: PartitionName) -> NotServing:
+        """Why a partition is not served here, and where it is."""
+        ...
+
+    def fence(self, partition: PartitionName, revision: int) -> Compare:
+        """What must hold in the metadata store for as long as the partition is ours."""
+        ...
+
+
+class Place:
+    """One partition's. `check` it before anything is promised."""
+
+    __slots__ = ("epoch", "name", "revision", "rights", "state")
+
+    def __init__(self, name: PartitionName, rights: Rights | None) -> None:
+        self.name = name
+        self.rights = rights  # None: the node is alone
+        self.state = TopicState.ACTIVE if rights is None else TopicState.CLOSED
+        self.epoch: Epoch | None = None  # under which it is ours
+        self.revision = NOT_OURS  # of the assignment
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is served here, and takes records."""
+        return self.state is TopicState.ACTIVE
+
+    def may_ack(self, revision: int) -> bool:
+        """Whether what was taken under the assignment of `revision` may be acknowledged now."""
+        return self.rights is None or (self.revision == revision and self.rights.may_ack())
+
+    def check(self) -> None:
+        """NotOwner, Draining, Recovering, LeaseExpired."""
+        if self.state is not TopicState.ACTIVE or (self.rights is not None and not self.rights.may_ack()):
+            raise self.refusal()
+
+    def refusal(self) -> NotServing:
+        """Why it is not served, and where it is, if that is known."""
+        if self.rights is None or self.state is TopicState.DRAINING:
+            return Draining(topic=str(self.name.topic))
+        if self.state is TopicState.ACTIVE:
+            return LeaseExpired(broker=self.epoch.broker_id if self.epoch is not None else "?")
+        return self.rights.elsewhere(self.name)
+
+    @property
+    def fence(self) -> Compare | None:
+        """What must hold for this node to write on behalf of the partition; None: nobody else could."""
+        return None if self.rights is None else self.rights.fence(self.name, self.revision)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its log may be opened here."""
+        return self.state is TopicState.ACTIVE if self.rights is None else self.revision != NOT_OURS
+
+    def take(self, epoch: Epoch, revision: int) -> None:
+        """It is ours from now on, and made ready to be served."""
+        self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
+
+    def serve(self) -> None:
+        """It takes records from now on."""
+        self.state = TopicState.ACTIVE
+
+    def lose(self) -> None:
+        """It is ours no more: nothing that was taken may be acknowledged."""
+        self.revision, self.state = NOT_OURS, TopicState.CLOSED

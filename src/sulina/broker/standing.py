@@ -1,0 +1,37 @@
+"""What this broker may do by its standing in the cluster, and where everything is that it does not serve."""
+
+from sulina.broker.cluster.cluster import Cluster
+from sulina.core import keys
+from sulina.errors import NotOwner, NotServing, Recovering
+from sulina.ports import Compare
+from sulina.types import PartitionName
+from sulina.wire.messages import TopicState
+
+
+class Standing:
+    """Before the broker has joined, nothing is its own."""
+
+    def __init__(self, broker_id: str) -> None:
+        self.broker_id = broker_id
+        self.cluster: Cluster | None = None
+        self.troubles: dict[PartitionName, str] = {}  # why what is assigned to us is not served
+
+    def may_ack(self) -> bool:
+        return self.cluster is not None and self.cluster.membership.may_ack()
+
+    def elsewhere(self, partition: PartitionName) -> NotServing:
+        if self.cluster is None:
+            return NotServing(reason="it has not joined its cluster yet")
+        at = self.cluster.view.placement(partition)
+        topic = str(partition.topic)
+        if at.broker_id == self.broker_id:
+            why = self.troubles.get(partition, "it is being opened")
+            return NotServing(
+                reason=f"partition {partition.partition} of {topic} is assigned to this broker, but {why}"
+            )
+        if at.state == TopicState.RECOVERING:
+            return Recovering(topic=topic, partition=partition.partition, broker=at.waits_for or "?")
+        return NotOwner(topic=topic, partition=partition.partition, owner=at.broker_id, url=at.url)
+
+    def fence(self, partition: PartitionName, revision: int) -> Compare:
+        return Compare(keys.assignment(self.broker_id, partition), revision)

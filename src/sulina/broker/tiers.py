@@ -1,0 +1,245 @@
+"""The logs of partitions that are archived: opened by the right of an assignment, and let go when that has ended.
+
+What the metadata store has about an archive is written here, after the fact: an index of its objects, and how far it
+and the log have come. The archive decides, these are for whoever looks.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import structlog
+
+from sulina.broker.archives import Archives
+from sulina.broker.cursors import CursorWriter
+from sulina.broker.events import EventStream
+from sulina.broker.metrics import Metrics
+from sulina.broker.options import BrokerOptions
+from sulina.broker.partition import Partition
+from sulina.broker.place import Place
+from sulina.broker.standing import Standing
+from sulina.broker.stored_topic import StoredTopic
+from sulina.core import keys
+from sulina.core.cluster import Current, ObjectEntry, Sealed
+from sulina.core.commit import SegmentRef
+from sulina.core.topic import Ack, Policy
+from sulina.ports import TXN_OPERATIONS_MAX, Clock, Compare, Files, MetadataStore
+from sulina.storage.directory_log import LogOptions
+from sulina.storage.leftovers import Fate, Leftover, let_go
+from sulina.storage.partition_log import LogThreads
+from sulina.storage.tiered_log import Archiving, TieredLog
+from sulina.types import Epoch, PartitionName, TopicName
+
+ALONE_EPOCH = 1  # of a node that has no others beside it
+
+_logger = structlog.get_logger("sulina.tiers")
+
+
+class Tiers:
+    """Opens and lets go; one for a broker that has an object store."""
+
+    def __init__(
+        self,
+        archives: Archives,
+        *,
+        metadata: MetadataStore,
+        writer: CursorWriter,
+        standing: Standing | None,
+        options: BrokerOptions,
+        files: Files,
+        clock: Clock,
+        threads: LogThreads,
+        metrics: Metrics,
+        events: EventStream,
+    ) -> None:
+        self._archives = archives
+        self._metadata = metadata
+        self._writer = writer
+        self._standing = standing
+        self._options = options
+        self._files = files
+        self._clock = clock
+        self._threads = threads
+        self._metrics = metrics
+        self._events = events
+
+    async def open(
+        self, partition: Partition, directory: str, topic_id: str, policy: Policy, options: LogOptions
+    ) -> TieredLog:
+        """Claim the partition in its archive, and go on from there. StaleEpoch, CorruptLog, ArchiveFailed."""
+        place = partition.place
+        revision = place.revision
+        sealed = await self._sealed(partition.name)
+        hooks = _Hooks(self, place)
+        log = await TieredLog.open(
+            directory,
+            self._archives.of(partition.name, topic_id),
+            topic_id=topic_id,
+            epoch=Epoch(_epoch(place)),
+            broker_id=self._options.broker_id,
+            options=options,
+            archiving=archiving(policy),
+            may_ack=partial(place.may_ack, revision),
+            sealed=sealed,
+            must_resume=place.epoch is not None and not place.epoch.is_archived,
+            is_adopted=self._standing is None,
+            files=self._files,
+            clock=self._clock,
+            threads=self._threads,
+            metrics=self._metrics,
+            hooks=hooks,
+            steps=self._options.steps,
+        )
+        hooks.log = log
+        try:
+            await self._settle(place, revision, policy)
+            if sealed is not None:  # its word has been taken, and the claim is durable
+                await self._metadata.txn(compares=_fences(place), deletes=[keys.sealed_state(partition.name)])
+        except BaseException:
+            await log.close()
+            raise
+        self._tell_leftover(partition.name, log.resumed.leftover)
+        self._options.steps("owner.opened")
+        return log
+
+    async def reconfigure(self, partition: Partition, log: TieredLog, policy: Policy, options: LogOptions) -> None:
+        """The policy has changed. NotOwner."""
+        place = partition.place
+        await self._settle(place, place.revision, policy)
+        log.reconfigure(options, archiving(policy))
+        if policy.ack == Ack.ARCHIVED and place.epoch is not None and not place.epoch.is_archived:
+            await log.drain()
+            await self._say_archived(place, place.revision, True)
+
+    async def _settle(self, place: Place, revision: int, policy: Policy) -> None:
+        """Before anything is acknowledged that only this disk has, the cluster is told."""
+        if policy.ack != Ack.ARCHIVED and place.epoch is not None and place.epoch.is_archived:
+            await self._say_archived(place, revision, False)
+
+    async def _say_archived(self, place: Place, revision: int, is_archived: bool) -> None:
+        assert self._standing is not None
+        assert self._standing.cluster is not None
+        await self._standing.cluster.set_archived(place.name, revision, is_archived)
+        if place.epoch is not None and place.revision == revision:
+            place.epoch = msgspec.structs.replace(place.epoch, is_archived=is_archived)
+
+    async def _sealed(self, partition: PartitionName) -> Sealed | None:
+        """A witness; one that cannot be read is none (U7)."""
+        entry = await self._metadata.get(keys.sealed_state(partition))
+        if entry is None:
+            return None
+        try:
+            return msgspec.json.decode(entry.value, type=Sealed)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _logger.warning("sealed_state_damaged", partition=str(partition), error=str(error))
+            return None
+
+    async def let_go(self, partition: PartitionName, directory: str, topic_id: str) -> None:
+        """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
+        archive = self._archives.of(partition, topic_id)
+        left = await asyncio.to_thread(
+            let_go, directory, archive, topic_id=topic_id, files=self._files, steps=self._options.steps
+        )
+        self._tell_leftover(partition, left)
+
+    def _tell_leftover(self, partition: PartitionName, left: Leftover) -> None:
+        if left.fate is Fate.SET_ASIDE:
+            only_here = [list(piece) for piece in left.only_here]
+            self._events.emit(
+                "directory_set_aside",
+                partition.topic,
+                partition=partition.partition,
+                path=left.path,
+                only_here=only_here,
+            )
+
+    async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int]:
+        """The offsets that are not in the archive, up to where its last owner said that the log ends."""
+        view = await asyncio.to_thread(self._archives.of(partition, topic_id).load)
+        entry = await self._metadata.get(keys.archive_current(partition))
+        said = msgspec.json.decode(entry.value, type=Current).end_offset if entry is not None else 0
+        return view.next_offset, max(view.next_offset, said)
+
+    async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
+        """All archives of a topic that is being deleted."""
+        for number in range(stored.partitions):
+            archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
+            await asyncio.to_thread(archive.delete_all)
+
+    # What others may look at
+
+    def index(self, place: Place, log: TieredLog, added: SegmentRef) -> None:
+        """A slice has become part of the archive."""
+        if added.size and added.object is not None:
+            entry = ObjectEntry(
+                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(place)
+            )
+            self._put(place, keys.archive_object(place.name, added.base), msgspec.json.encode(entry))
+        self.report(place, log, added.object)
+
+    async def unindex(self, place: Place, removed: Sequence[SegmentRef]) -> None:
+        """Slices have gone, or were merged into one that is told of next."""
+        gone = [keys.archive_object(place.name, slice_.base) for slice_ in removed]
+        for first in range(0, len(gone), TXN_OPERATIONS_MAX):
+            await self._metadata.txn(compares=_fences(place), deletes=gone[first : first + TXN_OPERATIONS_MAX])
+
+    def report(self, place: Place, log: TieredLog, name: str | None = None) -> None:
+        """How far it has come, so that it is known should this broker be lost."""
+        current = Current(
+            archived_offset=log.archived.next_offset,
+            end_offset=log.end_offset,
+            epoch=_epoch(place),
+            at_ms=int(self._clock.now() * 1000),
+            object=name,
+        )
+        self._put(place, keys.archive_current(place.name), msgspec.json.encode(current))
+
+    def _put(self, place: Place, key: str, value: bytes) -> None:
+        self._writer.changed(key, lambda: value, _fences(place))
+
+
+class _Hooks:
+    """What the archive of one partition tells."""
+
+    def __init__(self, tiers: Tiers, place: Place) -> None:
+        self._tiers = tiers
+        self._place = place
+        self._unindexing: set[asyncio.Task[None]] = set()
+        self.log: TieredLog | None = None
+
+    def archived(self, added: SegmentRef) -> None:
+        if self.log is not None:
+            self._tiers.index(self._place, self.log, added)
+
+    def removed(self, removed: Sequence[SegmentRef]) -> None:
+        task = asyncio.create_task(self._tiers.unindex(self._place, removed))
+        self._unindexing.add(task)
+        task.add_done_callback(self._unindexed)
+
+    def _unindexed(self, task: asyncio.Task[None]) -> None:
+        self._unindexing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.warning("index_not_written", partition=str(self._place.name), error=str(error))
+
+    def failed(self, error: Exception) -> None:
+        _logger.warning("archive_failed", partition=str(self._place.name), error=str(error))
+
+
+def archiving(policy: Policy) -> Archiving:
+    """When a log goes to its archive by the policy of its topic."""
+    assert policy.archive_bytes is not None
+    assert policy.archive_seconds is not None
+    return Archiving(
+        ack_archived=policy.ack == Ack.ARCHIVED,
+        archive_bytes=policy.archive_bytes,
+        archive_seconds=policy.archive_seconds,
+    )
+
+
+def _epoch(place: Place) -> int:
+    return place.epoch.epoch if place.epoch is not None else ALONE_EPOCH
+
+
+def _fences(place: Place) -> list[Compare]:
+    return [fence for fence in [place.fence] if fence is not None]

@@ -1,0 +1,169 @@
+"""How a partition leaves its owner: quiesce, pause, seal, unassign. Then the owner is told that it has lost it, and
+deletes what is here.
+
+Each step may be done again, and is, when the process died in between: what is durable decides. A partition whose data
+cannot be archived in time is served again, and tried again later. Nothing is taken after the seal, and the seal is
+durable before the assignment changes.
+"""
+
+import asyncio
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+import structlog
+
+from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.events import EventStream
+from sulina.broker.options import BrokerOptions
+from sulina.broker.topic import Topic
+from sulina.core import keys
+from sulina.core.cluster import Reason, Sealed, Step, Unload
+from sulina.core.commit import timestamp_text
+from sulina.errors import NotOwner, SubscriptionBusy, SulinaError
+from sulina.ports import Clock, Compare, MetadataStore, Put
+from sulina.storage.tiered_log import Drained, TieredLog
+from sulina.wire.messages import TopicState
+
+RETRY_SECONDS = 2.0
+
+_logger = structlog.get_logger("sulina.unload")
+
+
+class Unloading:
+    """One partition's, under one assignment."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        number: int,
+        *,
+        metadata: MetadataStore,
+        cluster: Cluster,
+        revision: int,
+        events: EventStream,
+        options: BrokerOptions,
+        clock: Clock,
+    ) -> None:
+        self._topic = topic
+        self._place = topic.places[number]
+        self._number = number
+        self._metadata = metadata
+        self._cluster = cluster
+        self._revision = revision  # of the assignment
+        self._events = events
+        self._options = options
+        self._clock = clock
+
+    async def run(self, unload: Unload, record_revision: int) -> bool:
+        """Carry out a wish. False: not now; the partition is served as before."""
+        if not unload.force:
+            try:
+                self._topic.check_idle()
+            except SubscriptionBusy as busy:
+                self._events.emit("unload_refused", self._topic.name, partition=self._number, reason=str(busy))
+                key = keys.unload(self._place.name)
+                await self._metadata.txn(compares=[Compare(key, record_revision)], deletes=[key])
+                return True
+        try:
+            await self._hasten()
+            drained = await self._let_go(unload, record_revision)
+        except (SulinaError, OSError, TimeoutError) as error:
+            if self._place.revision == self._revision:
+                self._place.serve()
+            reason = str(error) or f"its data did not reach the archive in {self._options.unload_seconds_max:g} seconds"
+            _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
+            self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
+            await asyncio.sleep(RETRY_SECONDS)
+            return False
+        self._unloaded(drained)
+        return True
+
+    async def leave(self) -> None:
+        """Give the partition back because this broker stops."""
+        await self._quiesce()
+        await self._pause()
+        drained = await self._seal()
+        with self._span("unassign"):
+            await self._cluster.unassign(self._place.name, self._revision, reason=Reason.STOPPED, to=None)
+        self._unloaded(drained)
+
+    def _unloaded(self, drained: Drained | None) -> None:
+        self._events.emit(
+            "topic_unloaded",
+            self._topic.name,
+            partition=self._number,
+            from_broker=self._cluster.membership.broker_id,
+            last_committed_offset=drained.next_offset - 1 if drained is not None else None,
+        )
+
+    async def _hasten(self) -> None:
+        """Archive what there is while records are still taken, so that little is left for the pause."""
+        if self._topic.is_reliable:
+            async with self._topic.partitions[self._number].using() as log:
+                assert isinstance(log, TieredLog)
+                await log.catch_up()
+
+    async def _let_go(self, unload: Unload, record_revision: int) -> Drained | None:
+        name = self._place.name
+        async with asyncio.timeout(self._options.unload_seconds_max):
+            with self._span("quiesce"):
+                await self._quiesce()
+                record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.QUIESCED)
+                self._options.steps("unload.quiesced")
+            with self._span("commit"):
+                await self._pause()
+                record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.PAUSED)
+                self._options.steps("unload.paused")
+            with self._span("seal"):
+                drained = await self._seal()
+                await self._cluster.advance_unload(name, unload, record_revision, step=Step.SEALED)
+            with self._span("unassign"):
+                is_done = await self._cluster.unassign(name, self._revision, reason=Reason.UNLOADED, to=unload.to)
+                if not is_done:
+                    raise NotOwner(topic=str(name.topic), partition=self._number)
+                self._options.steps("unload.unassigned")
+        return drained
+
+    async def _quiesce(self) -> None:
+        if self._place.revision != self._revision:
+            raise self._place.refusal()
+        self._place.state = TopicState.DRAINING
+
+    async def _pause(self) -> None:
+        """Consumers ack what they have; then their cursors are durable."""
+        subscriptions = list(self._topic.subscriptions.values())
+        grace = self._options.ack_grace_seconds
+        await asyncio.gather(*(subscription.pause(self._number, grace) for subscription in subscriptions))
+        await asyncio.gather(*(subscription.flush(self._number) for subscription in subscriptions))
+
+    async def _seal(self) -> Drained | None:
+        """Everything is in the archive, and the metadata says so."""
+        if not self._topic.is_reliable:
+            return None
+        async with self._topic.partitions[self._number].using() as log:
+            assert isinstance(log, TieredLog)
+            drained = await log.drain()
+        self._options.steps("unload.sealed_archive")
+        epoch = self._place.epoch
+        assert epoch is not None
+        sealed = Sealed(
+            last_committed_offset=drained.next_offset - 1,
+            next_offset=drained.next_offset,
+            version=drained.version,
+            epoch=epoch.epoch,
+            broker_id=epoch.broker_id,
+            ts=timestamp_text(self._clock.now()),
+        )
+        fence = self._place.fence
+        assert fence is not None
+        put = Put(keys.sealed_state(self._place.name), msgspec.json.encode(sealed))
+        if not (await self._metadata.txn(compares=[fence], puts=[put])).is_done:
+            raise NotOwner(topic=str(self._topic.name), partition=self._number)
+        await self._cluster.set_archived(self._place.name, self._revision, True)
+        self._options.steps("unload.sealed_state")
+        return drained
+
+    def _span(self, phase: str) -> AbstractContextManager[Any]:
+        attributes = {"topic": str(self._topic.name), "partition": self._number}
+        return self._options.span(f"unload {phase}", attributes)

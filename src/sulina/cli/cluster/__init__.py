@@ -1,0 +1,104 @@
+"""`sulina cluster status|rebalance|start`."""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Group, Parameter, validators
+
+from sulina.cli import terminal
+from sulina.cli.broker import COLUMNS, RIGHT, row
+from sulina.cli.remote import HERE, Remote
+
+if TYPE_CHECKING:
+    from sulina.wire.messages import UnloadInfo
+
+DEFAULT_DIRECTORY = "./sulina-cluster"
+BROKERS_MAX = 50
+PORT = 8080
+LEASE_SECONDS = 3.0  # soon enough to watch
+
+app = App(name="cluster", help="Show, rebalance, or try out a cluster of brokers.", group_commands=Group("Commands"))
+
+
+@app.command
+def status(*, remote: Remote = HERE) -> None:
+    """Show the cluster: its brokers, who leads, what has no owner, what is moving."""
+    cluster = remote.run(lambda client: client.cluster())
+    if remote.json:
+        return terminal.print_json(cluster)
+    terminal.print_facts(
+        {
+            "leader": cluster.leader or "none at this moment",
+            "topics": cluster.topics,
+            "partitions": cluster.partitions,
+            "unassigned": cluster.unassigned or None,
+            "recovering": cluster.recovering or None,
+            "moving": len(cluster.unloads) or None,
+        }
+    )
+    terminal.write(b"\n")
+    terminal.print_table(COLUMNS, [row(info) for info in cluster.brokers], right=RIGHT)
+    if cluster.unloads:
+        terminal.write(b"\n")
+        _print_moves(cluster.unloads)
+    return None
+
+
+@app.command
+def rebalance(*, remote: Remote = HERE) -> None:
+    """Move partitions from brokers that have much to do to those that have less, a few at a time."""
+    moves = remote.run(lambda client: client.rebalance()).moves
+    if remote.json:
+        return terminal.print_json({"moves": moves})
+    if not moves:
+        return terminal.done("the brokers have their fair shares: nothing is to be moved")
+    _print_moves(moves)
+    return terminal.say("it goes on by itself; `sulina cluster status` shows how far it is")
+
+
+@app.command
+def start(
+    *,
+    brokers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=BROKERS_MAX))] = 3,
+    data: str = DEFAULT_DIRECTORY,
+    port: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))] = PORT,
+    lease_seconds: float = LEASE_SECONDS,
+    restart_seconds: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
+    json: bool = False,
+) -> None:
+    """Start a cluster on this machine, to try things out, and show how it is until Ctrl-C.
+
+    It is an etcd and so many brokers, each a process of its own, with a directory for what they archive. What it holds
+    is kept, and is there again the next time.
+
+    Parameters
+    ----------
+    brokers
+        How many.
+    data
+        The directory for everything.
+    port
+        Of the first broker; the others take the next ones that are free. 0: any that is free.
+    lease_seconds
+        After so long without a word a broker is taken for dead.
+    restart_seconds
+        Start a process that has died again after so long; without it, it stays dead.
+    json
+        Say that the cluster is ready as one line of JSON, and nothing else on standard output.
+    """
+    from sulina.cli.cluster.local import LocalCluster
+    from sulina.cli.cluster.run import Run
+
+    cluster = LocalCluster(
+        os.path.abspath(data), brokers=brokers, port=port, lease_seconds=lease_seconds, restart_seconds=restart_seconds
+    )
+    asyncio.run(Run(cluster, as_json=json).run())
+
+
+def _print_moves(moves: "list[UnloadInfo]") -> None:
+    columns = ("topic", "partition", "from", "to", "step", "error")
+    rows = [
+        (move.topic, move.partition, move.from_broker, move.to_broker, move.step, move.error or "") for move in moves
+    ]
+    terminal.print_table(columns, rows, right=("partition",))

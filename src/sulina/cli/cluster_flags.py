@@ -1,0 +1,49 @@
+"""What makes a node a broker of a cluster, as flags: those of `serve`, which `doctor` checks."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from sulina.config import DEFAULT_LEASE_SECONDS, DEFAULT_METADATA
+
+_GROUP = Group("Cluster", help="What makes a node a broker of a cluster: docs/guides/cluster.md.")
+
+
+def _flag(text: str, default: object = None) -> Parameter:
+    shown = None if default is None else str(default)
+    return Parameter(group=_GROUP, help=text, show_default=shown) if shown else Parameter(group=_GROUP, help=text)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFlags:
+    """Every setting of a cluster but its password, which other users of the machine could read in a flag."""
+
+    metadata: Annotated[
+        str | None,
+        _flag("etcd://HOST:PORT[,HOST:PORT…][/PREFIX], or etcds:// for TLS.", DEFAULT_METADATA),
+    ] = None
+    metadata_ca: Annotated[str | None, _flag("A file: who vouches for etcd's certificate.")] = None
+    metadata_cert: Annotated[str | None, _flag("A file: the certificate that this broker shows to etcd.")] = None
+    metadata_key: Annotated[str | None, _flag("A file: the key of that certificate.")] = None
+    metadata_user: Annotated[
+        str | None, _flag("The user of etcd; the password comes from SULINA_METADATA_PASSWORD.")
+    ] = None
+    objects: Annotated[
+        str | None,
+        _flag("Where all brokers keep their archive: s3://BUCKET/PREFIX, gs://…, az://… or file:///DIR."),
+    ] = None
+    objects_endpoint: Annotated[
+        str | None, _flag("The URL of an object store that is not the cloud's own, such as http://127.0.0.1:9000.")
+    ] = None
+    lease_seconds: Annotated[
+        float | None,
+        _flag("After so long without a word a broker is taken for dead.", f"{DEFAULT_LEASE_SECONDS:g}"),
+    ] = None
+    advertise: Annotated[
+        str | None, _flag("The URL under which others reach this broker; without it the one of --http.")
+    ] = None
+
+
+ALONE = ClusterFlags()

@@ -1,0 +1,144 @@
+"""One request with its retries: whom to ask, what to do about a refusal, and what to say when its time is over."""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sulina.client.in_flight import InFlight
+from sulina.errors import (
+    ArchiveFailed,
+    Disconnected,
+    LeaseExpired,
+    MetadataFailed,
+    NotServing,
+    QueueFull,
+    SulinaError,
+)
+from sulina.wire.frames import FromClient
+
+if TYPE_CHECKING:
+    from sulina.client.session import Session
+
+Make = Callable[[int], FromClient]
+
+
+class Outcome(Enum):
+    """What an error says about what was asked for."""
+
+    REFUSED = auto()  # it was not done, and may be asked again
+    UNKNOWN = auto()  # it may have been done: it may be asked again if that does no harm
+    FINAL = auto()
+
+
+def outcome(error: BaseException) -> Outcome:
+    """Of a request that was sent."""
+    if isinstance(error, Disconnected | LeaseExpired | ArchiveFailed | MetadataFailed):
+        return Outcome.UNKNOWN
+    return Outcome.REFUSED if isinstance(error, QueueFull | NotServing) else Outcome.FINAL
+
+
+class Way(Protocol):
+    """Whom a request is for."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody will be asked any more."""
+        ...
+
+    @property
+    def reason(self) -> SulinaError | None:
+        """Why there is nobody to ask at this moment, if that is known."""
+        ...
+
+    @property
+    def answer_seconds(self) -> float | None:
+        """How long to wait for one answer before another may be asked; None: as long as there is time."""
+        ...
+
+    async def session(self) -> "Session":
+        """The one to ask now; waits until there is one."""
+        ...
+
+    async def refused(self, error: SulinaError) -> None:
+        """Wait, or learn, before it is asked again."""
+        ...
+
+
+class Asking:
+    """How far a request has come."""
+
+    __slots__ = ("is_entering", "is_sent", "is_unknown", "refusal", "room")
+
+    def __init__(self, room: InFlight) -> None:
+        self.room = room
+        self.is_entering = False  # it waits for room
+        self.is_sent = False  # in this attempt
+        self.is_unknown = False  # an earlier attempt may have been done
+        self.refusal: SulinaError | None = None  # the node's, of the last attempt
+
+    async def attempt(self, session: "Session", make: Make, size_bytes: int, seconds: float | None) -> Any:
+        """Once, when there is room. Disconnected when there is no answer for so long."""
+        if not self.room.try_enter(size_bytes):
+            self.is_entering = True
+            await self.room.enter(size_bytes)
+            self.is_entering = False
+        try:
+            if seconds is None:
+                return await session.ask(make, self)
+            async with asyncio.timeout(seconds):
+                return await session.ask(make, self)
+        except TimeoutError:
+            assert seconds is not None
+            raise session.late(seconds) from None
+        finally:
+            self.room.leave(size_bytes)
+
+    def may_repeat(self, error: SulinaError, is_repeatable: bool) -> bool:
+        """Whether this attempt is not the last."""
+        was_sent, self.is_sent = self.is_sent, False
+        self.refusal = None if isinstance(error, Disconnected) else error
+        found = outcome(error)
+        if found is Outcome.UNKNOWN:
+            self.is_unknown |= was_sent
+            return is_repeatable or not was_sent
+        return found is Outcome.REFUSED
+
+    def why_late(self, way: Way, session: "Session | None", seconds: float) -> SulinaError:
+        """What to raise when its time is over."""
+        if self.is_entering:
+            return self.room.full()
+        if self.is_sent and session is not None:
+            return session.late(seconds)
+        return why_waiting(self.refusal or way.reason, self.is_unknown, session)
+
+
+def why_waiting(refusal: SulinaError | None, is_unknown: bool, session: "Session | None") -> SulinaError:
+    """The error of what was not under way when its time was over. It never calls refused what may have been done."""
+    if refusal is None:
+        return session.disconnected() if session is not None else Disconnected(url="anywhere", reason="nobody is there")
+    if is_unknown and not isinstance(refusal, Disconnected):
+        url = session.url if session is not None else "anywhere"
+        return Disconnected(url=url, reason=f"it was lost before the answer came; since then {refusal}")
+    return refusal
+
+
+async def ask(way: Way, make: Make, *, room: InFlight, is_repeatable: bool, seconds: float, size_bytes: int = 0) -> Any:
+    """The answer to the frame that `make` gives for an id; it is called once for each attempt.
+
+    Errors of the node; Disconnected; QueueFull when there is no room in flight for so long.
+    """
+    asking = Asking(room)
+    session: Session | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    session = await way.session()
+                    return await asking.attempt(session, make, size_bytes, way.answer_seconds)
+                except SulinaError as error:
+                    if way.is_closed or not asking.may_repeat(error, is_repeatable):
+                        raise
+                    await way.refused(error)
+    except TimeoutError:
+        raise asking.why_late(way, session, seconds) from None

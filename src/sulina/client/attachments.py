@@ -1,0 +1,339 @@
+"""Where a subscription is attached: at every broker that owns partitions of its topic, whichever these are.
+
+- A broker that lets the consumer go, or whose connection is lost, is attached to again, if it still owns something by
+  then; the others do not notice. Partitions that nobody owns for the moment are looked for until somebody does.
+- An exclusive subscription is taken where its lowest partition is, and only then elsewhere: so of two consumers that
+  come together one has all of it. Who has had it may find its former self there for a while.
+- The credit is shared out among the brokers.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from sulina.client.attachment import Attachment
+from sulina.client.backoff import Patience
+from sulina.client.brokers import Brokers
+from sulina.client.checks import checked_text
+from sulina.client.places import Place, Places
+from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
+from sulina.core.members import SubscriptionKind
+from sulina.errors import (
+    Conflict,
+    ConsumerNotFound,
+    Corrupt,
+    CursorMoved,
+    Disconnected,
+    InvalidInput,
+    InvalidSettings,
+    LimitReached,
+    LogStopped,
+    NotFound,
+    NotServing,
+    QueueFull,
+    SubscriptionBusy,
+    SulinaError,
+)
+from sulina.types import TopicName
+from sulina.wire.frames import Deliver, FromClient, Subscribe
+from sulina.wire.messages import Subscribed
+
+CREDIT_MAX = 1_000_000
+LOOK_SECONDS = 30.0  # when all is well it is looked up so often whether it still is
+ATTACH_SECONDS = 3.0  # while somebody has not answered yet, this often
+STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
+
+# Trying again would not help, or would make anew what somebody has deleted.
+_FINAL = (Conflict, Corrupt, InvalidInput, LimitReached, LogStopped, NotFound)
+# At first nothing else is put up with.
+_PASSING = (ConsumerNotFound, CursorMoved, Disconnected, NotServing, QueueFull)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is subscribed to, and how. The same terms hold after every reconnect."""
+
+    topic: str
+    subscription: str
+    kind: SubscriptionKind
+    start: str
+    credit: int
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.credit, int) or not 1 <= self.credit <= CREDIT_MAX:
+            raise InvalidSettings(f"credit {self.credit} is not in 1 to {CREDIT_MAX}")
+        checked_text("subscription", self.subscription)
+        checked_text("name", self.name)
+
+
+def is_final(error: SulinaError) -> bool:
+    """Whether an attachment that ended so is not to be made again."""
+    return isinstance(error, _FINAL) and not isinstance(error, ConsumerNotFound) and not error.retryable
+
+
+class Hold:
+    """One broker: the attachment to it, from the first attempt to its end."""
+
+    __slots__ = ("attached_at", "attachment", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[SulinaError]
+        self.attachment: Attachment | None = None
+        self.attached_at: float | None = None
+
+    def was_steady(self, now: float) -> bool:
+        """Whether it had worked before it ended."""
+        if self.attached_at is None or self.attachment is None:
+            return False
+        return self.attachment.has_delivered or now - self.attached_at >= STEADY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a subscription is told. Deliveries come from attachments that have not been lost yet."""
+
+    deliver: Callable[[Attachment, Deliver], None]
+    lost: Callable[[Attachment], None]
+    failed: Callable[[SulinaError], None]
+
+
+class Attachments:
+    """`open`, then they are kept until `close`, or until the listener hears that they cannot be."""
+
+    def __init__(self, brokers: Brokers, places: Places, terms: Terms, listener: Listener) -> None:
+        self.live: dict[Attachment, None] = {}  # that may deliver
+        self._brokers = brokers
+        self._places = places
+        self._terms = terms
+        self._listener = listener
+        self._name = TopicName.parse(terms.topic)
+        self._place: Place | None = None
+        self._holds: dict[str | None, Hold] = {}
+        self._busy_until: dict[str | None, float] = {}
+        self._has_attached = False
+        self._changed = asyncio.Event()
+        self._opened: asyncio.Future[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._reason: SulinaError | None = None  # why something is not attached
+        self._backoff = brokers.home.backoff()
+        self._patience = Patience(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, brokers.rng)
+
+    async def open(self) -> None:
+        """Attach to all who own something now. The node's errors, such as SubscriptionBusy.
+
+        When its time is over, one is enough, and the others are still tried.
+        """
+        seconds = self._brokers.options.timeout_seconds
+        self._opened = asyncio.get_running_loop().create_future()
+        self._keeper = asyncio.create_task(self._keep(), name="sulina-subscription")
+        try:
+            async with asyncio.timeout(seconds):
+                await self._opened
+        except TimeoutError:
+            if not self._has_attached:
+                await self._stop()
+                raise self._reason or self._brokers.home.late(seconds) from None
+        except BaseException:
+            await self._stop()
+            self.abandon()
+            raise
+
+    async def close(self) -> None:
+        """Make acks durable and detach from all."""
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
+        await self._stop()
+        await asyncio.gather(*(attachment.leave() for attachment in list(self.live)))
+        self.live.clear()
+
+    def abandon(self) -> None:
+        """Be gone from all of them, without waiting for it."""
+        for task in self._tasks():
+            task.cancel()
+        for attachment in list(self.live):
+            attachment.abandon()
+        self.live.clear()
+
+    def _tasks(self) -> list[asyncio.Task[None] | asyncio.Task[SulinaError]]:
+        tasks: list[asyncio.Task[None] | asyncio.Task[SulinaError]] = [hold.task for hold in self._holds.values()]
+        if self._keeper is not None:
+            tasks.append(self._keeper)
+        return tasks
+
+    async def _stop(self) -> None:
+        tasks = self._tasks()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._holds.clear()
+
+    # Keeping them
+
+    async def _keep(self) -> None:
+        try:
+            await self._look()
+            while True:
+                self._attach_where_needed()
+                is_due = await self._wait()
+                if await self._has_lost() or is_due:
+                    await self._look()
+        except SulinaError as error:
+            self._fail(error)
+        except Exception as error:  # our own bug: whoever waits must hear of it
+            self._fail(Disconnected(url="anywhere", reason=f"the subscription failed: {error!r}"))
+            raise
+
+    async def _look(self) -> None:
+        """Where is it now? A node that is alone is asked once."""
+        if self._place is not None and self._place.is_alone:
+            return
+        try:
+            if self._place is None:
+                self._place = await self._places.get(self._name)
+            else:
+                self._place = await self._places.look_up(self._name)
+        except (Disconnected, NotServing) as error:
+            if self._brokers.is_closed:
+                raise
+            self._reason = error
+
+    def _attach_where_needed(self) -> None:
+        if self._place is None:
+            return
+        for url in self._place.owners():
+            if url not in self._holds:
+                hold = self._holds[url] = Hold()
+                hold.task = asyncio.create_task(self._hold(url, hold), name="sulina-attachment")
+                hold.task.add_done_callback(lambda _: self._changed.set())
+            if self._terms.kind is SubscriptionKind.EXCLUSIVE and not self._has_attached:
+                break
+        self._share_credit()
+
+    async def _wait(self) -> bool:
+        """Until something has changed, or it is time to look again, which is then the answer."""
+        place = self._place
+        owners = {} if place is None else place.owners()
+        is_settled = all(url in self._holds and self._holds[url].attached_at is not None for url in owners)
+        if is_settled and owners and self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
+        if place is not None and place.is_alone:
+            seconds = None
+        elif place is not None and place.is_whole:
+            seconds = LOOK_SECONDS if is_settled else ATTACH_SECONDS
+        else:
+            seconds = self._pause() or PAUSE_SECONDS_MIN
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            if seconds == LOOK_SECONDS:
+                self._patience.reset()
+            return True
+        self._changed.clear()
+        return False
+
+    async def _has_lost(self) -> bool:
+        """Those who let us go are tried again after a pause, unless they said that it would not help."""
+        ended = [(url, hold) for url, hold in self._holds.items() if hold.task.done()]
+        for url, hold in ended:
+            del self._holds[url]
+            if hold.was_steady(asyncio.get_running_loop().time()):
+                self._backoff.reset()
+                self._patience.reset()
+            self._check(url, hold.task.result())
+        if ended:
+            assert self._place is not None
+            await asyncio.sleep(self._backoff.next() if self._place.is_alone else self._pause())
+        return bool(ended)
+
+    def _check(self, url: str | None, error: SulinaError) -> None:
+        self._reason = error
+        if isinstance(error, SubscriptionBusy) and self._has_attached:
+            # It may be ourselves: the node has not noticed yet that the old connection is gone.
+            now = asyncio.get_running_loop().time()
+            if now < self._busy_until.setdefault(url, now + self._brokers.options.timeout_seconds):
+                return
+            raise error
+        if is_final(error) or self._brokers.is_closed or not (self._has_attached or isinstance(error, _PASSING)):
+            raise error
+
+    def _pause(self) -> float:
+        return self._patience.next(asyncio.get_running_loop().time())
+
+    def _fail(self, error: SulinaError) -> None:
+        for hold in self._holds.values():
+            hold.task.cancel()
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+        else:
+            self.abandon()
+            self._listener.failed(error)
+
+    # One of them
+
+    async def _hold(self, url: str | None, hold: Hold) -> SulinaError:
+        """Attach, and wait for the end. Why it ended, or why it did not even begin."""
+        try:
+            session = self._brokers.session(url)
+            if url is not None:
+                await session.reach(REACH_SECONDS)
+        except SulinaError as error:
+            return error
+        attachment = hold.attachment = Attachment(session, self._share(), self._listener.deliver)
+        try:
+            await self._attach(url, attachment)
+        except SulinaError as error:
+            self._lose(attachment)
+            return error
+        hold.attached_at = asyncio.get_running_loop().time()
+        self._has_attached = True
+        self._busy_until.pop(url, None)
+        self._changed.set()
+        self._share_credit()
+        why = await attachment.gone
+        self._lose(attachment)
+        return why
+
+    async def _attach(self, url: str | None, attachment: Attachment) -> None:
+        terms, session = self._terms, attachment.session
+
+        def make(number: int) -> FromClient:
+            # Only now is it known over which connection it goes.
+            session.attach(attachment.handle, attachment)
+            self.live[attachment] = None
+            return Subscribe(
+                number, attachment.handle, terms.topic, terms.subscription,
+                terms.kind, terms.start, attachment.credit, terms.name,
+            )  # fmt: skip
+
+        try:
+            answer = await session.request(make, is_repeatable=False, is_patient=url is None)
+        except (Disconnected, asyncio.CancelledError):
+            attachment.abandon()  # it may be attached nevertheless
+            self.live.pop(attachment, None)
+            raise
+        except SulinaError as error:
+            attachment.lose(error)
+            raise
+        if answer is not None:
+            attachment.is_reliable = msgspec.convert(answer, Subscribed, from_attributes=True).is_reliable
+
+    def _lose(self, attachment: Attachment) -> None:
+        self.live.pop(attachment, None)
+        self._listener.lost(attachment)
+
+    # Credit
+
+    def _share(self) -> int:
+        owners = set() if self._place is None else self._place.owners().keys()
+        return max(1, self._terms.credit // max(1, len(owners | self._holds.keys())))
+
+    def _share_credit(self) -> None:
+        share = self._share()
+        for attachment in self.live:
+            if attachment.credit != share:
+                attachment.change_credit(share)

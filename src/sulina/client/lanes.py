@@ -1,0 +1,367 @@
+"""Publishes on their way, each partition's in a lane of its own: they arrive in the order in which they set out.
+
+- While all is well, a publish is sent at once, by whoever makes it, and any number are under way.
+- When one comes back (the partition is moving, the node is full, the connection broke), nothing more is sent until all
+  that is under way has been answered. Then what came back goes first, to whoever owns the partition now: one alone, and
+  when that is taken, all the others behind it.
+- What was sent and not answered is sent again only if it has a txn_id, which is always the same; else it is an error,
+  as its outcome is unknown. What was refused may always be sent again.
+- What is sent between one trouble and the next is one run: a node that has refused one of a run refuses the later ones
+  too, so that nothing passes what is on its way back.
+- Whoever gives up leaves the lane; nobody waits for it.
+- What waits here is not under way, so a lane that stands still takes no room from the others.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from sulina.client.asking import Outcome, outcome, why_waiting
+from sulina.client.brokers import Brokers
+from sulina.client.connection import Connection
+from sulina.client.places import Places
+from sulina.client.route import Route
+from sulina.client.session import Session
+from sulina.client.topics import KnownTopic
+from sulina.errors import Disconnected, NotOwner, SulinaError, TopicNotFound, from_code
+from sulina.types import TopicName
+from sulina.wire.frames import Publish
+
+LANES_MAX = 10_000
+CHECK_SECONDS = 1.5  # without an answer for two of these, it is asked whether the partition has moved
+
+
+class Sending:
+    """One publish. To a session it is what waits for the answer."""
+
+    __slots__ = (
+        "answer", "data", "expected_version", "is_over", "is_queued", "is_unknown", "lane", "number", "refusal",
+        "schema_id", "session", "size_bytes", "turn", "txn_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lane: "Lane",
+        data: memoryview,
+        txn_id: str | None,
+        expected_version: int | None,
+        schema_id: str | None,
+    ) -> None:
+        self.lane = lane
+        self.data = data
+        self.size_bytes = len(data)
+        self.txn_id = txn_id
+        self.expected_version = expected_version
+        self.schema_id = schema_id
+        self.answer: asyncio.Future[Any] = lane.loop.create_future()
+        self.turn = lane.next_turn()
+        self.number = 0  # on the session over which it is under way; 0: it is not
+        self.session: Session | None = None  # over which it was sent last
+        self.is_queued = False  # somebody else sends it
+        self.is_over = False  # answered, or given up
+        self.is_unknown = False  # it may have been written
+        self.refusal: SulinaError | None = None  # of the last attempt
+
+    # What a session calls
+
+    def done(self) -> bool:
+        """Whether it needs no answer any more."""
+        return self.is_over
+
+    def set_result(self, result: Any) -> None:
+        """It was taken."""
+        self.is_over = True
+        self.lane.landed(self)
+        if not self.answer.done():
+            self.answer.set_result(result)
+
+    def set_exception(self, error: SulinaError) -> None:
+        """It was not, or nobody knows."""
+        self.lane.landed(self)
+        found = outcome(error)
+        if found is Outcome.UNKNOWN:
+            self.is_unknown = True
+            may_repeat = self.txn_id is not None and not self.lane.is_closed
+        else:
+            may_repeat = found is Outcome.REFUSED or (isinstance(error, TopicNotFound) and self.lane.may_be_elsewhere)
+        if may_repeat:
+            self.refusal = None if isinstance(error, Disconnected) else error
+            self.lane.take_back(self, error)
+        else:
+            self.fail(error)
+
+    def fail(self, error: SulinaError) -> None:
+        """It comes to nothing."""
+        self.is_over = True
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def why_late(self, seconds: float) -> SulinaError:
+        """What to raise when its time is over."""
+        if self.number and self.session is not None:
+            return self.session.late(seconds)
+        if self.lane.is_entering and self.refusal is None and not self.is_unknown:
+            return self.lane.room.full()
+        return why_waiting(self.refusal or self.lane.route.reason, self.is_unknown, self.session)
+
+
+class Lane:
+    """Of one partition of one topic."""
+
+    def __init__(self, topic: KnownTopic, route: Route, brokers: Brokers) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.room = brokers.rooms.requests
+        self.route = route
+        self.is_entering = False  # the first that waits here waits for room
+        self.oldest = 0  # of those under way, when it was last looked at
+        self._name = topic.name
+        self._topic_id = topic.topic_id
+        self._partition = route.partition
+        self._session = route.now()
+        self._turns = 0
+        self._run = 0  # what it sends now; 0: a new one begins
+        self._sent: dict[int, Sending] = {}  # under way, by turn
+        self._returned: dict[int, Sending] = {}  # back again
+        self._waiting: dict[int, Sending] = {}  # not sent yet, or to be sent again
+        self._error: SulinaError | None = None  # that the last brought back
+        self._is_trying = False  # one alone goes first
+        self._landed = asyncio.Event()  # nothing is under way
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self.route.is_closed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody would miss it."""
+        return not self._sent and not self._returned and not self._waiting and self._keeper is None
+
+    @property
+    def may_be_elsewhere(self) -> bool:
+        """Whether a broker that does not know the topic may just be behind the others."""
+        return not self.route.is_alone
+
+    def next_turn(self) -> int:
+        """Who comes first, goes first."""
+        self._turns += 1
+        return self._turns
+
+    async def publish(self, sending: Sending, seconds: float) -> Any:
+        """The node's answer. Its errors, Disconnected, QueueFull."""
+        try:
+            async with asyncio.timeout(seconds):
+                session = self._session
+                if (
+                    self._keeper is None
+                    and session is not None
+                    and (connection := session.connection) is not None
+                    and not sending.is_queued
+                    and self.room.try_enter(sending.size_bytes)
+                ):
+                    await self._send(session, connection, sending)
+                elif not sending.is_queued:
+                    self.queue(sending)
+                return await sending.answer
+        except TimeoutError:
+            raise sending.why_late(seconds) from None
+        finally:
+            if not sending.is_over:
+                self.leave(sending)
+            elif not sending.answer.cancelled():
+                sending.answer.exception()  # seen: the time may have been over at the same moment
+
+    def queue(self, sending: Sending) -> None:
+        """It is next after all that are queued, and will be sent by the keeper."""
+        sending.is_queued = True
+        self._waiting[sending.turn] = sending
+        self._keep()
+
+    async def _send(self, session: Session, connection: Connection, sending: Sending) -> None:
+        number = sending.number = session.next_id()
+        sending.session = session
+        self._sent[sending.turn] = sending
+        session.pending[number] = sending
+        if not self._run:
+            self._run = number
+        frame = Publish(
+            number, self._name, sending.data, self._partition, sending.txn_id, sending.expected_version,
+            sending.schema_id, self._topic_id, self._run,
+        )  # fmt: skip
+        try:
+            await session.send(connection, frame)
+        except Disconnected as error:
+            if session.pending.pop(number, None) is not None:
+                sending.set_exception(error)
+
+    # What becomes of them
+
+    def landed(self, sending: Sending) -> None:
+        """It is under way no more."""
+        del self._sent[sending.turn]
+        sending.number = 0
+        self.room.leave(sending.size_bytes)
+        if not self._sent and self._keeper is not None:
+            self._landed.set()
+
+    def take_back(self, sending: Sending, error: SulinaError) -> None:
+        """It will be sent again, before all that came later."""
+        self._returned[sending.turn] = sending
+        if not (isinstance(self._error, NotOwner) and self._error.url):  # the best that can be said
+            self._error = error
+        self._keep()
+
+    def leave(self, sending: Sending) -> None:
+        """Whoever made it has given up, if it is not over."""
+        if sending.is_over:
+            return
+        sending.is_over = True
+        if sending.number:
+            assert sending.session is not None
+            sending.session.pending.pop(sending.number, None)
+            self.landed(sending)
+        self._returned.pop(sending.turn, None)
+        self._waiting.pop(sending.turn, None)
+
+    async def check(self) -> None:
+        """Nothing was answered for a while: if the partition has moved meanwhile, nothing will be."""
+        if await self.route.has_moved():
+            for sending in list(self._sent.values()):
+                assert sending.session is not None
+                if sending.session.pending.pop(sending.number, None) is not None:
+                    reason = "it did not answer, and the partition has moved"
+                    sending.set_exception(Disconnected(url=sending.session.url, reason=reason))
+
+    def is_stalled(self) -> bool:
+        """Whether the one that was the oldest the last time still is."""
+        before, self.oldest = self.oldest, next(iter(self._sent), 0)
+        return before != 0 and before == self.oldest
+
+    # Keeping the order
+
+    def _keep(self) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._send_all(), name=f"sulina-lane {self._name} {self._partition}")
+
+    async def _send_all(self) -> None:
+        """Send what waits, one after the other, until nothing does."""
+        try:
+            while self._returned or self._waiting:
+                if self._returned:
+                    await self._turn_back()
+                else:
+                    await self._send_first()
+        except SulinaError as error:
+            self._fail_all(error)
+        except asyncio.CancelledError:
+            self._fail_all(Disconnected(url="anywhere", reason="the client is closed"))
+            raise
+        except Exception as error:  # our own bug: whoever waits must hear of it
+            self._fail_all(Disconnected(url="anywhere", reason=f"the lane failed: {error!r}"))
+            raise
+        finally:
+            self._keeper = None
+            self.is_entering = False
+
+    async def _turn_back(self) -> None:
+        await self._wait_landed()
+        error, self._error = self._error, None
+        # Whatever came back was sent before anything that waits.
+        self._waiting = {turn: self._returned[turn] for turn in sorted(self._returned)} | self._waiting
+        self._returned = {}
+        self._is_trying = True
+        self._session, self._run = None, 0
+        if self._waiting and error is not None:
+            await self.route.refused(error)
+
+    async def _send_first(self) -> None:
+        session = self._session
+        if session is None or session.connection is None:
+            session = await self.route.session()
+        if session is not self._session:
+            await self._wait_landed()  # only one owner has something under way
+            if self._returned:
+                return
+            self._session, self._run = session, 0
+        sending = next(iter(self._waiting.values()), None)
+        if sending is None:
+            return
+        self.is_entering = True
+        await self.room.enter(sending.size_bytes)
+        self.is_entering = False
+        connection = session.connection
+        if self._returned or connection is None or self._waiting.pop(sending.turn, None) is None:
+            self.room.leave(sending.size_bytes)
+            return
+        await self._send(session, connection, sending)
+        if self._is_trying:
+            await self._wait_landed()
+            if not self._returned:
+                self._is_trying = False
+                self.route.worked()
+
+    async def _wait_landed(self) -> None:
+        while self._sent:
+            self._landed.clear()
+            await self._landed.wait()
+
+    def _fail_all(self, error: SulinaError) -> None:
+        everybody: Iterable[Sending] = [*self._returned.values(), *self._waiting.values()]
+        self._returned, self._waiting, self._error = {}, {}, None
+        for sending in everybody:
+            if sending.is_unknown:
+                sending.fail(why_waiting(error, True, sending.session))
+            else:
+                sending.fail(from_code(error.code, str(error), error.details()))
+
+    async def close(self) -> None:
+        """Nothing more is sent."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+
+
+class Lanes:
+    """Of one client."""
+
+    def __init__(self, brokers: Brokers, places: Places) -> None:
+        self._brokers = brokers
+        self._places = places
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._checks: set[asyncio.Task[None]] = set()
+
+    def lane(self, topic: KnownTopic, partition: int) -> Lane:
+        """The same one for the same topic and partition."""
+        lane = self._lanes.get((topic.topic_id, partition))
+        return self._open(topic, partition) if lane is None else lane
+
+    def _open(self, topic: KnownTopic, partition: int) -> Lane:
+        if len(self._lanes) >= LANES_MAX:
+            for key in [key for key, lane in self._lanes.items() if lane.is_empty]:
+                del self._lanes[key]
+        route = Route(self._brokers, self._places, TopicName.parse(topic.name), partition, topic_id=topic.topic_id)
+        lane = self._lanes[topic.topic_id, partition] = Lane(topic, route, self._brokers)
+        if self._watcher is None and not route.is_alone:
+            self._watcher = asyncio.create_task(self._watch(), name="sulina-lanes")
+        return lane
+
+    async def _watch(self) -> None:
+        """A broker that stands still says nothing: find out whether others have taken its place."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for lane in list(self._lanes.values()):
+                if lane.is_stalled() and not lane.route.is_alone:
+                    check = asyncio.create_task(lane.check(), name="sulina-lane-check")
+                    self._checks.add(check)
+                    check.add_done_callback(self._checks.discard)
+
+    async def close(self) -> None:
+        """Nothing more is sent."""
+        tasks = [task for task in (self._watcher, *self._checks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        if tasks:
+            await asyncio.wait(tasks)

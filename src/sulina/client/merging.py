@@ -1,0 +1,34 @@
+"""What several brokers say of one subscription, each for the partitions that it owns, put together."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from sulina.wire.messages import CursorInfo, SubscriptionInfo
+
+
+def merged(infos: Sequence[SubscriptionInfo]) -> SubscriptionInfo:
+    """Of one subscription. Where two speak of one partition, it has just moved: the one that is further is right."""
+    if len(infos) == 1:
+        return infos[0]
+    cursors: dict[int, CursorInfo] = {}
+    for info in infos:
+        for cursor in info.cursors:
+            known = cursors.get(cursor.partition)
+            if known is None or (cursor.end_offset, cursor.offset) >= (known.end_offset, known.offset):
+                cursors[cursor.partition] = cursor
+    return msgspec.structs.replace(
+        infos[0],
+        consumers=list(dict.fromkeys(consumer for info in infos for consumer in info.consumers)),
+        cursors=[cursors[number] for number in sorted(cursors)],
+        lag=sum(cursor.lag for cursor in cursors.values()),
+    )
+
+
+def merged_all(lists: Iterable[Sequence[SubscriptionInfo]]) -> list[SubscriptionInfo]:
+    """Of all subscriptions of a topic, by name."""
+    found: dict[str, list[SubscriptionInfo]] = {}
+    for infos in lists:
+        for info in infos:
+            found.setdefault(info.subscription, []).append(info)
+    return [merged(found[name]) for name in sorted(found)]

@@ -1,0 +1,144 @@
+"""Where topics are served, as far as this client has heard.
+
+It may be wrong at any time: whoever is refused looks again, and then all who were told the same know better. One
+question for each topic is under way at a time. What was heard of a partition is never replaced by something older.
+"""
+
+import asyncio
+
+import msgspec
+
+from sulina.client.brokers import Brokers
+from sulina.errors import Disconnected, NotServing, SulinaError
+from sulina.types import TopicName
+from sulina.wire.frames import Call
+from sulina.wire.messages import PartitionPlacement, Placement, TopicState
+
+PLACES_KNOWN_MAX = 10_000
+LOOKUP_SECONDS = 3.0  # then another broker is asked
+
+
+class Place:
+    """Of one topic, as it was said once."""
+
+    __slots__ = ("is_alone", "partitions", "topic_id")
+
+    def __init__(self, topic_id: str, partitions: list[PartitionPlacement]) -> None:
+        self.topic_id = topic_id
+        self.partitions = partitions
+        # A node without a name that others could use is the only one.
+        self.is_alone = all(at.url is None and at.broker_id is not None for at in partitions)
+
+    def at(self, partition: int) -> PartitionPlacement | None:
+        """None: there is no such partition, as far as is known."""
+        return self.partitions[partition] if 0 <= partition < len(self.partitions) else None
+
+    def owners(self) -> dict[str | None, int]:
+        """Who serves something of it, each with the lowest of its partitions; those first who have the lowest."""
+        owners: dict[str | None, int] = {}
+        for at in self.partitions:
+            if is_served(at):
+                owners.setdefault(at.url, at.partition)
+        return owners
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is served."""
+        return all(map(is_served, self.partitions))
+
+
+def is_served(at: PartitionPlacement) -> bool:
+    """Whether somebody takes and gives its records."""
+    return at.broker_id is not None and at.state is TopicState.ACTIVE
+
+
+class Places:
+    """Of all topics that the client has to do with."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._known: dict[TopicName, Place] = {}
+        self._asking: dict[TopicName, asyncio.Task[Place]] = {}
+        self.lookups = 0
+
+    def known(self, name: TopicName) -> Place | None:
+        """What was heard last."""
+        return self._known.get(name)
+
+    async def get(self, name: TopicName, than: Place | None = None) -> Place:
+        """Something newer than `than`, which turned out to be wrong. TopicNotFound, Disconnected."""
+        known = self._known.get(name)
+        if known is not None and known is not than:
+            return known
+        return await self.look_up(name)
+
+    async def look_up(self, name: TopicName) -> Place:
+        """As it is now. TopicNotFound, Disconnected."""
+        return await asyncio.shield(self._asked(name))
+
+    def look_up_soon(self, name: TopicName, than: Place | None) -> None:
+        """`than` is wrong: ask, without waiting for it."""
+        if self._known.get(name) is than:
+            self._asked(name)
+
+    def _asked(self, name: TopicName) -> asyncio.Task[Place]:
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.create_task(self._look_up(name), name=f"sulina-lookup {name}")
+            asking.add_done_callback(_seen)
+        return asking
+
+    async def close(self) -> None:
+        """Nobody asks any more."""
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+
+    async def ask(self, name: TopicName) -> Placement:
+        """The home, or whoever takes its place. TopicNotFound, Disconnected."""
+        brokers = self._brokers
+        try:
+            answer = await brokers.home.request(
+                lambda number: Call(number, "lookup", {"topic": str(name)}),
+                is_repeatable=True,
+                timeout_seconds=LOOKUP_SECONDS if brokers.has_others else None,
+                room=brokers.rooms.lookups,
+            )
+        except (Disconnected, NotServing) as error:
+            brokers.leave_home(f"it could not say where {name} is: {error}")
+            raise
+        placement = msgspec.convert(answer, Placement, from_attributes=True)
+        brokers.learn(placement.brokers)
+        return placement
+
+    async def _look_up(self, name: TopicName) -> Place:
+        try:
+            self.lookups += 1
+            return self._remember(name, await self.ask(name))
+        except SulinaError as error:
+            if not error.retryable:
+                self._known.pop(name, None)
+            raise
+        finally:
+            del self._asking[name]
+
+    def _remember(self, name: TopicName, placement: Placement) -> Place:
+        partitions = sorted(placement.partitions, key=lambda at: at.partition)
+        older = self._known.pop(name, None)
+        if older is not None and older.topic_id == placement.topic_id:
+            partitions = [
+                known if (known := older.at(at.partition)) is not None and known.epoch > at.epoch else at
+                for at in partitions
+            ]
+        while len(self._known) >= PLACES_KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        place = self._known[name] = Place(placement.topic_id, partitions)
+        return place
+
+
+def _seen(task: asyncio.Task[Place]) -> None:
+    """Whoever waited has heard of it."""
+    if not task.cancelled():
+        task.exception()

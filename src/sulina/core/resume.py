@@ -1,0 +1,103 @@
+"""What a new owner does with the directory that it finds: the rules, without touching it.
+
+A directory is stamped with the topic that it belongs to, and with a name of its own, its holder. Every claim in the
+archive names the holder that goes on from there. So a directory is the log's newest if, and only if, the newest claim
+names it: then everything in it follows what is in the archive. If the claim names another, that one has gone on from
+the archive, and what this one has beyond it never counted, or was given up.
+
+| directory | newest claim in the archive names | it is | and then |
+|---|---|---|---|
+| none | anything | ABSENT | a new directory goes on from the archive; an empty archive: from offset 0 |
+| stamped with another topic | anything | FOREIGN | set aside; then as none |
+| stamped with this topic | it | NEWEST | it goes on |
+| stamped with this topic | nothing, there is no claim | NEWEST | it goes on: it was stamped, and its claim never came |
+| stamped with this topic | another | OVERTAKEN | removed if all of it is in the archive, else set aside; then as none |
+| without stamp | nothing, and it is adopted | UNSTAMPED | stamped, then it goes on: its node had no archive before |
+| without stamp | anything, else | FOREIGN | set aside; then as none |
+
+The claim is made after this decision and says who goes on; if it is lost to another claim, the decision is made again.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import Struct
+
+from sulina.core.archive import ArchiveView
+from sulina.core.cluster import Sealed
+from sulina.core.log_state import LogState
+from sulina.errors import CorruptLog
+from sulina.types import Offset, Version
+
+
+class Stamp(Struct, frozen=True, kw_only=True):
+    """What a directory says about itself."""
+
+    topic_id: str
+    holder: str  # no other directory's
+
+
+class Standing(StrEnum):
+    """What a directory is to the log of a topic."""
+
+    ABSENT = "absent"
+    NEWEST = "newest"
+    UNSTAMPED = "unstamped"
+    OVERTAKEN = "overtaken"
+    FOREIGN = "foreign"
+
+
+GOES_ON = (Standing.NEWEST, Standing.UNSTAMPED)
+
+
+def standing(
+    *, exists: bool, stamp: Stamp | None, topic_id: str, claimed_by: str | None, is_adopted: bool = False
+) -> Standing:
+    """The table above. `claimed_by` is the holder in the archive's newest claim, None where there is none."""
+    if not exists:
+        return Standing.ABSENT
+    if stamp is None:
+        return Standing.UNSTAMPED if is_adopted and claimed_by is None else Standing.FOREIGN
+    if stamp.topic_id != topic_id:
+        return Standing.FOREIGN
+    return Standing.NEWEST if claimed_by in (None, stamp.holder) else Standing.OVERTAKEN
+
+
+class How(StrEnum):
+    """How a log was opened."""
+
+    NEW = "new"  # at offset 0: there is nothing of it anywhere
+    CONTINUED = "continued"  # from its directory
+    FROM_ARCHIVE = "from_archive"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How far a log has come."""
+
+    next_offset: Offset
+    version: Version
+
+
+def check_continues(path: str, local: LogState, archive: ArchiveView, at_archived: Offset | None) -> None:
+    """CorruptLog unless the directory has everything that the archive has, and the same.
+
+    `at_archived` is where the directory's own log ends at the archive's version; None where it no longer knows.
+    """
+    if archive.is_empty:
+        return
+    if local.version < archive.log_version or local.next_offset < archive.next_offset:
+        has = f"it ends at offset {local.next_offset}, version {local.version}"
+        reason = f"{has}, but {archive.next_offset}, {archive.log_version} came from it into the archive"
+        raise CorruptLog(path=path, reason=f"{reason}; move it away to go on from the archive")
+    if at_archived is not None and archive.log_version >= 0 and at_archived != archive.next_offset:
+        reason = f"its version {archive.log_version} ends at {at_archived}, the archive's at {archive.next_offset}"
+        raise CorruptLog(path=path, reason=reason)
+
+
+def check_witness(path: str, sealed: Sealed | None, end: End) -> None:
+    """CorruptLog when the last owner says that it left more than there is. An older word, or none, changes nothing."""
+    if sealed is not None and (sealed.next_offset > end.next_offset or sealed.version > end.version):
+        left = f"broker {sealed.broker_id} sealed it at offset {sealed.next_offset}, version {sealed.version}"
+        reason = f"{left}; what is there ends at {end.next_offset}, {end.version}"
+        raise CorruptLog(path=path, reason=reason)

@@ -1,0 +1,266 @@
+"""Metadata in etcd: what the brokers of a cluster share.
+
+- Reads are linearizable: they see everything that was acknowledged before they began, to whomever.
+- A transaction is done once or not at all. Where its answer is lost, its outcome is found out (`etcd_txn`); where that
+  is not possible in time either, MetadataFailed says that it is unknown.
+- Every call ends within `timeout_seconds` (a long listing: each page of it), with all endpoints tried as often as that
+  allows. Watches go on for as long as it takes.
+- Keys in etcd are `prefix` and the key. The key "/" and those that begin with "/\\0" are ours; callers never see them.
+- The revision is etcd's, which rises with everything that anybody writes there, and by 1 or more with each transaction
+  of ours, also with one that has nothing to delete.
+
+Import this module where it is needed, not at the top: gRPC takes its time to load.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Self
+
+import grpc
+
+from sulina.errors import InvalidInput, InvalidSettings, LogClosed, MetadataFailed
+from sulina.metadata import etcd_lease
+from sulina.metadata.checks import (
+    WATCH_QUEUE_CHANGES_MAX,
+    check_key,
+    check_prefix,
+    check_ttl,
+    check_txn,
+    check_watch,
+)
+from sulina.metadata.etcd_calls import RANGE, STATUS, Refused
+from sulina.metadata.etcd_channel import Endpoint, Endpoints
+from sulina.metadata.etcd_lease import EtcdLease
+from sulina.metadata.etcd_proto import etcd_pb2 as pb
+from sulina.metadata.etcd_settings import EtcdStatus, EtcdTls
+from sulina.metadata.etcd_txn import Transactions, compare
+from sulina.metadata.etcd_watch import EtcdWatches
+from sulina.ports import Change, Compare, Entry, Listing, Put, TxnResult
+
+__all__ = ["EtcdMetadata", "EtcdStatus", "EtcdTls"]
+
+TIMEOUT_SECONDS = 5.0
+TXN_BYTES_MAX = (5 << 18) + (1 << 16)  # etcd takes 1.5 MiB, with everything around the keys and values
+PAGE_ENTRIES = 1000
+PAGE_BYTES = 4 << 20  # what a page of a listing should have
+LISTING_TRIES_MAX = 5  # when the history is compacted under a long listing
+CLOSE_SECONDS = 1.0  # for leaving nothing behind
+RESERVED = "/\0"
+
+_logger = logging.getLogger("sulina.metadata")
+
+
+class EtcdMetadata:
+    """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
+
+    def __init__(self, endpoints: Endpoints, prefix: str, watch_queue_changes_max: int) -> None:
+        self._endpoints = endpoints
+        self._prefix = prefix.encode()
+        self._slots = self._prefix + RESERVED.encode() + b"txn/"
+        self._transactions = Transactions(endpoints, self._slots)
+        self._watches = EtcdWatches(endpoints, name_of=self._name_of, queue_changes_max=watch_queue_changes_max)
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        endpoints: Sequence[str],
+        *,
+        prefix: str = "",
+        tls: EtcdTls | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        watch_queue_changes_max: int = WATCH_QUEUE_CHANGES_MAX,
+    ) -> Self:
+        """Connect to whichever of `endpoints` ("host:port") answers first, and read something.
+
+        InvalidSettings (nothing to connect to, files of TLS, user, password, rights), MetadataFailed.
+        """
+        if not endpoints:
+            raise InvalidSettings("etcd needs at least one endpoint, as host:port")
+        prefix = prefix.rstrip("/")
+        if prefix and not prefix.startswith("/"):
+            raise InvalidSettings(f'the prefix {prefix!r} of etcd must begin with "/"')
+        links = Endpoints(endpoints, tls=tls, user=user, password=password, timeout_seconds=timeout_seconds)
+        store = cls(links, prefix, watch_queue_changes_max)
+        try:
+            with store._call():
+                await links.call(RANGE, pb.RangeRequest(key=store._slots, count_only=True), deadline=links.deadline())
+        except BaseException:
+            await links.close()
+            raise
+        return store
+
+    @property
+    def path(self) -> str:
+        """For messages."""
+        return self._endpoints.path
+
+    async def get(self, key: str) -> Entry | None:
+        check_key(key)
+        with self._call():
+            request = pb.RangeRequest(key=self._key_of(key))
+            response = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+        return self._entry(response.kvs[0]) if response.kvs else None
+
+    async def list(self, prefix: str) -> Listing:
+        check_prefix(prefix)
+        first, end = self._range_of(prefix)
+        with self._call():
+            for _ in range(LISTING_TRIES_MAX):
+                try:
+                    return await self._list(first, end)
+                except Refused as refused:
+                    if refused.code != grpc.StatusCode.OUT_OF_RANGE:
+                        raise
+                    failure = refused
+            raise MetadataFailed(path=self.path, cause=failure)
+
+    async def txn(
+        self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> TxnResult:
+        size_bytes = check_txn(compares, puts, deletes)
+        compared = [compare(self._key_of(each.key), each.revision) for each in compares]
+        operations = [
+            pb.RequestOp(put=pb.PutRequest(key=self._key_of(put.key), value=bytes(put.value), lease=put.lease_id))
+            for put in puts
+        ]
+        operations += [pb.RequestOp(delete_range=pb.DeleteRangeRequest(key=self._key_of(key))) for key in deletes]
+        sent_bytes = sum(each.ByteSize() for each in compared) + sum(each.ByteSize() for each in operations)
+        if sent_bytes > TXN_BYTES_MAX:
+            raise InvalidInput(f"a transaction may have {TXN_BYTES_MAX} bytes in etcd, not {sent_bytes}")
+        lease_ids = sorted({put.lease_id for put in puts} - {0})
+        with self._call():
+            deadline = self._endpoints.deadline()
+            if not operations:
+                return await self._transactions.check(compared, deadline=deadline)
+            return await self._transactions.write(
+                compared, operations, lease_ids=lease_ids, size_bytes=size_bytes, deadline=deadline
+            )
+
+    def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Sequence[Change], None]:
+        check_watch(prefix, after)
+        first, end = self._range_of(prefix)
+        return self._watch(prefix, first, end, after)
+
+    async def lease(self, ttl_seconds: float) -> EtcdLease:
+        """Whole seconds, and at least as many as the election of a leader may take: the lease may last longer than was
+        asked for, and `keep_alive` says how long."""
+        check_ttl(ttl_seconds)
+        with self._call():
+            deadline = self._endpoints.deadline()
+            lease_id, granted_seconds = await etcd_lease.grant(self._endpoints, ttl_seconds, deadline=deadline)
+        return EtcdLease(lease_id, granted_seconds, keep_alive=self._keep_alive, revoke=self._revoke)
+
+    async def status(self) -> EtcdStatus:
+        """Of the member that answers. MetadataFailed."""
+
+        async def ask(endpoint: Endpoint, seconds: float) -> EtcdStatus:
+            answer = await endpoint.call(STATUS, pb.StatusRequest(), seconds)
+            return EtcdStatus(
+                endpoint=endpoint.address,
+                version=answer.version,
+                member_id=answer.header.member_id,
+                leader_id=answer.leader,
+                revision=answer.header.revision,
+                db_bytes=answer.db_bytes,
+                raft_term=answer.header.raft_term,
+                errors=tuple(answer.errors),
+            )
+
+        with self._call():
+            return await self._endpoints.repeat(ask, deadline=self._endpoints.deadline())
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go; watches end. Once is enough."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_task(self._close(), name="metadata-close")
+        # A caller that is cancelled does not leave connections behind.
+        await asyncio.shield(self._closed)
+
+    async def _close(self) -> None:
+        await self._watches.close()
+        await self._idle.wait()
+        try:
+            deadline = asyncio.get_running_loop().time() + min(CLOSE_SECONDS, self._endpoints.timeout_seconds)
+            await self._transactions.close(deadline=deadline)
+        except (Refused, MetadataFailed) as error:
+            _logger.info("etcd_slots_left error=%s", error)
+        finally:
+            await self._endpoints.close()
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        """Around every call: the store is open, and waits for the call before it closes. Refusals become errors."""
+        if self._closed is not None:
+            raise LogClosed(path=self.path)
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        except Refused as refused:
+            raise refused.as_error(self.path) from refused
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def _list(self, first: bytes, end: bytes) -> Listing:
+        """Page by page, all as of the revision of the first. Refused: OUT_OF_RANGE when that has been compacted."""
+        entries: list[Entry] = []
+        revision, limit = 0, PAGE_ENTRIES
+        while True:
+            request = pb.RangeRequest(key=first, range_end=end, limit=limit, revision=revision)
+            try:
+                page = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+            except Refused as refused:
+                if refused.code != grpc.StatusCode.RESOURCE_EXHAUSTED or limit == 1:
+                    raise
+                limit = max(limit // 8, 1)  # the page was longer than a message may be
+                continue
+            revision = revision or page.header.revision
+            entries.extend(self._entry(kv) for kv in page.kvs)
+            if not page.more:
+                return Listing(entries, revision)
+            first = page.kvs[-1].key + b"\0"
+            limit = max(min(PAGE_BYTES * len(page.kvs) // page.ByteSize(), PAGE_ENTRIES), 1)
+
+    async def _watch(self, prefix: str, first: bytes, end: bytes, after: int) -> AsyncGenerator[Sequence[Change], None]:
+        with self._call():
+            changes = self._watches.follow(prefix, first, end, after=after)
+        async with contextlib.aclosing(changes):
+            async for same_revision in changes:
+                yield same_revision
+
+    async def _keep_alive(self, lease_id: int, ttl_seconds: float) -> float:
+        with self._call():
+            deadline = min(self._endpoints.deadline(), asyncio.get_running_loop().time() + ttl_seconds)
+            return await etcd_lease.renew(self._endpoints, lease_id, ttl_seconds, self._slots, deadline=deadline)
+
+    async def _revoke(self, lease_id: int) -> None:
+        with self._call():
+            await etcd_lease.revoke(self._endpoints, lease_id, deadline=self._endpoints.deadline())
+
+    def _key_of(self, key: str) -> bytes:
+        if key == "/" or key.startswith(RESERVED):
+            raise InvalidInput(f"metadata key {key!r} is reserved in etcd")
+        return self._prefix + key.encode()
+
+    def _name_of(self, key: bytes) -> str:
+        return key[len(self._prefix) :].decode(errors="replace")
+
+    def _entry(self, kv: pb.KeyValue) -> Entry:
+        return Entry(self._name_of(kv.key), kv.value, kv.mod_revision)
+
+    def _range_of(self, prefix: str) -> tuple[bytes, bytes]:
+        """The keys that begin with `prefix`, without ours."""
+        if prefix in ("", "/"):
+            return self._prefix + b"/\1", self._prefix + b"0"
+        first = self._key_of(prefix)
+        return first, first[:-1] + bytes([first[-1] + 1])  # no byte of UTF-8 is 0xff

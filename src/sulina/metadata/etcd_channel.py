@@ -1,0 +1,327 @@
+"""The way to etcd: several endpoints, of which one is in use; TLS; a user's token; when to try again, and where.
+
+- Every try has a time limit, so that an endpoint that is silent leaves time for the others.
+- An endpoint that fails is left for the next one. One whose connection has been silent for a whole try also loses that
+  connection: after a cut of the network it may be dead without knowing it.
+- Calls carry `hasleader`: a member that has lost its cluster says so at once, and ends its watches.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from sulina.errors import MetadataFailed
+from sulina.metadata.etcd_calls import (
+    AUTHENTICATE,
+    Method,
+    Refused,
+    Request,
+    Response,
+    Unanswered,
+    failure_of,
+    serializers,
+)
+from sulina.metadata.etcd_proto import etcd_pb2 as pb
+from sulina.metadata.etcd_settings import EtcdTls
+
+MESSAGE_BYTES_MAX = 64 << 20  # of one answer
+PAUSE_SECONDS_MIN = 0.02  # between tries, after all endpoints have failed
+PAUSE_SECONDS_MAX = 0.5
+TRY_SECONDS_MIN = 0.2
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),  # etcd has a limit of its own
+    # Watches have no time limit: this is how a dead connection is noticed. etcd allows one ping in 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),  # what may be repeated, we repeat
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+    ("grpc.enable_http_proxy", 0),
+]
+
+Result = TypeVar("Result")
+
+_logger = logging.getLogger("sulina.metadata")
+
+
+class Credentials:
+    """A user, and the token that etcd gave for it. Without a user there is no token."""
+
+    def __init__(self, user: str | None, password: str | None) -> None:
+        self.user = user
+        self._password = password or ""
+        self._token: str | None = None  # "": etcd does not ask for one
+        self._lock = asyncio.Lock()
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """What every call carries."""
+        return [("hasleader", "true"), *([("token", self._token)] if self._token else [])]
+
+    async def ensure(self, endpoint: "Endpoint", timeout_seconds: float) -> None:
+        """Get a token if one is needed. Refused, Unanswered."""
+        if not self._is_missing():
+            return
+        async with self._lock:
+            if not self._is_missing():
+                return
+            request = pb.AuthenticateRequest(name=self.user, password=self._password)
+            try:
+                self._token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
+            except Refused as refused:
+                if "authentication is not enabled" not in refused.details:
+                    raise
+                self._token = ""
+
+    def forget(self) -> None:
+        """The token is no good any more."""
+        self._token = None
+
+    def _is_missing(self) -> bool:
+        return self.user is not None and self._token is None
+
+
+class Stream(Generic[Request, Response]):
+    """A call in which messages go both ways, for as long as it is not cancelled."""
+
+    def __init__(self, link: "_Link", method: Method[Request, Response], metadata: list[tuple[str, str]]) -> None:
+        self._link = link
+        self._call = link.stream(method)(metadata=metadata)
+        link.streams.add(self)
+
+    async def write(self, request: Request) -> None:
+        """Refused, Unanswered."""
+        with contextlib.suppress(asyncio.InvalidStateError):  # it is over: the next read says why
+            await _answer(self._call.write(request))
+
+    async def read(self) -> Response:
+        """The next message. Refused, Unanswered."""
+        message = await _answer(self._call.read())
+        if message is grpc.aio.EOF:
+            raise Unanswered("etcd has ended the stream")
+        self._link.heard()
+        response: Response = message
+        return response
+
+    def cancel(self) -> None:
+        """End it. No error when it has ended."""
+        self._link.streams.discard(self)
+        self._call.cancel()
+
+
+class _Link:
+    """A channel of gRPC, its methods, and when something last came through it."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+        self.heard_at = 0.0  # never
+        self.streams: set[Stream[Any, Any]] = set()
+        self._methods: dict[str, Any] = {}
+
+    def unary(self, method: Method[Any, Any]) -> Any:
+        if method.path not in self._methods:
+            self._methods[method.path] = self.channel.unary_unary(method.path, **serializers(method))
+        return self._methods[method.path]
+
+    def stream(self, method: Method[Any, Any]) -> Any:
+        if method.path not in self._methods:
+            self._methods[method.path] = self.channel.stream_stream(method.path, **serializers(method))
+        return self._methods[method.path]
+
+    def heard(self) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+
+
+class Endpoint:
+    """One member of etcd."""
+
+    def __init__(
+        self, address: str, channel_credentials: grpc.ChannelCredentials | None, credentials: Credentials
+    ) -> None:
+        self.address = address
+        self._channel_credentials = channel_credentials
+        self._credentials = credentials
+        self._link: _Link | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # links that were given up
+
+    async def call(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
+        """One message there, one back. Refused, Unanswered."""
+        link = self._connect()
+        began = asyncio.get_running_loop().time()
+        try:
+            response: Response = await _answer(
+                link.unary(method)(request, timeout=timeout_seconds, metadata=self._credentials.metadata)
+            )
+        except Refused:
+            link.heard()
+            raise
+        except Unanswered:
+            self._give_up_if_silent(link, began, timeout_seconds)
+            raise
+        link.heard()
+        return response
+
+    async def exchange(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
+        """One message there, one back, on a stream of its own. Refused, Unanswered."""
+        link = self._connect()
+        began = asyncio.get_running_loop().time()
+        stream = Stream(link, method, self._credentials.metadata)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await stream.write(request)
+                return await stream.read()
+        except TimeoutError:
+            self._give_up_if_silent(link, began, timeout_seconds)
+            raise Unanswered(f"no answer from {self.address} in {timeout_seconds:.1f} s") from None
+        finally:
+            stream.cancel()
+
+    def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
+        """A stream; to be cancelled."""
+        return Stream(self._connect(), method, self._credentials.metadata)
+
+    async def close(self) -> None:
+        if self._link is not None:
+            await self._link.channel.close()
+        await asyncio.gather(*self._closing)
+
+    def _connect(self) -> _Link:
+        if self._link is None:
+            self._link = _Link(self.address, self._channel_credentials)
+        return self._link
+
+    def _give_up_if_silent(self, link: _Link, began: float, timeout_seconds: float) -> None:
+        """Take a new connection from now on, if this one said nothing for a whole try. Its streams end; its calls may
+        still be answered until their time is up."""
+        now = asyncio.get_running_loop().time()
+        if link is not self._link or now - began < timeout_seconds * 0.9 or link.heard_at >= began:
+            return
+        self._link = None
+        for stream in list(link.streams):
+            stream.cancel()
+        task = asyncio.get_running_loop().create_task(link.channel.close(timeout_seconds), name="etcd-give-up")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+class Endpoints:
+    """All members that we know, and the one in use."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        tls: EtcdTls | None,
+        user: str | None,
+        password: str | None,
+        timeout_seconds: float,
+    ) -> None:
+        self.path = f"etcd{'' if tls is None else 's'}://{','.join(addresses)}"
+        self.timeout_seconds = timeout_seconds
+        self.try_seconds = max(timeout_seconds / (len(addresses) + 1), TRY_SECONDS_MIN)
+        self._credentials = Credentials(user, password)
+        channel_credentials = None
+        if tls is not None:
+            channel_credentials = grpc.ssl_channel_credentials(*tls.read())
+        self._endpoints = [Endpoint(address, channel_credentials, self._credentials) for address in addresses]
+        random.shuffle(self._endpoints)  # clients spread over the members
+        self._current = 0
+        self._failing_since: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def deadline(self) -> float:
+        """Of a call that begins now, by the clock of the loop."""
+        return asyncio.get_running_loop().time() + self.timeout_seconds
+
+    async def call(self, method: Method[Request, Response], request: Request, *, deadline: float) -> Response:
+        """A call that may be repeated. Refused, MetadataFailed."""
+        return await self.repeat(lambda endpoint, seconds: endpoint.call(method, request, seconds), deadline=deadline)
+
+    async def repeat(self, work: Callable[[Endpoint, float], Awaitable[Result]], *, deadline: float) -> Result:
+        """Try until there is an answer. Refused, MetadataFailed at the deadline."""
+        loop = asyncio.get_running_loop()
+        tries, pause_seconds = 0, PAUSE_SECONDS_MIN
+        while True:
+            try:
+                return await self.once(work, deadline=deadline)
+            except Unanswered as failure:
+                tries += 1
+                left_seconds = deadline - loop.time()
+                if left_seconds <= 0:
+                    raise MetadataFailed(path=self.path, cause=failure) from failure
+            if tries % len(self._endpoints) == 0:
+                await asyncio.sleep(min(pause_seconds * random.uniform(0.5, 1), left_seconds))
+                pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
+
+    async def once(self, work: Callable[[Endpoint, float], Awaitable[Result]], *, deadline: float) -> Result:
+        """One try, on the endpoint in use. Refused; Unanswered: the next try is on another endpoint."""
+        endpoint = self._endpoints[self._current]
+        try:
+            result = await self._with_token(endpoint, work, deadline)
+        except Unanswered as failure:
+            self._leave(endpoint, failure)
+            raise
+        self._reached(endpoint)
+        return result
+
+    async def close(self) -> None:
+        await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
+
+    async def _with_token(
+        self, endpoint: Endpoint, work: Callable[[Endpoint, float], Awaitable[Result]], deadline: float
+    ) -> Result:
+        is_renewed = False
+        while True:
+            seconds = min(deadline - asyncio.get_running_loop().time(), self.try_seconds)
+            if seconds <= 0:
+                raise Unanswered("the time is up")
+            await self._credentials.ensure(endpoint, seconds)
+            try:
+                return await work(endpoint, seconds)
+            except Refused as refused:
+                if self._credentials.user is None or is_renewed or not refused.wants_token:
+                    raise
+            self._credentials.forget()
+            is_renewed = True
+
+    def _leave(self, endpoint: Endpoint, failure: Unanswered) -> None:
+        if self._endpoints[self._current] is endpoint:
+            self._current = (self._current + 1) % len(self._endpoints)
+        if self._failing_since is None:
+            self._failing_since = asyncio.get_running_loop().time()
+            _logger.warning("etcd_unanswered endpoint=%s error=%s", endpoint.address, failure)
+
+    def _reached(self, endpoint: Endpoint) -> None:
+        if self._failing_since is not None:
+            seconds = asyncio.get_running_loop().time() - self._failing_since
+            self._failing_since = None
+            _logger.info("etcd_answered endpoint=%s after_seconds=%.3f", endpoint.address, seconds)
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """What a call of gRPC gives, with its failures told apart. Refused, Unanswered."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise failure_of(error) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # gRPC says so when it is the call that was cancelled, not whoever waits for it.
+        raise Unanswered("the connection was given up") from None

@@ -1,0 +1,48 @@
+"""How to reach an etcd: what can be said without loading gRPC."""
+
+from dataclasses import dataclass
+
+from sulina.errors import InvalidSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdTls:
+    """Files in PEM form. Without `ca` those of the system vouch for etcd; `cert` and `key` go together."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Their contents: ca, key, cert. InvalidSettings."""
+        if (self.cert is None) != (self.key is None):
+            raise InvalidSettings("a certificate for etcd needs its key, and a key its certificate")
+        return _read(self.ca), _read(self.key), _read(self.cert)
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdStatus:
+    """What one member of etcd says about itself."""
+
+    endpoint: str
+    version: str
+    member_id: int
+    leader_id: int  # 0: it knows of none
+    revision: int
+    db_bytes: int
+    raft_term: int
+    errors: tuple[str, ...]  # alarms, such as a full disk
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader_id == self.member_id
+
+
+def _read(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidSettings(f"{path} cannot be read: {error.strerror}") from None

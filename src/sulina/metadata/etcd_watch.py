@@ -1,0 +1,172 @@
+"""Watches of etcd that outlive connections.
+
+Each watch has a stream of its own, and a task that moves what comes into the bounded queue of its reader. When the
+stream breaks, the task opens another one, on the next endpoint, from the last revision that it has seen whole; what
+comes again is passed over. So a reader sees every revision once, or Compacted.
+
+- A stream begins at the last revision that was seen, not after it: if what follows has been compacted, etcd says so.
+  Older versions say nothing to a watch that begins at the very revision of a compaction, and have lost its deletes.
+- A long answer comes in fragments; it counts when the last of them is there. The changes of a revision are never spread
+  over two answers.
+- Where nothing happens, etcd reports its revision now and then (on the stream, in order with the changes), so that
+  resuming a quiet watch does not need a long history.
+- etcd may call a watch compacted that has already seen more than was compacted: such a watch is just resumed.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from sulina.errors import Compacted, LimitReached, MetadataFailed
+from sulina.metadata.checks import WATCHES_MAX
+from sulina.metadata.etcd_calls import WATCH, Refused, Unanswered
+from sulina.metadata.etcd_channel import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Endpoint, Endpoints, Stream
+from sulina.metadata.etcd_proto import etcd_pb2 as pb
+from sulina.metadata.watches import WatchQueue
+from sulina.ports import Change
+
+_logger = logging.getLogger("sulina.metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    stream: Stream[pb.WatchRequest, pb.WatchResponse]
+    revision: int  # of the store at that moment
+
+
+class EtcdWatches:
+    """The running watches of one client. Use on one event loop."""
+
+    def __init__(self, endpoints: Endpoints, *, name_of: Callable[[bytes], str], queue_changes_max: int) -> None:
+        """`name_of` makes the key that callers see out of etcd's."""
+        self._endpoints = endpoints
+        self._name_of = name_of
+        self._queue_changes_max = queue_changes_max
+        self._queues: set[WatchQueue] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    async def follow(
+        self, prefix: str, first: bytes, end: bytes, *, after: int
+    ) -> AsyncGenerator[Sequence[Change], None]:
+        """One watch, of the keys in [first, end). It is freed when the generator is closed, cancelled or forgotten.
+
+        Compacted, LimitReached, InvalidSettings.
+        """
+        if len(self._queues) >= WATCHES_MAX:
+            raise LimitReached(kind="metadata watches", limit=WATCHES_MAX)
+        queue = WatchQueue(prefix, after, self._queue_changes_max)
+        self._queues.add(queue)
+        task = asyncio.get_running_loop().create_task(self._feed(queue, first, end), name=f"etcd-watch-{prefix}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            while (changes := await queue.take()) is not None:
+                queue.delivered = changes[0].revision
+                yield changes
+        finally:
+            self._queues.discard(queue)
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all watches. What still waits in their queues is not delivered."""
+        for queue in self._queues:
+            queue.end()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _feed(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
+        """Until the queue wants no more. Streams come and go."""
+        pause_seconds = PAUSE_SECONDS_MIN
+        while True:
+            seen = queue.seen
+            try:
+                await self._feed_once(queue, first, end)
+            except Unanswered as failure:
+                _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
+            except Refused as refused:
+                queue.fail(refused.as_error(self._endpoints.path))
+            except Exception as error:  # noqa: BLE001
+                # Nobody waits for this task: without a word its reader would wait for ever.
+                queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))
+            if not queue.is_running:
+                return
+            if queue.seen > seen:
+                pause_seconds = PAUSE_SECONDS_MIN
+            await asyncio.sleep(pause_seconds * random.uniform(0.5, 1))
+            pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
+
+    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
+        """With one stream, until it or the queue ends. Refused, Unanswered."""
+        create = pb.WatchCreateRequest(
+            key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
+        )
+
+        async def try_once(endpoint: Endpoint, seconds: float) -> _Opened:
+            return await _open(endpoint, pb.WatchRequest(create=create), seconds)
+
+        opened = await self._endpoints.once(try_once, deadline=self._endpoints.deadline())
+        try:
+            await self._move(opened, queue)
+        finally:
+            opened.stream.cancel()
+
+    async def _move(self, opened: _Opened, queue: WatchQueue) -> None:
+        """From the stream into the queue. Refused, Unanswered."""
+        events: list[pb.Event] = []
+        while queue.is_running:
+            response = await opened.stream.read()
+            if response.compact_revision:
+                if queue.seen < response.compact_revision:
+                    queue.fail(Compacted(after=queue.delivered, oldest=response.compact_revision + 1))
+                return
+            if response.canceled:
+                raise _cancellation(response.cancel_reason)
+            events.extend(response.events)
+            if response.fragment:
+                continue
+            if not events and response.watch_id >= 0:
+                queue.seen = max(queue.seen, response.header.revision)
+            for revision, changed in itertools.groupby(events, key=lambda event: event.kv.mod_revision):
+                changes = [self._change(event, revision) for event in changed]
+                if revision <= opened.revision:
+                    await queue.wait_room(len(changes))
+                queue.offer(changes)
+            events = []
+
+    def _change(self, event: pb.Event, revision: int) -> Change:
+        value = None if event.type == pb.Event.DELETE else event.kv.value
+        return Change(self._name_of(event.kv.key), value, revision)
+
+
+async def _open(endpoint: Endpoint, request: pb.WatchRequest, seconds: float) -> _Opened:
+    """A stream on which etcd has taken the watch. Refused, Unanswered."""
+    stream = endpoint.open(WATCH)
+    try:
+        async with asyncio.timeout(seconds):
+            await stream.write(request)
+            created = await stream.read()
+        if created.canceled:
+            raise _cancellation(created.cancel_reason)
+    except TimeoutError:
+        stream.cancel()
+        raise Unanswered(f"no watch on {endpoint.address} in {seconds:.1f} s") from None
+    except BaseException:
+        stream.cancel()
+        raise
+    return _Opened(stream, created.header.revision)
+
+
+def _cancellation(reason: str) -> Refused | Unanswered:
+    """etcd ends a single watch when its reader may not read, or when its token has expired. Anything else may pass."""
+    if "permission denied" in reason or "auth" in reason:
+        return Refused(grpc.StatusCode.UNAUTHENTICATED, reason)
+    return Unanswered(reason or "etcd has ended the watch")

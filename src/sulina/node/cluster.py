@@ -1,0 +1,103 @@
+"""What a node needs to be one of several: its store, its identity, its way to the others."""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable
+
+from sulina.broker.archives import Archives
+from sulina.broker.options import BrokerOptions
+from sulina.config import Settings
+from sulina.errors import CorruptCommit, LogLocked
+from sulina.metadata.sqlite import SqliteMetadata
+from sulina.ports import File, Files, MetadataStore
+
+METADATA_FILE = "metadata.sqlite"
+STORE_ID_FILE = "store-id"
+LOCK_FILE = "node.lock"
+KILL_AT = "SULINA_KILL_AT"
+
+
+async def open_metadata(settings: Settings, data: str) -> MetadataStore:
+    """The store that the settings name. InvalidSettings, MetadataFailed, LogLocked."""
+    etcd = settings.etcd
+    if etcd is None:
+        return await SqliteMetadata.open(os.path.join(data, METADATA_FILE))
+    from sulina.metadata.etcd import EtcdMetadata
+    from sulina.metadata.etcd_settings import EtcdTls
+
+    tls = None
+    if etcd.is_tls:
+        tls = EtcdTls(ca=settings.metadata_ca, cert=settings.metadata_cert, key=settings.metadata_key)
+    return await EtcdMetadata.open(
+        etcd.endpoints,
+        prefix=etcd.prefix,
+        tls=tls,
+        user=settings.metadata_user,
+        password=settings.metadata_password,
+    )
+
+
+async def open_archives(settings: Settings, options: BrokerOptions) -> Archives | None:
+    """In the object store that the settings name. InvalidSettings."""
+    if settings.objects is None:
+        return None
+    from sulina.storage.objects import open_objects
+
+    objects = await asyncio.to_thread(open_objects, settings.objects, endpoint=settings.objects_endpoint)
+    return Archives(objects, options)
+
+
+def take_directory(files: Files, data: str) -> tuple[File, str]:
+    """Lock the data directory, and its id: made once, and gone with it. Blocks. LogLocked.
+
+    The lock proves that a registration with this id is of a process that has ended.
+    """
+    lock = files.lock(os.path.join(data, LOCK_FILE))
+    if lock is None:
+        raise LogLocked(path=data)
+    try:
+        return lock, _store_id(files, data)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _store_id(files: Files, data: str) -> str:
+    path = os.path.join(data, STORE_ID_FILE)
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        made, aside = secrets.token_hex(8), f"{path}.{secrets.token_hex(4)}"
+        file = files.create(aside)
+        try:
+            file.write(0, [made.encode()])
+            file.sync()
+        finally:
+            file.close()
+        files.rename(aside, path)
+        files.sync_directory(data)
+        return made
+    try:
+        found = file.read(0, 64).decode("ascii", "replace")
+    finally:
+        file.close()
+    if not found.isalnum():
+        raise CorruptCommit(name=path, reason=f"it says {found!r}, not the id of a data directory")
+    return found
+
+
+def kill_steps() -> Callable[[str], None]:
+    """For tests: the process ends itself, as if by a power failure, when a step is reached for the n-th time."""
+    wanted, _, count = os.environ.get(KILL_AT, "").partition(":")
+    left = int(count or 1)
+
+    def step(name: str) -> None:
+        nonlocal left
+        if name == wanted:
+            left -= 1
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return step

@@ -1,0 +1,83 @@
+"""When an append is answered: once it is as durable as its topic wants, and only while its broker may answer.
+
+Whether it may is asked at the last moment before each answer. If it may not, the outcome is unknown to whoever asked.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+
+from sulina.core.log_state import Appended
+from sulina.errors import ArchiveFailed, LeaseExpired, SulinaError
+from sulina.ports import Clock
+from sulina.types import Version
+
+ACK_SECONDS_MAX = 10.0  # that an append waits for an archive that fails
+
+_Future = asyncio.Future[Appended]
+
+
+def always() -> bool:
+    """Nobody has to be asked."""
+    return True
+
+
+class Acks:
+    """The answers that a log owes. For one event loop."""
+
+    def __init__(self, broker_id: str, may_ack: Callable[[], bool], clock: Clock, *, waits: bool) -> None:
+        self.waits = waits  # for the archive
+        self._broker_id = broker_id
+        self._may_ack = may_ack
+        self._clock = clock
+        self._archived = Version(-1)
+        self._waiting: list[tuple[Version, int, float, _Future, Appended]] = []  # a heap
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def answer(self, future: _Future, appended: Appended) -> None:
+        """An append is durable on disk."""
+        if self.waits and appended.version > self._archived:
+            entry = (appended.version, next(self._numbers), self._clock.monotonic(), future, appended)
+            heapq.heappush(self._waiting, entry)
+        else:
+            self._settle(future, appended)
+
+    def archived(self, version: Version) -> None:
+        """The archive has reached a version: answer those who waited for it."""
+        self._archived = max(version, self._archived)
+        while self._waiting and self._waiting[0][0] <= version:
+            _, _, _, future, appended = heapq.heappop(self._waiting)
+            self._settle(future, appended)
+
+    def _settle(self, future: _Future, appended: Appended) -> None:
+        if future.done():
+            return  # whoever asked was cancelled
+        if self._may_ack():
+            future.set_result(appended)
+        else:
+            future.set_exception(LeaseExpired(broker=self._broker_id))
+
+    def give_up(self, failure: ArchiveFailed) -> None:
+        """The archive has failed once more: those who have waited long are told, and may try again."""
+        before = self._clock.monotonic() - ACK_SECONDS_MAX
+        late = [entry for entry in self._waiting if entry[2] <= before]
+        if late:
+            self._waiting = [entry for entry in self._waiting if entry[2] > before]
+            heapq.heapify(self._waiting)
+            self._fail(late, lambda: ArchiveFailed(path=failure.path, cause=failure.cause))
+
+    def fail(self, error: Callable[[], SulinaError]) -> None:
+        """There will be no answer. Each gets an error of its own."""
+        waiting, self._waiting = self._waiting, []
+        self._fail(waiting, error)
+
+    def _fail(
+        self, entries: list[tuple[Version, int, float, _Future, Appended]], error: Callable[[], SulinaError]
+    ) -> None:
+        for _, _, _, future, _ in entries:
+            if not future.done():
+                future.set_exception(error())

@@ -1,0 +1,480 @@
+"""The log of one partition that spans a directory and an archive. It is used as a `PartitionLog` is.
+
+- What is appended goes to the directory first, and from there to the archive. Old offsets and old versions are read
+  from the archive when the directory no longer has them.
+- Whoever opens it has claimed the archive: an earlier owner can add nothing more to it. It goes on from its directory
+  if that is the log's newest, else from the archive; never from 0 where there is more (`core.resume`).
+- Where acks wait for the archive, readers do too: what they see is never taken back, whoever owns the log next.
+- An append is answered only if the broker may answer at that moment.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Self, TypeVar
+
+from sulina.clock import SystemClock
+from sulina.core.archive import ArchiveView
+from sulina.core.cluster import Sealed
+from sulina.core.commit import Commit, Remove
+from sulina.core.log_state import Appended, View
+from sulina.core.resume import End as Drained
+from sulina.core.retention import Retention, expired
+from sulina.errors import (
+    ArchiveFailed,
+    CorruptSegment,
+    LogClosed,
+    LogStopped,
+    NotYet,
+    OffsetOutOfRange,
+    QueueFull,
+    StaleEpoch,
+    VersionNotRetained,
+)
+from sulina.ports import Bytes, Clock, Files
+from sulina.storage.acks import Acks, always
+from sulina.storage.archive import Archive
+from sulina.storage.directory_log import READ_BYTES, LogMetrics, LogOptions, Slice
+from sulina.storage.files import OsFiles
+from sulina.storage.leftovers import Resume, Resumed
+from sulina.storage.partition_log import LogThreads, PartitionLog, Transaction
+from sulina.storage.steps import Steps, no_steps
+from sulina.storage.uploader import ArchiveHooks, Archiving, NoHooks, Uploader
+from sulina.storage.waiters import ViewWaiters
+from sulina.types import Epoch, Offset, Version
+
+__all__ = ["ArchiveHooks", "Archiving", "Drained", "NoHooks", "TieredLog"]
+
+Result = TypeVar("Result")
+
+
+class TieredLog:
+    """Open with `TieredLog.open`; use on the loop that opened it; then `close`."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        archive: Archive,
+        acks: Acks,
+        *,
+        resumed: Resumed,
+        options: LogOptions,
+        archiving: Archiving,
+        threads: LogThreads,
+        owns_threads: bool,
+        clock: Clock,
+        hooks: ArchiveHooks,
+    ) -> None:
+        self.resumed = resumed
+        self._log = log
+        self._archive = archive
+        self._acks = acks
+        self._options = options
+        self._threads = threads
+        self._owns_threads = owns_threads
+        self._clock = clock
+        self._hooks = hooks
+        self._fenced: StaleEpoch | None = None
+        self._waiters = ViewWaiters()
+        self._closed: asyncio.Task[None] | None = None
+        self.watchers: set[Callable[[], None]] = set()  # called on the loop when readers may see more
+        self._uploader = Uploader(
+            log,
+            archive,
+            settings=archiving,
+            clock=clock,
+            threads=threads.archive_writers,
+            hooks=hooks,
+            on_progress=self._on_archived,
+            on_failure=self._on_failure,
+        )
+        self._view = self._newest_view(None)
+        archive.readers = archive.readers or threads.archive_readers
+        log.watchers.add(self._on_appended)
+
+    @classmethod
+    async def open(
+        cls,
+        directory: str,
+        archive: Archive,
+        *,
+        topic_id: str,
+        epoch: Epoch,
+        broker_id: str,
+        options: LogOptions | None = None,
+        archiving: Archiving | None = None,
+        may_ack: Callable[[], bool] = always,
+        sealed: Sealed | None = None,
+        must_resume: bool = False,
+        is_adopted: bool = False,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        threads: LogThreads | None = None,
+        metrics: LogMetrics | None = None,
+        hooks: ArchiveHooks | None = None,
+        steps: Steps = no_steps,
+    ) -> Self:
+        """Claim the archive with `epoch`, then go on from the directory or from the archive.
+
+        `may_ack` is asked before each answer to an append. `sealed` is the last owner's word on where it ended: if
+        there is less than that, CorruptLog. `must_resume`: only this disk has all that was acknowledged, so the
+        directory must be there and be the newest, else CorruptLog. `is_adopted`: a directory without a stamp is this
+        topic's, if nobody has claimed the archive yet.
+
+        StaleEpoch, ArchiveFailed, LogLocked, CorruptLog, CorruptCommit. It may be tried again.
+        """
+        clock, files = clock or SystemClock(), files or OsFiles()
+        owned = threads is None
+        threads = threads or LogThreads.of(writers=2, readers=2, archivers=4)
+        options = replace(options or LogOptions(), epoch=epoch, broker_id=broker_id)
+        archiving = archiving or Archiving()
+        resume = Resume(
+            directory=directory,
+            archive=archive,
+            topic_id=topic_id,
+            epoch=epoch,
+            broker_id=broker_id,
+            sealed=sealed,
+            must_resume=must_resume,
+            is_adopted=is_adopted,
+            limits=options.memory,
+            files=files,
+            steps=steps,
+        )
+        log: PartitionLog | None = None
+        try:
+            resumed = await _finished(asyncio.get_running_loop().run_in_executor(threads.archive_writers, resume.run))
+            acks = Acks(broker_id, may_ack, clock, waits=archiving.ack_archived)
+            log = await PartitionLog.open(
+                directory,
+                options=options,
+                files=files,
+                clock=clock,
+                threads=threads,
+                metrics=metrics,
+                steps=steps,
+                answer=acks.answer,
+            )
+            tiered = cls(
+                log,
+                archive,
+                acks,
+                resumed=resumed,
+                options=options,
+                archiving=archiving,
+                threads=threads,
+                owns_threads=owned,
+                clock=clock,
+                hooks=hooks or NoHooks(),
+            )
+            await tiered._begin()
+        except BaseException:
+            if log is not None:
+                await asyncio.shield(log.close())
+            if owned:
+                threads.shutdown()
+            raise
+        return tiered
+
+    async def _begin(self) -> None:
+        if self._uploader.settings.ack_archived and self._log.view.next_offset > self._archive.view.next_offset:
+            # An earlier owner of the directory may have shown, or even acknowledged, what it had not archived.
+            await self._uploader.flush(with_state=False)
+        self._acks.archived(self._archive.view.log_version)
+        self._update()
+        self._uploader.start()
+
+    async def close(self) -> None:
+        """Finish what was asked for, as far as the archive lets us, then let go of the directory. Once is enough."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_task(self._close(), name="tiered-log-close")
+        await asyncio.shield(self._closed)
+
+    async def _close(self) -> None:
+        path = self._log.directory_log.directory
+        await self._log.settled()
+        if len(self._acks) and self._fenced is None:
+            try:
+                await self._uploader.flush(with_state=False)
+            except Exception as error:  # noqa: BLE001 - those who wait are told below
+                self._hooks.failed(error)
+        await self._uploader.close()
+        await self._log.close()
+        self._acks.fail(lambda: LogClosed(path=path))
+        self._waiters.close(path)
+        if self._owns_threads:
+            self._threads.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What it holds
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written or archived, and nobody watches."""
+        return self._log.is_quiet and not self.watchers and not len(self._acks) and self._uploader.is_done
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether everything in the directory is in the archive."""
+        return self._log.is_quiet and self._uploader.is_done
+
+    @property
+    def view(self) -> View:
+        """The newest version that readers may see. Its segments are those on disk."""
+        return self._view
+
+    @property
+    def end_offset(self) -> Offset:
+        """Where the log ends on disk, whether readers may see it yet or not."""
+        return self._log.view.next_offset
+
+    @property
+    def is_ack_archived(self) -> bool:
+        """Whether appends are answered when the archive has them."""
+        return self._uploader.settings.ack_archived
+
+    @property
+    def archived(self) -> ArchiveView:
+        """What the archive has."""
+        return self._archive.view
+
+    @property
+    def stopped(self) -> LogStopped | None:
+        """Why nothing more can be appended. A cause that is StaleEpoch: there is a newer owner."""
+        return self._log.stopped
+
+    @property
+    def damage(self) -> CorruptSegment | None:
+        """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
+        return self._log.damage
+
+    def reconfigure(self, options: LogOptions, archiving: Archiving | None = None) -> None:
+        """Go on with other limits. What readers have seen they go on seeing; who waits for an ack goes on waiting."""
+        self._options = replace(options, epoch=self._options.epoch, broker_id=self._options.broker_id)
+        self._log.reconfigure(self._options)
+        if archiving is not None:
+            self._acks.waits = archiving.ack_archived
+            self._uploader.reconfigure(archiving)
+            self._update()
+
+    def pin(self, holder: str, version: Version) -> None:
+        """As `PartitionLog.pin`."""
+        self._log.pin(holder, version)
+
+    def unpin(self, holder: str) -> None:
+        """As `PartitionLog.unpin`."""
+        self._log.unpin(holder)
+
+    # What changes it, on the loop
+
+    def _newest_view(self, before: View | None) -> View:
+        local, archive = self._log.view, self._archive.view
+        if before is not None and archive.epoch > self._log.epoch:
+            return before  # what the archive has since is another owner's, and what we have no longer counts
+        version, next_offset = local.version, local.next_offset
+        if self._uploader.settings.ack_archived:
+            version, next_offset = archive.log_version, archive.next_offset
+        start = local.start_offset if archive.is_empty else archive.start_offset
+        if before is not None:
+            # After a change of settings the archive may have to catch up with what readers have seen.
+            version, next_offset = max(version, before.version), max(next_offset, before.next_offset)
+            start = max(start, before.start_offset)
+        return View(version, local.epoch, min(start, next_offset), next_offset, local.segments)
+
+    def _update(self) -> None:
+        before, self._view = self._view, self._newest_view(self._view)
+        if (before.version, before.next_offset) != (self._view.version, self._view.next_offset):
+            self._waiters.wake(self._view)
+            for watcher in self.watchers:
+                watcher()
+
+    def _on_appended(self) -> None:
+        self._update()
+        self._uploader.notice()
+
+    def _on_archived(self) -> None:
+        self._update()
+        self._acks.archived(self._archive.view.log_version)
+
+    def _on_failure(self, error: Exception) -> None:
+        if isinstance(error, StaleEpoch):
+            self._fenced = error
+            self._log.stop(error)
+            path = self._log.directory_log.directory
+            self._acks.fail(lambda: LogStopped(path=path, cause=error))
+        elif isinstance(error, ArchiveFailed):
+            self._acks.give_up(error)
+
+    # Appending
+
+    async def append(
+        self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
+    ) -> Appended:
+        """As `PartitionLog.append`; and ArchiveFailed, LeaseExpired: then the outcome is unknown."""
+        self._check_room(len(data))
+        return await self._log.append(data, txn_id=txn_id, expected_version=expected_version)
+
+    def append_nowait(
+        self,
+        data: Bytes,
+        *,
+        txn_id: str | None = None,
+        expected_version: Version | None = None,
+        is_own: bool = False,
+    ) -> asyncio.Future[Appended]:
+        """As `PartitionLog.append_nowait`."""
+        self._check_room(len(data))
+        return self._log.append_nowait(data, txn_id=txn_id, expected_version=expected_version, is_own=is_own)
+
+    def _check_room(self, size: int) -> None:
+        if self._closed is not None:
+            raise LogClosed(path=self._log.directory_log.directory)
+        if self._uploader.settings.ack_archived:
+            waiting, limit = self._uploader.waiting_bytes, self._options.waiting_bytes_max
+            if waiting + size > limit:
+                raise QueueFull(waiting_bytes=waiting, limit_bytes=limit)
+
+    def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> Transaction:
+        """As `PartitionLog.append_transactional`."""
+        transaction = Transaction(self, self._options, self.view.version, txn_id)
+        for part in data:
+            transaction.add(part)
+        return transaction
+
+    async def fsync_and_rotate(self) -> View:
+        """Seal the newest segment behind everything appended so far."""
+        await self._log.fsync_and_rotate()
+        return self._view
+
+    async def catch_up(self) -> None:
+        """Bring what there is now into the archive, while appends go on. ArchiveFailed, LogStopped."""
+        if self.stopped is not None:
+            raise self.stopped
+        await self._uploader.flush(with_state=False, until=self._log.view.version)
+
+    async def drain(self) -> Drained:
+        """Bring everything into the archive, and the log's state with it: whoever takes over has little to read.
+
+        Whoever calls it has seen to it that nothing more is appended. May be called again. ArchiveFailed, LogStopped.
+        """
+        if self.stopped is not None:
+            raise self.stopped
+        await self._uploader.flush(with_state=True)
+        view = self._archive.view
+        return Drained(view.next_offset, view.log_version)
+
+    async def retain(self, retention: Retention, local: Retention | None = None) -> list[Remove]:
+        """Forget what `retention` no longer keeps; and on disk, what `local` no longer keeps there.
+
+        The disk keeps whatever the archive has not. What went from the archive is told to the hooks.
+        """
+        await self._retain_archive(retention)
+        view = self._archive.view
+        if self.stopped is not None or view.epoch > self._log.epoch:
+            return []  # what the archive has is not ours to compare with
+        limits = Retention(
+            bytes_max=local.bytes_max if local is not None else None,
+            age_seconds_max=local.age_seconds_max if local is not None else None,
+            before_offset=view.start_offset,
+            keep_from=view.next_offset,
+        )
+        removed = await self._log.retain(limits)
+        self._update()
+        await self._uploader.sweep_now_and_then()
+        return removed
+
+    async def _retain_archive(self, retention: Retention) -> None:
+        if retention.bytes_max is not None:
+            bytes_max = max(0, retention.bytes_max - self._uploader.waiting_bytes)
+            retention = replace(retention, bytes_max=bytes_max)
+        slices = self._archive.view.slices
+        ripe = len(expired(slices, retention, self._clock.now()))
+        if not ripe:
+            return
+        if not any(slice_.state for slice_ in slices[ripe:]):
+            # What takes the log over begins with the newest state, so there must be one that stays.
+            await self._uploader.flush(with_state=True)
+        removed = await self._in_thread(lambda: self._archive.retain(retention))
+        if removed:
+            self._update()
+            self._hooks.removed(removed)
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads.archive_writers, work)
+
+    # Reading
+
+    async def wait_for(
+        self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
+    ) -> View:
+        """Return when a record with `offset`, or `version`, can be read. NotYet after the timeout."""
+        return await self._waiters.wait(lambda: self._view, offset, version, timeout_seconds)
+
+    async def read(self, offset: Offset, *, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
+        """As `PartitionLog.read`, from disk or archive. ArchiveFailed."""
+        view = self._view
+        at, end = view.version, view.next_offset
+        if version is not None and version > view.version:
+            raise NotYet(f"version {version} is not there: the log is at {view.version}")
+        if version is not None and version < view.version:
+            at, end = version, (await self.commits(version, Version(version + 1)))[0].next_offset
+        if not view.start_offset <= offset <= end:
+            raise OffsetOutOfRange(offset=offset, start=view.start_offset, end=end)
+        if offset == end:
+            return Slice(memoryview(b""), offset, offset, at, end)
+        found = await self._read(offset, end, max_bytes)
+        return Slice(found.data, found.start_offset, found.next_offset, at, end)
+
+    async def _read(self, offset: Offset, end: Offset, max_bytes: int) -> Slice:
+        if offset >= self._log.view.start_offset:
+            try:
+                return await self._log.read(offset, max_bytes=max_bytes, end=end)
+            except OffsetOutOfRange:
+                if offset >= self._log.view.start_offset:
+                    raise
+                # It went from the disk meanwhile, so the archive has it.
+        return await self._recall(lambda: self._archive.read(offset, max_bytes, until=end))
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
+        """The first offset whose record has this timestamp or a later one; None when there is none."""
+        found: Offset | None = None
+        local_start = self._log.view.start_offset
+        if self._view.start_offset < local_start:
+            limits = self._options.batches
+            found = await self._recall(
+                lambda: self._archive.offset_for_timestamp(timestamp_ms, before=local_start, limits=limits)
+            )
+        if found is None:
+            found = await self._log.offset_for_timestamp(timestamp_ms)
+        return found if found is not None and found < self._view.next_offset else None
+
+    async def commits(self, start: Version, end: Version) -> list[Commit]:
+        """The commits of versions [start, end), from disk or archive. VersionNotRetained."""
+        end = min(end, Version(self._view.version + 1))
+        try:
+            return await self._log.commits(start, end)
+        except VersionNotRetained as gone:
+            middle = Version(min(end, gone.oldest, self._archive.view.log_version + 1))
+            if start >= middle:
+                raise
+        older = await self._recall(lambda: self._archive.commits(start, middle))
+        return older + (await self._log.commits(middle, end) if middle < end else [])
+
+    async def _recall(self, work: Callable[[], Result]) -> Result:
+        if self._closed is not None:
+            raise LogClosed(path=self._log.directory_log.directory)
+        return await asyncio.get_running_loop().run_in_executor(self._threads.archive_readers, work)
+
+
+async def _finished(future: asyncio.Future[Result]) -> Result:
+    """Wait for a thread, also if we are cancelled: it must not change a directory after its lock was given up."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

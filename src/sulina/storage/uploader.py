@@ -1,0 +1,308 @@
+"""Brings a log into its archive, slice by slice, for as long as the log is open.
+
+What waits goes when there is enough of it, when it has waited long enough, at once where acks wait for the archive, or
+when somebody drains the log. A failure is tried again, later and later, for ever: nobody else may do it. Only a newer
+owner ends it for good. What has not been archived is pinned, so that the log keeps it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from sulina.core.archive import is_state_due
+from sulina.core.commit import Checkpoint, SegmentRef
+from sulina.errors import LogClosed, StaleEpoch, VersionConflict
+from sulina.ports import Clock
+from sulina.storage.archive import Archive
+from sulina.storage.partition_log import PartitionLog
+from sulina.storage.slicing import needs_state, next_slice
+from sulina.types import Version
+
+Result = TypeVar("Result")
+
+_logger = logging.getLogger("sulina.archive")
+
+BACKOFF_SECONDS = 0.1  # after the first failure; then twice as long each time
+BACKOFF_SECONDS_MAX = 5.0
+TIDY_REST = 5  # times as long as tidying up took
+SWEEP_SECONDS = 3600.0
+PIN = "archive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archiving:
+    """When a log goes to its archive. May change while it is open."""
+
+    ack_archived: bool = False  # appends are answered, and readers see them, when the archive has them
+    archive_bytes: int = 8 << 20
+    archive_seconds: float = 10.0
+
+
+class ArchiveHooks(Protocol):
+    """Told of what happens to an archive; on the loop, so it must be quick."""
+
+    def archived(self, added: SegmentRef) -> None:
+        """A slice is part of the archive. Its size is 0 if it brings no records."""
+        ...
+
+    def removed(self, removed: Sequence[SegmentRef]) -> None:
+        """Slices are no longer part of it: retention took them, or they were merged into one that is told of next."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """An attempt failed. It is tried again, unless the error is StaleEpoch."""
+        ...
+
+
+class NoHooks:
+    """Nobody wants to know."""
+
+    def archived(self, added: SegmentRef) -> None:
+        pass
+
+    def removed(self, removed: Sequence[SegmentRef]) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
+        pass
+
+
+class Uploader:
+    """One for each log. `start`, then `notice` whenever the log has changed, then `close`."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        archive: Archive,
+        *,
+        settings: Archiving,
+        clock: Clock,
+        threads: Executor | None,
+        hooks: ArchiveHooks,
+        on_progress: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self.settings = settings
+        self._log = log
+        self._archive = archive
+        self._clock = clock
+        self._threads = threads
+        self._hooks = hooks
+        self._on_progress = on_progress
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()  # one slice after the other
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._waiting_since: float | None = None
+        self._state: Checkpoint | None = None  # that shall be in the archive
+        self._state_bytes = 0
+        self._swept_at = clock.monotonic()
+        self._pin()
+
+    def start(self) -> None:
+        """Begin, in a task."""
+        self._task = self._loop.create_task(self._run(), name="archive-upload")
+        self.notice()
+
+    async def close(self) -> None:
+        """End the tasks. What a thread is just doing is not waited for: the archive's rules hold for it too."""
+        tasks = [task for task in (self._task, self._tidying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def notice(self) -> None:
+        """The log has changed."""
+        if self.is_done:
+            return
+        is_first = self._waiting_since is None
+        if is_first:
+            self._waiting_since = self._clock.monotonic()
+        # Else the task sleeps until what waits has waited long enough.
+        if is_first or self.settings.ack_archived or self.waiting_bytes >= self.settings.archive_bytes:
+            self._wake.set()
+
+    def reconfigure(self, settings: Archiving) -> None:
+        """Go on with other settings."""
+        self.settings = settings
+        self._wake.set()
+
+    # How far it is
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the archive has everything."""
+        view = self._archive.view
+        return view.log_version >= self._log.view.version and view.epoch <= self._log.epoch
+
+    @property
+    def waiting_bytes(self) -> int:
+        """About how much waits to be archived."""
+        archived, waiting = self._archive.view.next_offset, 0
+        for segment in reversed(self._log.view.segments):
+            if segment.next_offset <= archived:
+                break
+            share = (segment.next_offset - max(archived, segment.base)) / (segment.next_offset - segment.base)
+            waiting += int(segment.size * share)
+        return waiting
+
+    def _due_in(self) -> float | None:
+        """Seconds until something has to be done; None: nothing waits."""
+        if self.is_done:
+            self._waiting_since = None
+            return None
+        if self.settings.ack_archived or self.waiting_bytes >= self.settings.archive_bytes:
+            return 0.0
+        now = self._clock.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return max(0.0, self._waiting_since + self.settings.archive_seconds - now)
+
+    # Uploading
+
+    async def _run(self) -> None:
+        backoff = 0.0
+        while True:
+            self._wake.clear()
+            due = self._due_in()
+            if backoff or due is None or due > 0:
+                await self._sleep(backoff or due, wakes=not backoff)
+                if not backoff:
+                    continue
+            try:
+                async with self._turn:
+                    await self._upload_what_waits()
+                backoff = 0.0
+                self._tidy()
+            except StaleEpoch as error:
+                self._fail(error)
+                return
+            except LogClosed:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, the log must get into its archive
+                self._fail(error)
+                backoff = min(max(2 * backoff, BACKOFF_SECONDS), BACKOFF_SECONDS_MAX)
+
+    async def _sleep(self, seconds: float | None, *, wakes: bool) -> None:
+        if not wakes:
+            await asyncio.sleep(seconds or 0.0)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _fail(self, error: Exception) -> None:
+        self._on_failure(error)
+        self._tell(lambda: self._hooks.failed(error))
+
+    def _tell(self, hook: Callable[[], None]) -> None:
+        try:
+            hook()
+        except Exception:  # whoever is told must not be able to stop the log
+            _logger.exception("a hook of the archive failed")
+
+    async def _upload_what_waits(self) -> None:
+        self._archive.check_ours()
+        target = self._log.view.version
+        while self._archive.view.log_version < target:
+            if self._state is None and await self._is_state_due():
+                self._state = await self._log.checkpoint()
+            if not await self._upload_one():
+                break
+        self._waiting_since = None if self.is_done else self._clock.monotonic()
+
+    async def _is_state_due(self) -> bool:
+        view = self._archive.view
+        if view.log_version >= 0:
+            return is_state_due(view.slices, self._state_bytes)
+        return await self._in_thread(lambda: needs_state(self._log.directory_log, view))
+
+    async def _upload_one(self) -> bool:
+        """Archive the next slice, if there is any."""
+        view = self._archive.view
+        if self._state is not None and self._state.version < view.log_version:
+            self._state = None  # the archive got past it
+        state = self._state
+        new = await self._in_thread(lambda: next_slice(self._log.directory_log, view, state=state))
+        if new is None:
+            return False
+        puts = [self._archive.put_data, self._archive.put_commits]
+        if new.state is not None:
+            puts.append(self._archive.put_state)
+        try:
+            await asyncio.gather(*(self._in_thread(lambda put=put: put(new)) for put in puts))  # type: ignore[misc]
+            added = await self._in_thread(lambda: self._archive.add(new))
+        except VersionConflict:
+            return True  # a commit of our own, whose reply was lost, has come after all: look again
+        finally:
+            self._archive.landed(new)
+        if new.state is not None:
+            self._state_bytes = len(new.state)
+            self._state = None
+        self._pin()
+        self._on_progress()
+        self._tell(lambda: self._hooks.archived(added))
+        return True
+
+    def _pin(self) -> None:
+        # The commit that the archive ends with too: the next open compares it.
+        self._log.pin(PIN, self._archive.view.log_version)
+
+    async def flush(self, *, with_state: bool, until: Version | None = None) -> None:
+        """Bring everything into the archive that the log has now, and its state too if so wanted. ArchiveFailed.
+
+        Where appends go on, `until` says at which version of the log to end.
+        """
+        async with self._turn:
+            try:
+                self._archive.check_ours()
+                while until is None or self._archive.view.log_version < until:
+                    is_wanted = with_state and not self._ends_with_state()
+                    if self.is_done and not is_wanted:
+                        break
+                    if self._state is None and (is_wanted or await self._is_state_due()):
+                        self._state = await self._log.checkpoint()
+                    await self._upload_one()
+                self._archive.check_ours()
+            except StaleEpoch as error:
+                self._fail(error)
+                raise
+            self._waiting_since = None
+
+    def _ends_with_state(self) -> bool:
+        slices = self._archive.view.slices
+        return self.is_done and bool(slices) and slices[-1].state is not None
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await self._loop.run_in_executor(self._threads, work)
+
+    # Tidying up
+
+    def _tidy(self) -> None:
+        if self._tidying is None or self._tidying.done():
+            self._tidying = self._loop.create_task(self._tidy_up(), name="archive-tidy")
+
+    async def _tidy_up(self) -> None:
+        started = self._clock.monotonic()
+        try:
+            await self._in_thread(self._archive.tidy)
+            while (merged := await self._in_thread(self._archive.merge)) is not None:
+                into, parts = merged
+                self._tell(lambda parts=parts: self._hooks.removed(parts))  # type: ignore[misc]
+                self._tell(lambda into=into: self._hooks.archived(into))  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001 - the next time will do
+            self._fail(error)
+        await asyncio.sleep(TIDY_REST * (self._clock.monotonic() - started))
+
+    async def sweep_now_and_then(self) -> None:
+        """Delete what was put and never counted; about once an hour."""
+        if self._clock.monotonic() - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = self._clock.monotonic()
+            await self._in_thread(self._archive.sweep)

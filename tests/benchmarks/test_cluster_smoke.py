@@ -1,0 +1,32 @@
+"""The benchmark of clusters still runs: each of its claims, as small as it can be. Nothing is timed."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cluster as benchmark
+from benchmarks.measure import Setup
+from tests.support.cluster_world import cluster
+from tests.support.etcd import EtcdServer, etcd
+from tests.support.s3 import S3Server, s3
+
+__all__ = ["etcd", "s3"]  # fixtures
+
+
+class Tiny(Setup):
+    """Less than quick."""
+
+    def choose(self, quick: int, full: int) -> int:
+        return 1
+
+
+async def test_every_claim_about_clusters_yields_figures(
+    tmp_path: Path, etcd: EtcdServer, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "CROWDS_QUICK", (6, 12))
+    setup = Tiny(str(tmp_path), True)
+    async with cluster(tmp_path, etcd, *benchmark.BROKERS, s3=s3) as world:
+        for claim in benchmark.CLAIMS:
+            results = [result async for result in claim(setup, world, s3)]
+            assert results
+            assert all(result.value > 0 for result in results)

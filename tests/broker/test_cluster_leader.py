@@ -1,0 +1,463 @@
+"""What a leader does: every partition has one owner that is there (F1, F2, F6, F7; seed 004)."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from sulina.broker.cluster import ClusterOptions, ClusterStep
+from sulina.broker.cluster.changes import OwnershipChange, grouped
+from sulina.core import keys
+from sulina.core.cluster import BrokerMode, Reason, Sealed, Unassigned
+from sulina.ports import Compare, Put
+from sulina.types import PartitionName
+from tests.support.control_plane import TTL_SECONDS, Member, World, in_virtual_time
+
+
+async def local_only(member: Member, names: Sequence[PartitionName]) -> None:
+    """As an owner does before it acknowledges what only its disk has."""
+    for name in names:
+        await member.cluster.set_archived(name, member.owner.mine[name][1], False)
+
+
+async def snapshot(world: World, *prefixes: str) -> list[tuple[str, bytes, int]]:
+    listings = [await world.store.list(prefix) for prefix in prefixes]
+    return [(entry.key, entry.value, entry.revision) for listing in listings for entry in listing.entries]
+
+
+@in_virtual_time
+async def test_f2_a_new_topic_gets_its_owners_at_once_and_evenly() -> None:
+    async with World() as world:
+        await world.join_all("a", "b", "c")
+        names = await world.create("orders", 30)
+        assert await world.served(names) < 0.5
+        assert set(world.owners(names).values()) == {10}
+
+
+@in_virtual_time
+async def test_f2_a_topic_that_nobody_told_the_leader_of_is_found_by_the_next_look() -> None:
+    async with World() as world:
+        await world.join_all("a", "b")
+        await asyncio.sleep(1)
+        names = await world.topics.create("orders", 4)  # and nobody says so
+        assert await world.served(names) <= world.options.rescan_seconds + 0.5
+
+
+@in_virtual_time
+async def test_f2_a_partition_whose_entry_vanished_is_found_and_does_not_begin_anew() -> None:
+    """What only a dead broker has is not forgotten with the entry that said so."""
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 2)
+        await world.served(names)
+        await local_only(b, list(b.owner.mine))
+        (lost,) = b.owner.mine
+        await b.kill()
+        await world.until(lambda: lost in a.view.unassigned)
+        await world.store.txn(deletes=[keys.unassigned(lost)])
+        await world.until(lambda: lost in a.view.unassigned and a.view.unassigned[lost].value.is_recovering)
+        assert a.view.unassigned[lost].value.from_broker == "b"
+
+
+@in_virtual_time
+async def test_f1_f6_a_dead_broker_loses_its_assignments_only_and_others_take_over() -> None:
+    async with World() as world:
+        _a, _b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 30)
+        await world.served(names)
+        before = await snapshot(world, keys.TOPICS, keys.NAMESPACES)
+        epochs = {name: world.store.highest[name] for name in names}
+        mine = set(c.owner.mine)
+        await c.kill()
+        taken = await world.served(names)
+        assert taken <= TTL_SECONDS + 0.5
+        assert await snapshot(world, keys.TOPICS, keys.NAMESPACES) == before
+        assert sorted(world.owners(names).items()) == [("a", 15), ("b", 15)]
+        for name in names:
+            assert world.store.highest[name] == epochs[name] + (name in mine)
+
+
+@in_virtual_time
+async def test_f1_what_a_dead_broker_had_waits_with_reason_and_origin() -> None:
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 2)
+        await world.served(names)
+        (lost,) = b.owner.mine
+        seen: list[Unassigned] = []
+        a.view.listen(
+            lambda touched: seen.extend(
+                a.view.unassigned[name].value for name in touched.partitions if name in a.view.unassigned
+            )
+        )
+        await b.kill()
+        await world.until(lambda: set(a.owner.mine) == set(names))
+        assert [(one.reason, one.from_broker, one.from_store) for one in seen] == [(Reason.DEAD, "b", "store-b")]
+        assert lost in a.owner.mine
+
+
+@in_virtual_time
+async def test_what_a_broker_left_behind_was_stopped_not_dead() -> None:
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 2)
+        await world.served(names)
+        await local_only(b, list(b.owner.mine))
+        await b.stop()
+        await world.until(lambda: len(a.view.unassigned) == 1)
+        (held,) = a.view.unassigned.values()
+        assert (held.value.reason, held.value.is_recovering) == (Reason.STOPPED, True)
+
+
+@in_virtual_time
+async def test_f6_what_only_a_dead_broker_has_waits_for_that_broker_and_no_other() -> None:
+    async with World() as world:
+        a, _b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 9)
+        await world.served(names)
+        await local_only(c, list(c.owner.mine))
+        mine = set(c.owner.mine)
+        await c.kill()
+        await world.until(lambda: set(a.view.unassigned) == mine)
+        await asyncio.sleep(30)
+        assert set(a.view.unassigned) == mine
+        assert {a.view.placement(name).waits_for for name in mine} == {"c"}
+        await world.join("d")
+        await asyncio.sleep(10)
+        assert set(a.view.unassigned) == mine
+        c = await world.join("c")
+        await world.served(names, seconds=1)
+        assert set(c.owner.mine) == mine
+        assert not any(epoch.is_archived for epoch, _ in c.owner.mine.values()), "it still is on that disk alone"
+
+
+@in_virtual_time
+async def test_what_is_archived_sealed_or_not_reliable_waits_for_nobody() -> None:
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        archived = await world.create("archived", 2)
+        sealed = await world.create("sealed", 2)
+        passing = await world.create("passing", 2, is_reliable=False)
+        names = [*archived, *sealed, *passing]
+        await world.served(names)
+        for name in set(b.owner.mine) - set(archived):
+            await local_only(b, [name])
+        for name in set(b.owner.mine) & set(sealed):
+            state = Sealed(
+                last_committed_offset=4,
+                next_offset=5,
+                version=2,
+                epoch=b.owner.mine[name][0].epoch,
+                broker_id="b",
+                ts="",
+            )
+            await world.store.txn(puts=[Put(keys.sealed_state(name), msgspec.json.encode(state))])
+        await b.kill()
+        await world.served(names)
+        assert set(a.owner.mine) == set(names)
+        assert all(epoch.is_archived for epoch, _ in a.owner.mine.values()), "nothing of it is anywhere else"
+
+
+@in_virtual_time
+@pytest.mark.parametrize("state", [b"{", b'{"state": "sealed", "epoch": -1}'], ids=["torn", "of another epoch"])
+async def test_u7_a_sealed_state_that_proves_nothing_lets_nobody_begin_anew(state: bytes) -> None:
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 2)
+        await world.served(names)
+        (lost,) = b.owner.mine
+        await local_only(b, [lost])
+        await world.store.txn(puts=[Put(keys.sealed_state(lost), state)])
+        await b.kill()
+        await world.until(lambda: lost in a.view.unassigned)
+        assert a.view.unassigned[lost].value.is_recovering
+
+
+@in_virtual_time
+async def test_an_operator_may_give_up_what_only_a_dead_broker_has() -> None:
+    async with World() as world:
+        a, _b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 3)
+        await world.served(names)
+        (lost,) = c.owner.mine
+        await local_only(c, [lost])
+        await c.kill()
+        await world.until(lambda: lost in a.view.unassigned)
+        await a.cluster.force(lost, "b")
+        await world.served(names, seconds=1)
+        assert world.store.owners[lost] == "b"
+        c = await world.join("c")
+        await asyncio.sleep(10)
+        assert lost not in c.owner.mine, "it came too late"
+
+
+@in_virtual_time
+async def test_f7_where_a_move_is_wanted_to_it_goes() -> None:
+    async with World() as world:
+        a, b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 3)
+        await world.served(names)
+        (name,) = a.owner.mine
+        await b.cluster.request_unload(name, force=False, to="c", requested_by="test")
+        await world.until(lambda: name in c.owner.mine)
+        assert world.store.changes_of_owner[name] == 2
+
+
+@in_virtual_time
+async def test_f7_what_is_unloaded_goes_to_another_if_there_is_one() -> None:
+    """Seed 000, integration 3: unassigned, then reassigned to a different broker."""
+    async with World() as world:
+        (a,) = await world.join_all("a")
+        (name,) = await world.create("orders")
+        await world.served([name])
+        await a.cluster.request_unload(name, force=False, to=None, requested_by="test")
+        await world.until(lambda: world.store.changes_of_owner[name] == 2)
+        await world.served([name])
+        b = await world.join("b")
+        await a.cluster.request_unload(name, force=False, to=None, requested_by="test")
+        await world.until(lambda: name in b.owner.mine)
+
+
+@in_virtual_time
+async def test_f7_a_draining_broker_gives_away_everything_a_few_at_a_time() -> None:
+    async with World() as world:
+        a, b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 60)
+        await world.served(names)
+        under_way: list[int] = []
+        c.view.listen(lambda _: under_way.append(len(c.view.unloads)))
+        await c.cluster.set_mode("a", BrokerMode.DRAINING)
+        await world.until(lambda: not a.owner.mine)
+        await world.served(names)
+        assert 0 < max(under_way) <= world.options.moves_at_once
+        assert sorted(world.owners(names).items()) == [("b", 30), ("c", 30)]
+        more = await world.create("more", 6)
+        await world.served(more)
+        assert not a.owner.mine, "it is given nothing"
+        await b.cluster.set_mode("a", BrokerMode.ACTIVE)
+        last = await world.create("last", 6)
+        await world.served(last)
+        assert set(world.owners(last)) == {"a"}
+
+
+@in_virtual_time
+async def test_f7_the_only_broker_goes_on_serving_while_it_drains() -> None:
+    async with World() as world:
+        (a,) = await world.join_all("a")
+        names = await world.create("orders", 6)
+        await world.served(names)
+        await a.cluster.set_mode("a", BrokerMode.DRAINING)
+        await asyncio.sleep(20)
+        assert not a.view.unloads
+        more = await world.create("more", 2)
+        await world.served([*names, *more])
+        b = await world.join("b")
+        await world.until(lambda: set(b.owner.mine) == {*names, *more})
+        await b.kill()
+        await world.served([*names, *more])
+
+
+@in_virtual_time
+async def test_f7_a_draining_broker_that_dies_loses_nothing() -> None:
+    async with World() as world:
+        a, _b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 30)
+        await world.served(names)
+        c.owner.unloads_at_once = False
+        await a.cluster.set_mode("c", BrokerMode.DRAINING)
+        await world.until(lambda: len(c.owner.wishes) == world.options.moves_at_once)
+        await c.kill()
+        await world.served(names)
+        assert not a.view.unloads
+        assert not world.store.unassigned
+
+
+@in_virtual_time
+async def test_f7_a_rebalance_that_is_asked_for_evens_everything_out() -> None:
+    async with World() as world:
+        (_a,) = await world.join_all("a")
+        names = await world.create("orders", 30)
+        await world.served(names)
+        b, c = await world.join("b"), await world.join("c")
+        await asyncio.sleep(20)
+        assert set(world.owners(names)) == {"a"}, "nothing moves by itself unless it is wanted"
+        wished = await b.cluster.rebalance()
+        assert len(wished) == 20
+        assert {unload.to for _, unload in wished} == {"b", "c"}
+        await world.until(lambda: not c.view.unloads and set(world.owners(names).values()) == {10})
+        assert await c.cluster.rebalance() == []
+
+
+@in_virtual_time
+async def test_f7_an_automatic_rebalance_is_slow_and_ends() -> None:
+    options = ClusterOptions(lease_seconds=TTL_SECONDS, rebalance_seconds=10.0, moves_at_once=3)
+    async with World(options) as world:
+        (_a,) = await world.join_all("a")
+        names = await world.create("orders", 24)
+        await world.served(names)
+        b = await world.join("b")
+        under_way: list[int] = []
+        b.view.listen(lambda _: under_way.append(len(b.view.unloads)))
+        await asyncio.sleep(25)
+        assert 3 <= len(b.owner.mine) <= 9, "three in ten seconds"
+        await asyncio.sleep(300)
+        assert max(under_way) <= 3
+        assert max(world.owners(names).values()) <= 14
+        before = world.store.changes_of_owner.total()
+        await asyncio.sleep(300)
+        assert world.store.changes_of_owner.total() == before, "and then nothing moves any more"
+
+
+@in_virtual_time
+async def test_what_a_deleted_topic_left_behind_goes() -> None:
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 40)
+        kept = await world.create("kept", 3)
+        await world.served([*names, *kept])
+        await world.topics.delete("orders")
+        await world.until(lambda: not set(names) & {*a.view.epochs, *a.view.assignments, *a.view.unassigned})
+        assert {*a.owner.mine, *b.owner.mine} == set(kept)
+        again = await world.create("orders", 40)
+        await world.served(again)
+        assert all(world.store.changes_of_owner[name] == 2 for name in names), "and epochs still rise"
+
+
+@in_virtual_time
+async def test_a_leader_whose_knowledge_of_topics_is_old_deletes_nothing() -> None:
+    async with World() as world:
+        a, _b = await world.join_all("a", "b")
+        names = await world.create("orders", 4)
+        await world.served(names)
+        known, world.topics._topics = world.topics._topics, {}
+        await asyncio.sleep(30)
+        assert set(a.view.epochs) == set(names)
+        assert sum(world.store.changes_of_owner.values()) == 4
+        world.topics._topics = known
+        await world.served(names)
+
+
+@in_virtual_time
+async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> None:
+    """Also when what was there waits for a broker that never returns."""
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 40)
+        await world.served(names)
+        await local_only(b, list(b.owner.mine))
+        lost = set(b.owner.mine)
+        await b.kill()
+        await world.until(lambda: set(a.view.unassigned) == lost)
+        known = world.topics._topics.pop(names[0].topic)  # it is being deleted
+        await a.cluster.forget(names[0].topic, 40)
+        assert not a.view.epochs
+        assert not a.owner.mine
+        world.topics._topics[names[0].topic] = known
+        a.cluster.topics_changed(names)
+        await world.served(names, seconds=1)
+
+
+@in_virtual_time
+async def test_a_broker_that_is_gone_for_long_is_shown_no_more() -> None:
+    options = ClusterOptions(lease_seconds=TTL_SECONDS, forget_seconds=60.0)
+    async with World(options) as world:
+        a, b = await world.join_all("a", "b")
+        await b.kill()
+        await world.until(lambda: len(a.view.registrations) == 1)
+        await asyncio.sleep(30)
+        assert [info.state for info in a.view.brokers()] == ["active", "unreachable"]
+        await world.until(lambda: [info.broker_id for info in a.view.brokers()] == ["a"], seconds=60)
+
+
+@in_virtual_time
+async def test_a_leader_that_was_cut_off_writes_nothing_more() -> None:
+    """Its lease ends, another is elected; whatever it still sends fails (`WatchedStore` watches)."""
+    async with World() as world:
+        a, b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 12, is_reliable=False)
+        await world.served(names)
+        revision = a.cluster.election.revision
+        assert revision is not None
+        a.line.cut()
+        await world.until(lambda: b.cluster.election.revision is not None or c.cluster.election.revision is not None)
+        assert a.cluster.election.revision is None
+        await world.served(names)
+        a.line.heal()
+        await world.until(a.cluster.membership.may_ack)
+        await asyncio.sleep(10)
+        await world.served(names)
+        assert a.cluster.election.revision is None
+        assert len({member.view.leader for member in world.members.values()}) == 1
+
+
+@in_virtual_time
+async def test_two_leaders_never_write_even_when_the_first_does_not_know() -> None:
+    """The key is taken away by hand: the one who held it finds out by its first transaction that fails."""
+    async with World() as world:
+        _a, _b = await world.join_all("a", "b")
+        names = await world.create("orders", 4)
+        await world.served(names)
+        for _ in range(20):
+            await world.store.txn(deletes=[keys.LEADER])
+            more = await world.create(f"more-{world.clock.monotonic():.3f}".replace(".", "-"), 2)
+            await world.served(more, seconds=10)
+        assert len({member.view.leader for member in world.members.values()}) == 1
+
+
+@in_virtual_time
+async def test_growth_is_linear_and_groups_are_full() -> None:
+    """A thousand partitions of a dead broker: some fifty transactions, not two thousand."""
+    async with World() as world:
+        a, _b, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 999)
+        await world.served(names)
+        await c.kill()
+        await world.until(lambda: "c" not in a.view.registrations)
+        world.store.txn_sizes.clear()
+        assert await world.served(names) < 2.0
+        big = [size for size in world.store.txn_sizes if size > 10]
+        assert len(big) <= 20, "333 taken away, 333 given, 40 or more in each transaction"
+
+
+@in_virtual_time
+async def test_one_that_was_outrun_does_not_keep_the_others_of_its_group_waiting() -> None:
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 40)
+        await world.served(names)
+        taken = names[:3]
+        is_first = True
+
+        def race(step: ClusterStep) -> None:
+            nonlocal is_first
+            if step == ClusterStep.LEADER_DEAD_FOUND and is_first:
+                is_first = False
+                for name in taken:  # as if their owner had given them back in this very moment
+                    if name in b.owner.mine or world.store.owners[name] == "b":
+                        world.store._apply([Put(keys.unassigned(name), _waiting())], [keys.assignment("b", name)])
+
+        a.cluster._load_manager._steps = race
+        await b.kill()
+        assert await world.served(names) < TTL_SECONDS + 1
+        assert set(a.owner.mine) == set(names)
+
+
+def test_groups_are_never_larger_than_a_transaction() -> None:
+    changes = [
+        OwnershipChange(
+            compares=tuple(Compare(f"/c/{number}/{one}", 1) for one in range(number % 4)),
+            puts=tuple(Put(f"/p/{number}/{one}", b"") for one in range(1 + number % 3)),
+            deletes=(f"/d/{number}",) * (number % 2),
+        )
+        for number in range(1000)
+    ]
+    groups = list(grouped(changes))
+    assert [change for group in groups for change in group] == changes
+    for group in groups:
+        assert sum(len(change.puts) + len(change.deletes) for change in group) <= 128
+        assert sum(len(change.compares) for change in group) < 128
+
+
+def _waiting() -> bytes:
+    return msgspec.json.encode(Unassigned(reason=Reason.UNLOADED, since_ms=0, from_broker="b", from_store="store-b"))

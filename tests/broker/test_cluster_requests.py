@@ -1,0 +1,215 @@
+"""What operators wish for and owners write: each is one transaction that what it was decided by still holds."""
+
+import asyncio
+
+import pytest
+
+from sulina.core import keys
+from sulina.core.cluster import BrokerMode, Reason, Step, Unload
+from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, VersionConflict
+from sulina.types import PartitionName
+from tests.support.control_plane import TTL_SECONDS, Member, World, in_virtual_time
+
+
+async def one_served(world: World) -> tuple[Member, Member, PartitionName]:
+    """A partition that `a` has, and leaves alone when it is asked to let go."""
+    a, b = await world.join_all("a", "b")
+    (name,) = await world.create("orders")
+    await world.served([name])
+    assert name in a.owner.mine
+    a.owner.unloads_at_once = b.owner.unloads_at_once = False
+    return a, b, name
+
+
+@in_virtual_time
+async def test_the_same_wish_again_is_the_same_wish() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        first = await b.cluster.request_unload(name, force=False, to=None, requested_by="x")
+        again = await b.cluster.request_unload(name, force=False, to=None, requested_by="y")
+        assert again == first
+        assert [unload for _, unload, _ in a.owner.wishes] == [first]
+
+
+@in_virtual_time
+async def test_a_wish_may_become_firmer_and_the_owner_hears_of_it() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await b.cluster.request_unload(name, force=False, to=None, requested_by="x")
+        await b.cluster.request_unload(name, force=True, to=None, requested_by="x")
+        await a.cluster.request_unload(name, force=False, to="b", requested_by="x")
+        await world.until(lambda: len(a.owner.wishes) == 3)
+        assert [(unload.force, unload.to) for _, unload, _ in a.owner.wishes] == [
+            (False, None),
+            (True, None),
+            (True, "b"),
+        ]
+        assert len({unload.unload_id for _, unload, _ in a.owner.wishes}) == 1
+
+
+@in_virtual_time
+async def test_u14_of_two_moves_that_race_one_is_refused() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await world.join("c")
+        wishes = await asyncio.gather(
+            a.cluster.request_unload(name, force=True, to="b", requested_by="x"),
+            b.cluster.request_unload(name, force=True, to="c", requested_by="y"),
+            return_exceptions=True,
+        )
+        granted = [wish for wish in wishes if isinstance(wish, Unload)]
+        refused = [wish for wish in wishes if isinstance(wish, AlreadyExists)]
+        assert (len(granted), len(refused)) == (1, 1)
+        assert f"it goes to {granted[0].to}" in str(refused[0])
+
+
+@in_virtual_time
+async def test_who_takes_no_partitions_is_no_target() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        with pytest.raises(InvalidSettings, match="those that do: a, b"):
+            await a.cluster.request_unload(name, force=True, to="z", requested_by="x")
+        await a.cluster.set_mode("b", BrokerMode.DRAINING)
+        with pytest.raises(InvalidSettings, match="broker b takes no partitions"):
+            await a.cluster.request_unload(name, force=True, to="b", requested_by="x")
+        with pytest.raises(BrokerNotFound):
+            await b.cluster.set_mode("z", BrokerMode.DRAINING)
+
+
+@in_virtual_time
+async def test_what_nobody_has_cannot_be_unloaded_and_what_nobody_waits_for_not_forced() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        with pytest.raises(InvalidSettings, match="waits for no broker"):
+            await b.cluster.force(name, None)
+        nobodys = PartitionName(name.topic, 7)
+        with pytest.raises(NotOwner):
+            await a.cluster.request_unload(nobodys, force=True, to=None, requested_by="x")
+
+
+@in_virtual_time
+async def test_a_wish_that_is_refused_is_gone() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await b.cluster.request_unload(name, force=False, to=None, requested_by="x")
+        await world.until(lambda: bool(a.owner.wishes))
+        _, _, revision = a.owner.wishes[0]
+        await b.cluster.request_unload(name, force=True, to=None, requested_by="x")
+        await a.cluster.refuse_unload(name, revision, "consumers are attached")
+        await world.until(lambda: len(a.owner.wishes) == 2)
+        assert name in a.view.unloads, "it became another one"
+        await a.cluster.refuse_unload(name, a.owner.wishes[1][2], "consumers are attached")
+        await world.until(lambda: name not in b.view.unloads)
+        assert a.event_types().count("unload_refused") == 1
+
+
+@in_virtual_time
+async def test_u2_how_far_an_unload_has_come_outlives_its_owners_process() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await b.cluster.request_unload(name, force=True, to="b", requested_by="x")
+        await world.until(lambda: bool(a.owner.wishes))
+        _, unload, revision = a.owner.wishes[0]
+        revision = await a.cluster.advance_unload(name, unload, revision, Step.QUIESCED)
+        revision = await a.cluster.advance_unload(name, unload, revision, Step.QUIESCED, error="the store is slow")
+        await a.kill()
+        a = await world.join("a")
+        a.owner.unloads_at_once = False
+        (told,) = a.owner.wishes
+        assert (told[1].step, told[1].error, told[2]) == (Step.QUIESCED, "the store is slow", revision)
+        await a.cluster.advance_unload(name, told[1], told[2], Step.SEALED)
+        assert await a.cluster.unassign(name, a.owner.mine[name][1], reason=Reason.UNLOADED, to=None)
+        await world.until(lambda: name in b.owner.mine)
+        assert not b.view.unloads
+
+
+@in_virtual_time
+async def test_a_wish_that_changed_while_it_was_carried_out_is_heard() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await world.join("c")
+        await b.cluster.request_unload(name, force=False, to=None, requested_by="x")
+        await world.until(lambda: bool(a.owner.wishes))
+        _, unload, revision = a.owner.wishes[0]
+        await b.cluster.request_unload(name, force=True, to="c", requested_by="x")
+        await a.cluster.advance_unload(name, unload, revision, Step.SEALED)
+        await world.until(lambda: a.view.unloads[name].value.step == Step.SEALED)
+        stored = a.view.unloads[name].value
+        assert (stored.force, stored.to) == (True, "c")
+        assert await a.cluster.unassign(name, a.owner.mine[name][1], reason=Reason.UNLOADED, to=unload.to)
+        await world.until(lambda: world.serving(name) == ["c"])
+
+
+@in_virtual_time
+async def test_u14_an_owner_that_has_lost_its_partition_can_write_nothing_about_it() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await b.cluster.request_unload(name, force=True, to=None, requested_by="x")
+        await world.until(lambda: bool(a.owner.wishes))
+        _, unload, revision = a.owner.wishes[0]
+        (_, assigned) = a.owner.mine[name]
+        a.line.cut()
+        await world.until(lambda: name in b.owner.mine)
+        before = await world.store.get(keys.epoch(name))
+        a.line.heal()
+        with pytest.raises(NotOwner):
+            await a.cluster.set_archived(name, assigned, False)
+        with pytest.raises(NotOwner):
+            await a.cluster.advance_unload(name, unload, revision, Step.SEALED)
+        assert not await a.cluster.unassign(name, assigned, reason=Reason.UNLOADED, to=None)
+        assert await world.store.get(keys.epoch(name)) == before
+        assert world.store.owners[name] == "b"
+
+
+@in_virtual_time
+async def test_an_unload_that_is_gone_cannot_advance() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await b.cluster.request_unload(name, force=True, to=None, requested_by="x")
+        await world.until(lambda: bool(a.owner.wishes))
+        _, unload, revision = a.owner.wishes[0]
+        await world.store.txn(deletes=[keys.unload(name)])
+        with pytest.raises(VersionConflict):
+            await a.cluster.advance_unload(name, unload, revision, Step.SEALED)
+
+
+@in_virtual_time
+async def test_what_is_archived_is_said_in_the_order_in_which_it_was_asked() -> None:
+    """Also while the view is behind: what it shows is never taken for what was written."""
+    async with World() as world:
+        a, b, name = await one_served(world)
+        (_, assigned) = a.owner.mine[name]
+        for is_archived in (False, True, False, False, True, False):
+            await a.cluster.set_archived(name, assigned, is_archived)
+            assert world.store.epochs[name].is_archived == is_archived
+        assert world.store.highest[name] == world.store.epochs[name].epoch
+        await world.until(lambda: not b.view.epochs[name].value.is_archived)
+
+
+@in_virtual_time
+async def test_u4_what_is_on_its_disk_alone_returns_to_a_broker_that_stopped_without_sealing_it() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        (_, assigned) = a.owner.mine[name]
+        await a.cluster.set_archived(name, assigned, False)
+        assert await a.cluster.unassign(name, assigned, reason=Reason.STOPPED, to=None)
+        await world.until(lambda: world.store.changes_of_owner[name] == 2)
+        assert world.store.owners[name] == "a"
+        (_, assigned) = a.owner.mine[name]
+        await a.cluster.leaving()
+        await a.cluster.set_archived(name, assigned, True)
+        assert await a.cluster.unassign(name, assigned, reason=Reason.STOPPED, to=None)
+        await world.until(lambda: name in b.owner.mine)
+
+
+@in_virtual_time
+async def test_u14_an_unload_during_a_failover_ends_with_one_owner() -> None:
+    async with World() as world:
+        a, b, name = await one_served(world)
+        await world.join("c")
+        await b.cluster.request_unload(name, force=True, to="c", requested_by="x")
+        await world.until(lambda: bool(a.owner.wishes))
+        await a.kill()
+        assert await world.served([name]) <= TTL_SECONDS + 0.5
+        assert world.store.owners[name] == "c", "where it was wanted"
+        assert not b.view.unloads

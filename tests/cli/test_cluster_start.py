@@ -1,0 +1,169 @@
+"""`sulina cluster start`, and every command about a cluster, against real processes, a real etcd and real files.
+
+The tests of this module follow each other: a cluster is started, used, loses a broker, and is started again.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sulina.cli.cluster.local import find_etcd
+from sulina.errors import InvalidSettings
+from tests.cli.conftest import SECONDS_MAX, Ended, command, ended, environment
+
+LEASE_SECONDS = 2
+RECORDS = 300
+
+
+@dataclass(slots=True)
+class Started:
+    """A cluster, and commands against it."""
+
+    process: subprocess.Popen[bytes]
+    facts: dict[str, Any]
+
+    def url(self, broker: str) -> str:
+        return str(self._broker(broker)["url"])
+
+    def pid(self, broker: str) -> int:
+        return int(self._broker(broker)["pid"])
+
+    def pids(self) -> list[int]:
+        return [self.facts["etcd"]["pid"], *(broker["pid"] for broker in self.facts["brokers"])]
+
+    def _broker(self, name: str) -> dict[str, Any]:
+        return next(broker for broker in self.facts["brokers"] if broker["broker_id"] == name)
+
+    def run(self, *words: str, at: str = "b1", given: str = "") -> Ended:
+        return ended(*words, given=given, SULINA_URL=self.url(at))
+
+    def ok(self, *words: str, at: str = "b1", given: str = "") -> Any:
+        done = self.run(*words, "--json", at=at, given=given)
+        assert done.code == 0, (words, done)
+        return done.json
+
+    def owners(self, topic: str) -> list[str | None]:
+        return [place["broker_id"] for place in self.ok("topic", "lookup", topic)["partitions"]]
+
+    def values(self, topic: str) -> list[str]:
+        done = self.run("consume", topic, "--no-follow", "--json")
+        assert done.code == 0, done
+        return sorted(record["value"] for record in done.lines)
+
+
+@contextlib.contextmanager
+def starting(data: Path, *, brokers: int) -> Iterator[Started]:
+    words = ["cluster", "start", "--data", str(data), "--brokers", str(brokers), "--port", "0", "--json"]
+    with open(data.parent / f"{data.name}.err", "ab") as errors:
+        process = subprocess.Popen(
+            command(*words, "--lease-seconds", str(LEASE_SECONDS)),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment(),
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (data.parent / f"{data.name}.err").read_text()
+        yield Started(process, json.loads(line))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # once more: it kills what it has started
+            process.wait(SECONDS_MAX)
+        process.communicate()
+
+
+def eventually(is_so: Callable[[], Any], what: str) -> None:
+    """There is no event to wait for: ask until it is so."""
+    until = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < until, what
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        find_etcd()
+    except InvalidSettings as error:
+        pytest.skip(f"{error}: {error.__notes__}")
+    return tmp_path_factory.mktemp("cluster") / "data"
+
+
+@pytest.fixture(scope="module")
+def cluster(data: Path) -> Iterator[Started]:
+    with starting(data, brokers=3) as started:
+        yield started
+
+
+def test_a_topic_is_created_looked_up_moved_and_drained_f5(cluster: Started) -> None:
+    """F5, F7, U6: through every broker, by every command; nothing is lost, no offset is given twice."""
+    assert [info["state"] for info in cluster.ok("broker", "list", at="b3")] == ["active"] * 3
+    cluster.ok("topic", "create", "orders", "--partitions", "3", "--ack", "archived", at="b2")
+    assert set(cluster.owners("orders")) == {"b1", "b2", "b3"}
+    lines = "".join(f"{number:05}\n" for number in range(RECORDS))
+    assert cluster.ok("produce", "orders", at="b3", given=lines)["records"] == RECORDS
+    moves = cluster.ok("topic", "move", "orders", "--to", "b3")
+    assert {(move["to_broker"], move["step"]) for move in moves} == {("b3", "moved")}
+    assert len(moves) == 2
+    assert cluster.owners("orders") == ["b3"] * 3
+    assert cluster.ok("broker", "drain", "b3")["partitions"] == 0
+    assert "b3" not in cluster.owners("orders")
+    assert cluster.ok("broker", "activate", "b3")["state"] == "active"
+    cluster.ok("topic", "unload", "orders", "--partition", "0")
+    assert "moves" in cluster.ok("cluster", "rebalance")
+    assert cluster.values("orders") == lines.split()
+    status = cluster.ok("cluster", "status", at="b2")
+    assert (status["partitions"], len(status["brokers"])) == (3, 3)
+
+
+def test_a_mistake_is_one_line_with_what_was_meant(cluster: Started) -> None:
+    told = cluster.run("topic", "move", "orders", "--to", "b33")
+    assert (told.code, "did you mean b3?" in told.err, told.err.count("\n")) == (1, True, 1)
+    assert "did you mean" in cluster.run("broker", "drain", "b11").err
+
+
+def test_records_of_a_lost_broker_are_given_up_only_when_that_is_said_f4(cluster: Started) -> None:
+    """F1, F4: what is archived fails over by itself; what only a lost broker has waits, and is shown before it goes."""
+    cluster.ok("topic", "create", "slow", "--ack", "local", "--archive-seconds", "3600")
+    cluster.ok("topic", "move", "slow", "--to", "b3")
+    cluster.ok("topic", "move", "orders", "--to", "b3")
+    cluster.ok("produce", "slow", "--count", "7")
+    os.kill(cluster.pid("b3"), signal.SIGKILL)
+    eventually(lambda: None not in cluster.owners("orders") and "b3" not in cluster.owners("orders"), "no failover")
+    assert len(cluster.values("orders")) == RECORDS
+    [place] = cluster.ok("topic", "lookup", "slow")["partitions"]
+    assert (place["state"], place["waits_for"]) == ("recovering", "b3")
+    assert cluster.ok("cluster", "status")["recovering"] == 1
+    refused = cluster.run("topic", "move", "slow", "--to", "b2", "--force", "--json")
+    assert refused.code == 1
+    assert "everything from offset 0 on" in refused.err
+    assert "--yes" in refused.err
+    [move] = cluster.ok("topic", "move", "slow", "--to", "b2", "--force", "--yes")
+    assert (move["step"], move["to_broker"], move["given_up"]) == ("moved", "b2", [0, 7])
+    assert cluster.values("slow") == []
+
+
+def test_all_is_stopped_in_order_and_there_again_the_next_time(cluster: Started, data: Path) -> None:
+    """U8: started again with fewer brokers, the cluster has what it had."""
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.process.wait(SECONDS_MAX) == 0, (data.parent / f"{data.name}.err").read_text()
+    for pid in cluster.pids():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with starting(data, brokers=2) as again:
+        eventually(lambda: None not in again.owners("orders"), "partitions without owners")
+        assert len(again.values("orders")) == RECORDS
+        again.ok("produce", "orders", "--count", "1")
+        assert len(again.values("orders")) == RECORDS + 1

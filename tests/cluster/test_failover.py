@@ -1,0 +1,133 @@
+"""The owner of a topic is killed under load, with a lease of 3 s: who goes on, how soon, and what is lost.
+
+`SULINA_FAILOVERS=20 pytest tests/cluster/test_failover.py` is the long form.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from statistics import quantiles
+
+import pytest
+import pytest_asyncio
+
+from sulina.core import keys
+from sulina.core.members import SubscriptionKind
+from sulina.errors import Recovering
+from sulina.types import PartitionName, TopicName
+from sulina.wire.messages import TopicState
+from tests.support.cluster_clients import Application, Load
+from tests.support.cluster_world import World, cluster, until
+from tests.support.etcd import EtcdServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FAILOVERS = int(os.environ.get("SULINA_FAILOVERS", "2"))
+LEASE_SECONDS = 3.0
+BOUND_SECONDS = 2.0  # beyond the lease
+LOAD = Load(
+    records_per_second=500,
+    subscriptions=(("billing", SubscriptionKind.EXCLUSIVE, 1), ("mail", SubscriptionKind.FAILOVER, 2)),
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def slow_world(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> AsyncIterator[World]:
+    folder = tmp_path_factory.mktemp("failover")
+    async with cluster(folder, etcd, "a", "b", "c", lease_seconds=LEASE_SECONDS) as world:
+        yield world
+
+
+@pytest.mark.timeout(120 + 30 * FAILOVERS)
+async def test_f6_a_topic_with_ack_archived_fails_over_by_itself_and_loses_nothing(
+    slow_world: World, record_property: Callable[[str, object], None]
+) -> None:
+    """F1, F2, F4, F6, U10: producers and consumers go on without an error; the time to the first ack is printed."""
+    world, topic, waits = slow_world, "/default/failover-archived", []
+    await world.create_topic(topic, ack="archived")
+    application = Application(world, topic, LOAD)
+    async with application.running():
+        for _ in range(FAILOVERS):
+            await application.wait_acked(200)
+            owner = await world.owner_of(topic)
+            killed_at = time.monotonic()
+            await world.brokers[owner].kill()
+            await application.wait_acked(200)
+            waits += application.pauses(killed_at, time.monotonic())
+            await world.brokers[owner].start()
+            await world.wait_brokers("a", "b", "c")
+        wrong = await application.finish()
+    p50, p99 = (quantiles(waits, n=100, method="inclusive")[percent] for percent in (49, 98))
+    for name, figure in {"failovers": FAILOVERS, "first ack p50, s": round(p50, 2), "p99, s": round(p99, 2)}.items():
+        print(f"{name}: {figure}")
+        record_property(name, figure)
+    assert not wrong, "\n".join(wrong[:40])
+    assert application.errors == []
+    assert p50 <= LEASE_SECONDS + BOUND_SECONDS, waits
+
+
+async def test_u8_a_topic_with_ack_local_waits_for_its_broker_and_loses_nothing(slow_world: World) -> None:
+    """F1, F4: it is RECOVERING, says for whom it waits, and goes on with that broker's log."""
+    world, topic = slow_world, "/default/failover-local"
+    await world.create_topic(topic, ack="local")
+    application = Application(world, topic, LOAD)
+    async with application.running():
+        await application.wait_acked(200)
+        owner = await world.owner_of(topic)
+        await world.brokers[owner].kill()
+        await wait_recovering(world, topic, owner)
+        async with world.client(timeout_seconds=1.0) as client:
+            with pytest.raises(Recovering) as raised:
+                await client.publish(topic, b"refused")
+        assert raised.value.retryable
+        await world.brokers[owner].start()
+        await world.wait_served(topic, by=owner)
+        await application.wait_acked(200)
+        wrong = await application.finish()
+    assert not wrong, "\n".join(wrong[:40])
+    assert application.errors == []
+
+
+async def wait_recovering(world: World, topic: str, owner: str) -> None:
+    async def is_recovering() -> bool:
+        placed = await world.partition(topic)
+        return placed is not None and (placed.state, placed.waits_for) == (TopicState.RECOVERING, owner)
+
+    await until(f"{topic} waits for {owner}", is_recovering)
+
+
+async def test_u14_a_forced_move_gives_up_exactly_the_range_that_it_reports(slow_world: World) -> None:
+    """U14: what the archive has stays, what only the lost broker had is named; that broker sets it aside, unmerged."""
+    world, topic = slow_world, "/default/failover-forced"
+    partition = PartitionName(TopicName.parse(topic), 0)
+    await world.create_topic(topic, ack="local", archive_bytes=1 << 10, archive_seconds=3600)
+    owner = await world.owner_of(topic)
+    other = world.other(owner)
+    application = Application(world, topic, Load(records_per_second=300, subscriptions=(), readers=0))
+    async with application.running():
+        await application.wait_acked(300)
+        await application.wait_producers()
+
+    async def is_reported() -> bool:
+        reported = world.keys(keys.archive_current(partition)).get(keys.archive_current(partition))
+        return reported is not None and reported["end_offset"] == application.acked_records
+
+    await until("the owner has reported its end", is_reported)
+    await world.brokers[owner].kill()
+    await wait_recovering(world, topic, owner)
+    (forced,) = await world.unload(topic, to=other, force=True)
+    assert forced.given_up is not None
+    start, end = forced.given_up
+    print(f"given up: [{start}, {end}) of {application.acked_records}")
+    assert 0 < start < end == application.acked_records
+    await world.wait_served(topic, by=other)
+    async with world.client() as client:
+        assert (await client.partition(topic)).end_offset == start
+        await world.brokers[owner].start()
+        await world.wait_brokers("a", "b", "c")
+        assert (await client.publish(topic, b"after")).offset == start
+        assert await world.owner_of(topic) == other
+    given_up = application.history.give_up(0, start, end)
+    assert given_up == end - start
+    kept = {path.name for path in world.brokers[owner].data.rglob("topic=default.failover-forced-part=0*")}
+    assert kept, "what only that broker has is gone"

@@ -1,0 +1,163 @@
+"""SIGKILL at every named step of an unload, on the broker that gives, on the one that takes, and on the leader.
+
+The process kills itself when it reaches the step (`SULINA_KILL_AT`). Then everything converges: nothing acked is lost,
+no offset is there twice, the topic is served again, within a bound that is printed, and the broker returns.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sulina.core import keys
+from tests.support.cluster_clients import Application, Load
+from tests.support.cluster_world import World, cluster, until
+from tests.support.etcd import EtcdServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BOUND_SECONDS = 20.0  # beyond the lease, on a machine that has more to do
+BATCH = 60
+LOAD = Load(records_per_second=200)
+
+SOURCE = [
+    "unload.quiesced",
+    "unload.paused",
+    "unload.sealed_archive",
+    "unload.sealed_state",
+    "unload.unassigned",
+    "unload.local_removed",
+]
+TARGET = ["owner.assigned", "owner.claimed", "owner.served"]
+LEADER_MOVING = ["leader.before_assign:3", "leader.assigned:3"]  # the first two are those of the topics' creation
+LEADER_CREATING = ["leader.created", "leader.before_assign", "leader.assigned"]
+LEADER_FAILING_OVER = ["leader.dead_found", "leader.unassigned", "leader.unloads_wanted"]
+
+
+class Topics:
+    """Two topics with applications: one whose acks need the archive, one whose acks need only the owner's disk."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        prefix = f"/default/kill-{name.replace('.', '-').replace('_', '-').replace(':', '-')}"
+        self.applications = [Application(world, f"{prefix}-{ack}", LOAD) for ack in ("archived", "local")]
+
+    async def create(self) -> None:
+        for application in self.applications:
+            await self.world.create_topic(application.topic, ack=application.topic.rsplit("-", 1)[1])
+
+    async def move(self, to: str) -> None:
+        await asyncio.gather(*(self.world.move(each.topic, to) for each in self.applications))
+
+    async def unload(self, to: str) -> None:
+        """Asked for; whether it is heard is another matter."""
+        asked = (self.world.unload(each.topic, to=to) for each in self.applications)
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    async def wait_acked(self) -> None:
+        await asyncio.gather(*(each.wait_acked(BATCH) for each in self.applications))
+
+    async def finish(self) -> list[str]:
+        found = await asyncio.gather(*(each.finish() for each in self.applications))
+        return [line for wrong in found for line in wrong]
+
+
+async def converged(topics: Topics, since: float, record: Callable[[str, object], None]) -> None:
+    """All is served, no unload is left, and it did not take too long."""
+    world = topics.world
+    await topics.wait_acked()
+    seconds = time.monotonic() - since
+    await until("no unload is under way", lambda: no_unloads(world))
+    for application in topics.applications:
+        await world.wait_served(application.topic)
+    print(f"served again after {seconds:.2f} s")
+    record("seconds", round(seconds, 2))
+    assert seconds <= world.lease_seconds + BOUND_SECONDS
+
+
+async def no_unloads(world: World) -> bool:
+    return not await asyncio.to_thread(world.keys, keys.UNLOADS)
+
+
+@pytest.mark.parametrize("point", SOURCE)
+async def test_u2_the_owner_is_killed_while_it_unloads(
+    world: World, point: str, record_property: Callable[[str, object], None]
+) -> None:
+    """U2, U4, U5, U14: whatever it had done, the next to own the topic goes on where it was."""
+    topics = Topics(world, point)
+    victim = world.add("victim")
+    await victim.start(kill_at=point)
+    await world.wait_brokers("a", "b", "c", "victim")
+    await topics.create()
+    await topics.move("victim")
+    async with topics.applications[0].running(), topics.applications[1].running():
+        await topics.wait_acked()
+        await topics.unload("a")
+        await victim.wait_killed()
+        killed_at = time.monotonic()
+        await victim.start()
+        await converged(topics, killed_at, record_property)
+        wrong = await topics.finish()
+    assert not wrong, "\n".join(wrong[:40])
+
+
+@pytest.mark.parametrize("point", TARGET)
+async def test_u6_the_new_owner_is_killed_while_it_takes_over(
+    world: World, point: str, record_property: Callable[[str, object], None]
+) -> None:
+    """U6, U7, F2: somebody else, or the same broker again, takes over."""
+    topics = Topics(world, point)
+    await topics.create()
+    victim = world.add("victim")
+    async with topics.applications[0].running(), topics.applications[1].running():
+        await topics.wait_acked()
+        await victim.start(kill_at=point)
+        await world.wait_brokers("a", "b", "c", "victim")
+        await topics.unload("victim")
+        await victim.wait_killed()
+        killed_at = time.monotonic()
+        await victim.start()
+        await converged(topics, killed_at, record_property)
+        wrong = await topics.finish()
+    assert not wrong, "\n".join(wrong[:40])
+
+
+@pytest.mark.parametrize("point", [*LEADER_CREATING, *LEADER_MOVING, *LEADER_FAILING_OVER])
+async def test_f2_the_leader_is_killed_while_it_assigns(
+    tmp_path_factory: pytest.TempPathFactory,
+    etcd: EtcdServer,
+    point: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """F1, F2, U14: the next leader finds what is left to do, by itself."""
+    async with cluster(tmp_path_factory.mktemp("leader"), etcd) as world:
+        leader = world.add("leader")
+        await leader.start(kill_at=point)
+        assert await world.leader() == "leader"
+        await world.start("a", "b")
+        topics = Topics(world, point)
+        if point in LEADER_CREATING:
+            asked = (world.tell(f"/v1/topics{each.topic}", method="PUT", via="a") for each in topics.applications)
+            await asyncio.gather(*asked)
+            await leader.wait_killed()
+            killed_at = time.monotonic()
+            async with topics.applications[0].running(), topics.applications[1].running():
+                await converged(topics, killed_at, record_property)
+                wrong = await topics.finish()
+            assert not wrong, "\n".join(wrong[:40])
+            return
+        await topics.create()
+        async with topics.applications[0].running(), topics.applications[1].running():
+            await topics.wait_acked()
+            if point in LEADER_MOVING:
+                owners = {await world.owner_of(each.topic) for each in topics.applications}
+                await topics.unload("b" if owners == {"a"} else "a")
+            else:
+                await world.brokers["a"].kill()
+            await leader.wait_killed()
+            killed_at = time.monotonic()
+            await world.restore("a", "b", "leader")
+            await converged(topics, killed_at, record_property)
+            wrong = await topics.finish()
+    assert not wrong, "\n".join(wrong[:40])

@@ -1,0 +1,245 @@
+"""Applications of a cluster: producers, consumers and readers that know nothing of brokers, and note what they see.
+
+They use the Python client as anybody would. Whatever it does not deal with by itself is a fault: a broker that moves
+topics or dies is no error that an application must handle.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, groupby, pairwise
+from operator import attrgetter
+
+from sulina.client import Client, Message
+from sulina.client.message import Delivered as DeliveredMessage
+from sulina.core.commit import Add, Commit
+from sulina.core.members import SubscriptionKind
+from sulina.errors import SulinaError
+from tests.support.cluster_history import ClusterHistory, cluster_violations
+from tests.support.cluster_world import World, until
+from tests.support.kill_history import AckAnswered, AckSent, Added, Answer, Committed, Delivered, Stored, Txn
+from tests.support.ledger import records_in
+
+FINISH_SECONDS_MAX = 60.0
+TAKE_RECORDS_MAX = 2000
+COMMITS_MAX = 1000
+READ_BYTES = 1 << 20
+RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who is there, and how much they do."""
+
+    partitions: int = 1
+    producers: int = 1  # of each partition
+    records_per_second: int = 500  # of all producers together
+    batch_records: int = 10
+    subscriptions: tuple[tuple[str, SubscriptionKind, int], ...] = (("billing", SubscriptionKind.EXCLUSIVE, 1),)
+    readers: int = 1
+    tolerates_errors: bool = False  # of producers: they send again, under the same txn_id
+
+
+@dataclass(slots=True)
+class Application:
+    """One topic with its producers, consumers and readers."""
+
+    world: World
+    topic: str
+    load: Load
+    history: ClusterHistory = field(default_factory=ClusterHistory)
+    acked_at: dict[int, list[float]] = field(default_factory=dict)  # by partition: when a publish was answered
+    acked_records: int = 0
+    errors: list[str] = field(default_factory=list)  # that producers were given
+    is_ending: bool = False  # nothing new is published
+    _acked: dict[str, dict[int, int]] = field(default_factory=dict)  # by subscription and partition: durably
+    _producing: list[asyncio.Task[None]] = field(default_factory=list)
+    _following: list[asyncio.Task[None]] = field(default_factory=list)
+    _clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everybody is at work; the topic must exist. A fault of a task is one of the history."""
+        async with self._clients:
+            producers = await self._clients.enter_async_context(self.world.client())
+            consumers = await self._clients.enter_async_context(self.world.client())
+            for name, kind, number in self.load.subscriptions:
+                self.history.kinds[name] = kind
+                self.history.events[name] = []
+                self._acked[name] = dict.fromkeys(range(self.load.partitions), 0)
+                self._following += [asyncio.create_task(self._consume(consumers, name, kind, i)) for i in range(number)]
+            for number in range(self.load.readers):
+                self._following.append(asyncio.create_task(self._read(consumers, f"reader-{number}")))
+            for number in range(self.load.partitions * self.load.producers):
+                producing = self._produce(producers, f"p{number}", number % self.load.partitions)
+                self._producing.append(asyncio.create_task(producing))
+            try:
+                yield
+            finally:
+                for task in [*self._producing, *self._following]:
+                    task.cancel()
+                await asyncio.gather(*self._producing, *self._following, return_exceptions=True)
+
+    # Producers
+
+    async def _produce(self, client: Client, name: str, partition: int) -> None:
+        """One publish at a time, into one partition, at a steady rate."""
+        load = self.load
+        every_seconds = load.batch_records * load.partitions * load.producers / load.records_per_second
+        due = time.monotonic()
+        for number in count():
+            if self.is_ending:
+                return
+            keys = [None] * self.load.batch_records
+            txn = Txn.of(f"{name}-{number}", name, keys, partition=partition, at=self.history.now())
+            self.history.txns[txn.txn_id] = txn
+            await self._publish(client, txn, partition)
+            due = max(due + every_seconds, time.monotonic() - 1.0)  # after a pause it catches up a little
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _publish(self, client: Client, txn: Txn, partition: int) -> None:
+        messages = [Message(value, key) for key, value in txn.records]
+        while True:
+            txn.sends += 1
+            try:
+                ack = await client.publish_batch(self.topic, messages, partition=partition, txn_id=txn.txn_id)
+                ack.raise_for_status()
+                break
+            except SulinaError as error:
+                self.errors.append(f"{txn.txn_id}: {error!r}")
+                if not self.load.tolerates_errors or not error.retryable:
+                    self.history.faults.append(f"{txn.txn_id} had to deal with {error!r}")
+                    return
+                txn.unknowns += 1
+                await asyncio.sleep(RETRY_SECONDS)
+        part = ack.parts[0]
+        assert part.base_offset is not None
+        assert part.version is not None
+        txn.answers.append(Answer(self.history.now(), part.partition, part.base_offset, part.count, part.version))
+        self.acked_at.setdefault(partition, []).append(time.monotonic())
+        self.acked_records += part.count
+
+    # Consumers
+
+    async def _consume(self, client: Client, subscription: str, kind: SubscriptionKind, number: int) -> None:
+        name = f"{subscription}-{number}"
+        with self._noting(name):
+            async with client.subscribe(self.topic, subscription, kind=kind, start="earliest", name=name) as messages:
+                async for batch in messages.batches(TAKE_RECORDS_MAX):
+                    for session, group in groupby(batch, key=attrgetter("attachment", "partition")):
+                        taken = list(group)
+                        place = f"{name}/{id(session[0]):x}"
+                        acking = self._note(subscription, place, taken)
+                        if await messages.ack(taken):
+                            self.history.events[subscription].append(AckAnswered(acking))
+                            self._acked[subscription][taken[0].partition] += len(taken)
+
+    def _note(self, subscription: str, session: str, messages: Sequence[DeliveredMessage]) -> int:
+        """What was delivered, and that it is being acked; the number of the ack."""
+        events, number = self.history.events[subscription], self.history.now()
+        partition, offsets = messages[0].partition, tuple(message.offset for message in messages)
+        for message in messages:
+            self.history.saw((partition, message.offset), (message.key, message.value))
+        events.append(Delivered(session, partition, messages[0].attempt, offsets))
+        events.append(AckSent(session, partition, offsets, number))
+        return number
+
+    async def _read(self, client: Client, name: str) -> None:
+        with self._noting(name):
+            async for record in client.consume(self.topic, start="earliest"):
+                self.history.was_read(name, (record.partition, record.offset), (record.key, record.value))
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except SulinaError as error:
+            self.history.faults.append(f"{name} had to deal with {error!r}")
+
+    # In the end
+
+    async def wait_acked(self, records: int, seconds: float = FINISH_SECONDS_MAX) -> None:
+        """Return when so many more records were acknowledged."""
+        goal = self.acked_records + records
+
+        async def reached() -> bool:
+            return self.acked_records >= goal or bool(self.history.faults)
+
+        await until(f"{records} more records are acknowledged", reached, seconds)
+
+    async def wait_producers(self) -> None:
+        """Let producers finish what they have begun."""
+        self.is_ending = True
+        async with asyncio.timeout(FINISH_SECONDS_MAX):
+            await asyncio.wait(self._producing)
+
+    async def finish(self) -> list[str]:
+        """Let everybody finish, read all there is, and see what is wrong."""
+        await self.wait_producers()
+        async with self.world.client() as client:
+            log = {partition: await self._stored(client, partition) for partition in range(self.load.partitions)}
+            feed = {partition: await self._commits(client, partition) for partition in range(self.load.partitions)}
+        ends = {partition: len(records) for partition, records in log.items()}
+
+        async def is_done() -> bool:
+            acked = all(acked[p] >= ends[p] for acked in self._acked.values() for p in ends)
+            read = all(len(read.get(p, ())) >= ends[p] for read in self.history.read.values() for p in ends)
+            return bool(self.history.faults) or (acked and read)
+
+        with contextlib.suppress(AssertionError):  # the rules say what is missing
+            await until("everything is consumed", is_done, FINISH_SECONDS_MAX)
+        return cluster_violations(self.history, log, feed)
+
+    async def _stored(self, client: Client, partition: int) -> list[Stored]:
+        records: list[Stored] = []
+        offset = 0
+        while True:
+            found = await client.fetch(self.topic, partition, offset, max_bytes=READ_BYTES)
+            records += [
+                Stored(r.offset, r.key, r.value) for r in records_in(memoryview(found.data)) if r.offset >= offset
+            ]
+            if found.next_offset == offset:
+                return records
+            offset = found.next_offset
+
+    async def _commits(self, client: Client, partition: int) -> list[Committed]:
+        commits: list[Committed] = []
+        while True:
+            first = len(commits)
+            found = await client.commits(self.topic, partition, start=first, end=first + COMMITS_MAX)
+            if not found:
+                return commits
+            commits += [_committed(commit) for commit in found]
+
+    def pauses(self, began: float, ended: float) -> list[float]:
+        """Of each partition, the longest time without an ack that touches this span."""
+        longest = []
+        for times in self.acked_at.values():
+            gaps = [b - a for a, b in pairwise(times) if b >= began and a <= ended]
+            longest.append(max(gaps, default=0.0))
+        return longest
+
+    def counts(self) -> dict[str, int]:
+        """How much there was."""
+        return {
+            "publishes": len(self.history.txns),
+            "records acknowledged": self.acked_records,
+            "records delivered": sum(
+                len(event.offsets)
+                for events in self.history.events.values()
+                for event in events
+                if isinstance(event, Delivered)
+            ),
+            "errors that producers dealt with": len(self.errors),
+        }
+
+
+def _committed(commit: Commit) -> Committed:
+    added = [operation for operation in commit.operations if isinstance(operation, Add)]
+    return Committed(
+        commit.version,
+        commit.next_offset,
+        tuple(Added(add.txn_id, add.offset_start, add.offset_end) for add in added),
+    )

@@ -187,7 +187,7 @@ class Simulation:
     # What happens
 
     async def start(self, broker: str) -> None:
-        line = Line(self.world.shared, self.chance, 0.0)
+        line = Line(self.world.shared, random.Random(self.chance.random()))
         while True:
             owner = TruthfulOwner(broker, self.truth)
             try:
@@ -203,7 +203,7 @@ class Simulation:
 
     async def ack(self) -> None:
         for member in list(self.alive.values()):
-            for name in list(member.owner.serving):
+            for name in sorted(member.owner.serving):
                 if self.chance.random() < 0.3 and isinstance(member.owner, TruthfulOwner):
                     member.owner.background(member.owner.ack(name))
 

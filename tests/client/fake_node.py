@@ -240,9 +240,7 @@ def alone(topic: str, settings: TopicSettings) -> Placement:
         PartitionPlacement(partition=number, state=TopicState.ACTIVE, broker_id="fake")
         for number in range(settings.partitions)
     ]
-    return Placement(
-        topic=topic, topic_id=topic_info(topic, settings).topic_id, partitions=partitions, brokers=[]
-    )
+    return Placement(topic=topic, topic_id=topic_info(topic, settings).topic_id, partitions=partitions, brokers=[])
 
 
 def published(partition: int = 0, *, base_offset: int = 0, count: int = 1, version: int = 0) -> Published:

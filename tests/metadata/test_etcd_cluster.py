@@ -201,7 +201,7 @@ async def test_without_a_quorum_calls_fail_in_time_and_with_one_they_go_on(
     assert (changes[0].value, changes[0].revision) == (b"2", done.revision)
 
 
-async def test_a_leader_alone_renews_no_lease(cluster: EtcdCluster, store: EtcdMetadata) -> None:
+async def test_a_leader_alone_renews_no_lease_and_reads_nothing(cluster: EtcdCluster, store: EtcdMetadata) -> None:
     """U14: a leader renews leases out of its memory. Cut off from its cluster it still says yes; we ask twice."""
     leader = await asyncio.to_thread(cluster.leader)
     followers = [member for member in cluster.members if member is not leader]
@@ -214,8 +214,9 @@ async def test_a_leader_alone_renews_no_lease(cluster: EtcdCluster, store: EtcdM
         (endpoint,) = alone._endpoints._endpoints
         answer = await endpoint.exchange(LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease.lease_id), 1.0)
         assert answer.ttl_seconds == 20  # etcd's own word
-        with pytest.raises(MetadataFailed):
-            await lease.keep_alive()
+        calls = (lease.keep_alive(), alone.get("/a"), alone.list("/"), alone.txn(compares=[Compare("/a", 0)]))
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(failure) for failure in failures] == [MetadataFailed] * 4
     finally:
         for member in followers:
             member.resume()

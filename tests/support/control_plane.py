@@ -58,11 +58,22 @@ def partition_names(topic: str, count: int) -> list[PartitionName]:
     return [PartitionName(TopicName("default", topic), number) for number in range(count)]
 
 
+class _InOrder(dict[Any, None]):
+    """A set whose order does not depend on where things are in memory: a seed gives the same run, always."""
+
+    def add(self, one: object) -> None:
+        self[one] = None
+
+    def discard(self, one: object) -> None:
+        self.pop(one, None)
+
+
 class WatchedStore(MemoryMetadata):
     """Notes the very revision that breaks a rule of ownership."""
 
     def __init__(self, clock: Clock, history_changes_max: int = 10_000) -> None:
         super().__init__(clock, history_changes_max=history_changes_max)
+        self._watches._watchers = _InOrder()  # type: ignore[assignment]
         self.owners: dict[PartitionName, str] = {}
         self.epochs: dict[PartitionName, Epoch] = {}
         self.unassigned: set[PartitionName] = set()
@@ -278,7 +289,7 @@ class Serving:
 
     def __init__(self, broker_id: str) -> None:
         self._broker_id = broker_id
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = _InOrder()
         self.cluster: Cluster | None = None
         self.unloads_at_once = True
         self.mine: dict[PartitionName, tuple[Epoch, int]] = {}
@@ -341,7 +352,7 @@ class Serving:
                 await asyncio.sleep(0.1)
 
     def end(self) -> None:
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
 
 

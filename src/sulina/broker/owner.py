@@ -18,7 +18,7 @@ from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
 from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
-from sulina.broker.unloading import Unloading
+from sulina.broker.unloading import Outcome, Unloading
 from sulina.core.cluster import Epoch, LoadReport, Unload
 from sulina.errors import NotServing, SulinaError
 from sulina.ports import Clock, MetadataStore
@@ -28,6 +28,7 @@ AT_ONCE = 16  # partitions that are taken over or let go
 OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
 TOPIC_SECONDS = 1.0  # to wait for what a watch should bring, before it is fetched
 RETRY_SECONDS = 1.0
+UNLOAD_RETRY_SECONDS = 2.0
 
 _logger = structlog.get_logger("sulina.owner")
 
@@ -224,10 +225,13 @@ class Owner:
         wanted.unload = None  # it is told again when the record changes
         revision = wanted.held
         work = self._unloading(topic, partition.partition, revision)
-        if await work.run(unload, wanted.unload_revision):
+        outcome = await work.run(unload, wanted.unload_revision)
+        if outcome is Outcome.DONE:
             wanted.unloaded = revision
-        else:
-            wanted.unload = unload
+        elif outcome is Outcome.LATER:
+            await asyncio.sleep(UNLOAD_RETRY_SECONDS)
+            # The record may have moved on while we were at it: what is newest is told anew.
+            wanted.unload = wanted.unload or unload
 
     def _unloading(self, topic: Topic, number: int, revision: int) -> Unloading:
         return Unloading(

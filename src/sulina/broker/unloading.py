@@ -8,6 +8,7 @@ durable before the assignment changes.
 
 import asyncio
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -25,9 +26,15 @@ from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
 
-RETRY_SECONDS = 2.0
-
 _logger = structlog.get_logger("sulina.unload")
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    REFUSED = "refused"  # the wish is withdrawn
+    LATER = "later"  # the partition is served as before, and it is tried again
 
 
 class Unloading:
@@ -55,8 +62,8 @@ class Unloading:
         self._options = options
         self._clock = clock
 
-    async def run(self, unload: Unload, record_revision: int) -> bool:
-        """Carry out a wish. False: not now; the partition is served as before."""
+    async def run(self, unload: Unload, record_revision: int) -> Outcome:
+        """Carry out a wish."""
         if not unload.force:
             try:
                 self._topic.check_idle()
@@ -64,7 +71,7 @@ class Unloading:
                 self._events.emit("unload_refused", self._topic.name, partition=self._number, reason=str(busy))
                 key = keys.unload(self._place.name)
                 await self._metadata.txn(compares=[Compare(key, record_revision)], deletes=[key])
-                return True
+                return Outcome.REFUSED
         try:
             await self._hasten()
             drained = await self._let_go(unload, record_revision)
@@ -74,10 +81,9 @@ class Unloading:
             reason = str(error) or f"its data did not reach the archive in {self._options.unload_seconds_max:g} seconds"
             _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
             self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
-            await asyncio.sleep(RETRY_SECONDS)
-            return False
+            return Outcome.LATER
         self._unloaded(drained)
-        return True
+        return Outcome.DONE
 
     async def leave(self) -> None:
         """Give the partition back because this broker stops."""

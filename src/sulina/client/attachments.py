@@ -244,15 +244,15 @@ class Attachments:
             if hold.was_steady(asyncio.get_running_loop().time()):
                 self._backoff.reset()
                 self._patience.reset()
-            self._check(url, hold.task.result())
+            self._check(url, hold)
         if ended:
             assert self._place is not None
             await asyncio.sleep(self._backoff.next() if self._place.is_alone else self._pause())
         return bool(ended)
 
-    def _check(self, url: str | None, error: SulinaError) -> None:
-        self._reason = error
-        if isinstance(error, SubscriptionBusy) and self._has_attached:
+    def _check(self, url: str | None, hold: Hold) -> None:
+        error = self._reason = hold.task.result()
+        if isinstance(error, SubscriptionBusy) and self._has_attached and hold.attached_at is None:
             # It may be ourselves: the node has not noticed yet that the old connection is gone.
             now = asyncio.get_running_loop().time()
             if now < self._busy_until.setdefault(url, now + self._brokers.options.timeout_seconds):

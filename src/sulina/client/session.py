@@ -268,6 +268,7 @@ class Session:
         self._reason = reason
         if self._reading is not None:
             self._reading.cancel()
+            self._lose()
 
     async def _run(self, connection: Connection | None) -> None:
         backoff = self.backoff()
@@ -320,6 +321,7 @@ class Session:
                     backoff.reset()
         except SulinaError as error:
             self._reason = _reason(error)
+            self._lose()
 
     async def _write(self, connection: Connection) -> None:
         try:

@@ -15,6 +15,7 @@ from sulina.client.admin import PolicyLike, SchemaLike
 from sulina.client.batches import take_from
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.client import Client
+from sulina.client.cluster_admin import UNLOAD_SECONDS, OnProgress
 from sulina.client.message import Delivered, HeadersLike, Received
 from sulina.client.publish_ack import PublishAck
 from sulina.client.reader import Reader
@@ -24,12 +25,17 @@ from sulina.core.members import SubscriptionKind
 from sulina.core.topic import Delivery, Schema
 from sulina.errors import Disconnected
 from sulina.wire.messages import (
+    BrokerInfo,
+    ClusterInfo,
     Fetched,
     NamespaceInfo,
     NodeInfo,
     PartitionInfo,
+    Placement,
+    Rebalanced,
     SubscriptionInfo,
     TopicInfo,
+    UnloadInfo,
 )
 
 T = TypeVar("T")
@@ -165,10 +171,11 @@ class SyncSubscription:
         return next((self._sync(message) for message in self._take_here(1)), None)
 
     def _take_here(self, records_max: int | None) -> list[Delivered]:
-        """What iteration has taken ahead."""
-        while self._buffer and self._buffer[0].attachment.is_gone:  # it comes again
-            self._buffer.popleft()
-        return take_from(self._buffer, records_max)
+        """What iteration has taken ahead, but for what comes again."""
+        while self._buffer:
+            if taken := [message for message in take_from(self._buffer, records_max) if not message.attachment.is_gone]:
+                return taken
+        return []
 
     def _sync(self, m: Delivered) -> SyncDelivered:
         return SyncDelivered(
@@ -460,3 +467,77 @@ class SyncClient:
     def info(self) -> NodeInfo:
         """The node that answers."""
         return self._run(self._client.info())
+
+    # The cluster
+
+    def lookup(self, topic: TopicLike) -> Placement:
+        """Where the partitions of a topic are served."""
+        return self._run(self._client.lookup(topic))
+
+    def cluster(self) -> ClusterInfo:
+        """The cluster as the home sees it."""
+        return self._run(self._client.cluster())
+
+    def unloads(self, topic: TopicLike) -> list[UnloadInfo]:
+        """Those that are under way for a topic."""
+        return self._run(self._client.unloads(topic))
+
+    def unload(
+        self,
+        topic: TopicLike,
+        *,
+        force: bool = False,
+        to: str | None = None,
+        partition: int | None = None,
+        wait: bool = True,
+        on_progress: OnProgress | None = None,
+        timeout_seconds: float = UNLOAD_SECONDS,
+    ) -> list[UnloadInfo]:
+        """Have partitions leave their owners. `on_progress` is called in the thread of the client's loop."""
+        return self._run(
+            self._client.unload(
+                topic,
+                force=force,
+                to=to,
+                partition=partition,
+                wait=wait,
+                on_progress=on_progress,
+                timeout_seconds=timeout_seconds,
+            )
+        )
+
+    def move(
+        self,
+        topic: TopicLike,
+        to: str,
+        *,
+        force: bool = False,
+        partition: int | None = None,
+        wait: bool = True,
+        on_progress: OnProgress | None = None,
+        timeout_seconds: float = UNLOAD_SECONDS,
+    ) -> list[UnloadInfo]:
+        """`unload` for one broker."""
+        return self._run(
+            self._client.move(
+                topic,
+                to,
+                force=force,
+                partition=partition,
+                wait=wait,
+                on_progress=on_progress,
+                timeout_seconds=timeout_seconds,
+            )
+        )
+
+    def drain_broker(self, broker_id: str) -> BrokerInfo:
+        """It gives away what it owns, and is given nothing more."""
+        return self._run(self._client.drain_broker(broker_id))
+
+    def activate_broker(self, broker_id: str) -> BrokerInfo:
+        """It may own partitions again."""
+        return self._run(self._client.activate_broker(broker_id))
+
+    def rebalance(self) -> Rebalanced:
+        """Spread the load; what is to be moved."""
+        return self._run(self._client.rebalance())

@@ -20,7 +20,7 @@ STATE_EVERY_SLICES = 64  # whoever takes over replays the commits since the newe
 STATE_AFTER_COMMIT_BYTES = 1 << 20
 MERGE_SLICES_MIN = 16  # fewer are not worth it
 MERGE_SLICES_MAX = 64  # at once
-MERGE_CLASSES_BYTES = (64 << 10, 1 << 20, 8 << 20)  # slices below a size become one when there are many in a row
+MERGE_CLASSES_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)  # from each to the next: of about one size
 
 _COMMITS = ".commits"
 _STATE = ".state"
@@ -231,18 +231,21 @@ def expired_slices(slices: Sequence[SegmentRef], retention: Retention, now: floa
 def merge_run(slices: Sequence[SegmentRef], *, bytes_max: int = SLICE_BYTES_MAX) -> tuple[int, int] | None:
     """The places [from, to) of slices that should become one; None where there are no such.
 
-    Small ones are merged into larger ones, and those again when there are many: every byte is written a few times at
-    most, and the number of slices grows with the bytes in them. The newest state must not be lost, so a run ends
-    with it, or before it, or lies behind it.
+    Small ones are merged into larger ones, and those again when there are many of about their size: every byte is
+    written a few times at most, and the number of slices grows with the bytes in them. The newest state must not be
+    lost, so a run ends with it, or before it, or lies behind it.
     """
     newest_state = next((at for at in reversed(range(len(slices))) if slices[at].state is not None), -1)
+    smaller = 0
     for class_bytes in MERGE_CLASSES_BYTES:
         first = 0
         while first < len(slices):
             end = _run_end(slices, first, newest_state, class_bytes, bytes_max)
-            if end - first >= MERGE_SLICES_MIN:
+            # Smaller ones come along. Those alone wait until they are many: else a large one is written with each few.
+            if sum(slice_.size >= smaller for slice_ in slices[first:end]) >= MERGE_SLICES_MIN:
                 return first, end
             first = max(end, first + 1)
+        smaller = class_bytes
     return None
 
 

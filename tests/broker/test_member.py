@@ -1,0 +1,402 @@
+"""Brokers among others: who serves what, how it moves, and what they agree on. In one process, over real logs."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sulina.core import keys
+from sulina.core.cluster import Epoch, Sealed
+from sulina.core.position import Position
+from sulina.core.records import Record, encode
+from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
+from sulina.errors import (
+    BrokerNotFound,
+    CorruptLog,
+    InvalidSettings,
+    LeaseExpired,
+    NamespaceNotEmpty,
+    NotOwner,
+    NotServing,
+    SchemaConflict,
+    SubscriptionBusy,
+    TopicNotFound,
+)
+from sulina.ports import Put
+from sulina.storage.tiered_log import TieredLog
+from sulina.types import PartitionName, TopicName
+from sulina.wire.frames import AckRecords, Detached, Subscribe
+from sulina.wire.messages import SubscriptionSettings, TopicState
+from tests.broker.test_sessions import connected, received
+from tests.support.brokers import Brokers, brokers, until
+
+ORDERS = TopicName.parse("/default/orders")
+FIRST = PartitionName(ORDERS, 0)
+ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
+JSON = Schema(kind=SchemaKind.JSON, definition={"type": "object"})
+
+
+def other(world: Brokers, than: str) -> str:
+    return next(name for name in sorted(world.running) if name != than)
+
+
+async def test_a_topic_made_at_one_broker_is_known_at_all_and_served_by_one(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b", "c") as world:
+        await world.running["b"].put_topic(ORDERS, TopicSettings(partitions=6))
+        for broker in world.running.values():
+            placement = await broker.lookup(ORDERS)
+            assert {at.state for at in placement.partitions} == {TopicState.ACTIVE}
+            counts = [sum(at.broker_id == name for at in placement.partitions) for name in "abc"]
+            assert counts == [2, 2, 2]
+            assert placement.brokers == ["http://a", "http://b", "http://c"]
+
+
+async def test_whoever_does_not_own_a_partition_says_who_does_u1(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, ARCHIVED)
+        owner = (await world.owner(ORDERS)).options.broker_id
+        asked = world.running[other(world, owner)]
+        with pytest.raises(NotOwner) as refused:
+            await asked.publish_records(ORDERS, [Record(value=b"x")])
+        assert (refused.value.owner, refused.value.url) == (owner, f"http://{owner}")
+        with pytest.raises(NotOwner):
+            await asked.fetch(ORDERS, 0, 0)
+        with pytest.raises(NotOwner):
+            await asked.put_subscription(ORDERS, "s", SubscriptionSettings())
+
+
+@pytest.mark.parametrize("ack", [Ack.LOCAL, Ack.ARCHIVED])
+async def test_a_log_goes_on_at_its_next_offset_wherever_it_moves_u4_u5_u6_u8(tmp_path: Path, ack: Ack) -> None:
+    async with brokers(tmp_path, "a", "b", "c") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings(policy=Policy(ack=ack)))
+        owner = (await world.owner(ORDERS)).options.broker_id
+        untouched = await world.keys("/topics/") + await world.keys("/namespaces/")
+        expected: list[bytes | None] = []
+        epochs = []
+        route = [other(world, owner), owner, *"abcabc"]
+        for number, target in enumerate(route):
+            assert await world.publish(ORDERS, b"%d" % number) == len(expected)
+            expected.append(b"%d" % number)
+            current = (await world.owner(ORDERS)).options.broker_id
+            await world.running["a"].unload(ORDERS, to=target)
+            served = await world.moved(ORDERS, target)
+            assert await world.values(ORDERS) == expected
+            epochs.append((await served.partition(ORDERS, 0)).epoch)
+            if current != target:
+                assert not list((tmp_path / current).glob("topic=*")), "what was moved is still on the old disk"
+        assert epochs == sorted(epochs)
+        assert await world.metadata.get(keys.sealed_state(FIRST)) is None, "the seal outlived the claim"
+        fixed = keys.schema_fixed(ORDERS)
+        assert await world.keys("/topics/") + await world.keys("/namespaces/") == sorted(
+            {*untouched, fixed}, key=_order
+        )
+        assert [commit.version for commit in await served.commits(ORDERS, 0, 0, 100)] == list(
+            range((await served.partition(ORDERS, 0)).version + 1)
+        )
+
+
+def _order(key: str) -> tuple[bool, str]:
+    return key.startswith("/namespaces/"), key
+
+
+async def test_an_empty_topic_that_moves_starts_at_0_u9(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, ARCHIVED)
+        for target in "abab":
+            await world.running["a"].unload(ORDERS, to=target)
+            await world.moved(ORDERS, target)
+        assert await world.publish(ORDERS, b"first") == 0
+
+
+async def test_a_txn_id_is_known_after_a_move_l13(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        owner = await world.owner(ORDERS)
+        first = await owner.publish_records(ORDERS, [Record(value=b"x")], txn_id="once")
+        target = other(world, owner.options.broker_id)
+        await owner.unload(ORDERS, to=target)
+        again = await (await world.moved(ORDERS, target)).publish_records(ORDERS, [Record(value=b"x")], txn_id="once")
+        assert (again.base_offset, again.version) == (first.base_offset, first.version)
+        assert await world.values(ORDERS) == [b"x"]
+
+
+async def test_a_damaged_seal_changes_nothing_and_one_that_promises_more_keeps_the_topic_closed_u7(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, ARCHIVED)
+        await world.publish(ORDERS, b"0", b"1")
+        owner = await world.owner(ORDERS)
+        epoch = (await owner.partition(ORDERS, 0)).epoch
+        target = other(world, owner.options.broker_id)
+        await owner.unload(ORDERS, to=target)
+        await world.moved(ORDERS, target)
+        await world.metadata.txn(puts=[Put(keys.sealed_state(FIRST), b"{torn")])
+        assert await world.publish(ORDERS, b"2") == 2
+
+        target = owner.options.broker_id
+        await owner.unload(ORDERS, to=target)
+        back = await world.moved(ORDERS, target)
+        lie = Sealed(last_committed_offset=99, next_offset=100, version=50, epoch=epoch, broker_id="x", ts="now")
+        await world.metadata.txn(puts=[Put(keys.sealed_state(FIRST), msgspec.json.encode(lie))])
+        with pytest.raises(CorruptLog, match="100"):
+            await back.publish_records(ORDERS, [Record(value=b"3")])
+
+
+async def test_an_unload_waits_for_no_consumer_unless_forced_u3(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        owner = await world.owner(ORDERS)
+        target = other(world, owner.options.broker_id)
+        async with connected(owner) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s", start="earliest"))
+            await connection.receive()
+            for asked in world.running.values():
+                with pytest.raises(SubscriptionBusy):
+                    await asked.unload(ORDERS, to=target)
+            assert await world.publish(ORDERS, b"0") == 0
+            assert not await world.keys(keys.UNLOADS)
+            await received(connection, 1)
+            await owner.unload(ORDERS, to=target, force=True)
+            gone = await asyncio.wait_for(connection.receive(), 20)
+            assert isinstance(gone, Detached)
+            assert gone.error().retryable
+        await world.moved(ORDERS, target)
+
+
+async def test_consumers_resume_at_their_cursor_u10(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
+        owner = await world.owner(ORDERS)
+        target = other(world, owner.options.broker_id)
+        async with connected(owner) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s", start="earliest"))
+            await connection.receive()
+            await received(connection, 10)
+            await connection.send(AckRecords(0, 1, 0, [(0, 5)]))
+            await owner.unload(ORDERS, to=target, force=True)
+            await world.moved(ORDERS, target)
+        assert await world.publish(ORDERS, b"10", b"11") == 10
+        async with connected(world.running[target]) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.receive()
+            resumed = await received(connection, 7)
+        assert [record.value for record in resumed] == [b"%d" % number for number in range(5, 12)]
+
+
+async def test_a_cursor_of_an_old_owner_does_not_overrule_the_new_ones(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
+        owner = await world.owner(ORDERS)
+        await owner.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
+        stale = owner._topics[ORDERS].subscriptions["s"]
+        fences, old = stale.fences(0), stale._cursors[0]
+        target = other(world, owner.options.broker_id)
+        await owner.unload(ORDERS, to=target)
+        served = await world.moved(ORDERS, target)
+        await served.seek(ORDERS, "s", Position.parse("offset:7"))
+        with pytest.raises(NotServing):
+            await owner._writer.durable(keys.cursor(ORDERS, "s", 0), old.stored, fences)
+        assert (await served.subscription(ORDERS, "s")).cursors[0].offset == 7
+
+
+async def test_a_subscription_made_anew_starts_anew_also_where_an_old_cursor_was_left(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings(partitions=4))
+        for partition in range(4):
+            await world.publish(ORDERS, b"x", b"y", partition=partition)
+        a, b = world.running["a"], world.running["b"]
+
+        async def cursors_made() -> bool:
+            return len(await world.keys("/topics/default/orders/subscriptions/")) == 5
+
+        await a.put_subscription(ORDERS, "s", SubscriptionSettings(start="latest"))
+        await until(cursors_made)
+        infos = [await broker.subscription(ORDERS, "s") for broker in (a, b)]
+        assert sorted(cursor.partition for info in infos for cursor in info.cursors) == [0, 1, 2, 3]
+        assert sum(info.lag for info in infos) == 0
+        await b.delete_subscription(ORDERS, "s")
+        await a.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
+        await until(cursors_made)
+        assert sum([(await broker.subscription(ORDERS, "s")).lag for broker in (a, b)]) == 8
+
+
+async def test_a_schema_is_fixed_by_the_first_record_at_any_broker_u11(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        await a.put_topic(ORDERS, TopicSettings())
+        await b.put_topic(ORDERS, TopicSettings(value_schema=JSON))
+        await (await world.owner(ORDERS)).publish_records(ORDERS, [Record(value=b"{}")], schema_id=JSON.fingerprint)
+        for broker in (a, b):
+            with pytest.raises(SchemaConflict):
+                await broker.put_topic(ORDERS, TopicSettings())
+        owner = await world.owner(ORDERS)
+        target = other(world, owner.options.broker_id)
+        await owner.unload(ORDERS, to=target)
+        moved = await world.moved(ORDERS, target)
+        with pytest.raises(SchemaConflict):
+            await moved.publish_records(ORDERS, [Record(value=b"x")], schema_id=Schema().fingerprint)
+
+
+async def test_racing_brokers_agree_on_what_exists(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b", "c") as world:
+        everybody = list(world.running.values())
+        made = await asyncio.gather(*(broker.put_topic(ORDERS, TopicSettings(partitions=2)) for broker in everybody))
+        assert sorted(is_new for _, is_new in made) == [False, False, True]
+        assert len({info.topic_id for info, _ in made}) == 1
+        await asyncio.gather(
+            *(broker.put_namespace("shop", Policy(retention_seconds=60.0 + n)) for n, broker in enumerate(everybody))
+        )
+        newest = Policy(ack_timeout_seconds=7)
+        await everybody[0].put_topic(ORDERS, TopicSettings(partitions=2, policy=newest))
+        await until(lambda: all(broker._topics[ORDERS].own_policy == newest for broker in everybody))
+        await asyncio.gather(*(broker.delete_topic(ORDERS) for broker in everybody), return_exceptions=True)
+        await until(lambda: not any(ORDERS in broker._topics for broker in everybody))
+
+
+async def test_a_deleted_topic_leaves_nothing_and_its_name_begins_anew(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        await a.put_namespace("shop", Policy())
+        carts = TopicName("shop", "carts")
+        epochs = []
+        for value in (b"old", b"new"):
+            await a.put_topic(carts, TopicSettings(partitions=2, policy=Policy(ack=Ack.ARCHIVED)))
+            with pytest.raises(NamespaceNotEmpty):
+                await b.delete_namespace("shop")
+            assert await world.publish(carts, value, partition=1) == 0
+            assert await world.values(carts, 1) == [value]
+            entry = await world.metadata.get(keys.epoch(PartitionName(carts, 1)))
+            assert entry is not None
+            epochs.append(msgspec.json.decode(entry.value, type=Epoch).epoch)
+            await b.delete_topic(carts)
+            with pytest.raises(TopicNotFound):
+                await b.topic(carts)
+            await until(lambda: carts not in a._topics and not list(tmp_path.glob("?/topic=shop*")))
+            for prefix in ("/topics/shop", "/cluster/epochs/shop", "/cluster/unassigned/shop", "/storage/topics/shop"):
+                assert await world.keys(prefix) == []
+            assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+        assert epochs[1] > epochs[0]
+        await b.delete_namespace("shop")
+
+
+async def test_a_broker_that_stops_gives_everything_away_in_good_order(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings(partitions=4))
+        for partition in range(4):
+            await world.publish(ORDERS, b"%d" % partition, partition=partition)
+        await world.stop("a")
+        for partition in range(4):
+            await world.moved(ORDERS, "b", partition)
+            assert await world.values(ORDERS, partition) == [b"%d" % partition]
+        assert (await world.running["b"].cluster()).recovering == 0
+
+
+async def test_without_a_lease_nothing_is_acknowledged_u14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with brokers(tmp_path, "a") as world:
+        [a] = world.running.values()
+        await a.put_topic(ORDERS, ARCHIVED)
+        await world.publish(ORDERS, b"0")
+        assert a._standing is not None
+        publishing = await a.accept(str(ORDERS), _batch(b"1"))
+        monkeypatch.setattr(a._standing, "may_ack", lambda: False)
+        assert publishing.appended is not None
+        with pytest.raises(LeaseExpired):
+            await publishing.appended
+        with pytest.raises(LeaseExpired):
+            await a.publish_records(ORDERS, [Record(value=b"2")])
+        monkeypatch.undo()
+        assert await world.publish(ORDERS, b"3") == 2  # what was written without an ack stays
+        assert await world.values(ORDERS) == [b"0", b"1", b"3"]
+
+
+def _batch(value: bytes) -> bytes:
+    return bytes(encode([Record(value=value, timestamp_ms=1)]))
+
+
+async def test_readers_of_an_archived_topic_see_only_what_is_archived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a") as world:
+        [a] = world.running.values()
+        await a.put_topic(ORDERS, ARCHIVED)
+        await world.publish(ORDERS, b"0")
+
+        def fails(*_: object) -> None:
+            raise OSError("the store is away")
+
+        monkeypatch.setattr(world.objects, "put", fails)
+        publishing = await a.accept(str(ORDERS), _batch(b"1"))
+        log = a._topics[ORDERS].partitions[0].log_if_open
+        assert isinstance(log, TieredLog)
+        await until(lambda: log.end_offset == 2)
+        assert await world.values(ORDERS) == [b"0"]
+        assert (await a.partition(ORDERS, 0)).end_offset == 1
+        monkeypatch.undo()
+        assert publishing.appended is not None
+        await publishing.appended
+        assert await world.values(ORDERS) == [b"0", b"1"]
+
+
+async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=Delivery.NON_RELIABLE))
+        owner = await world.owner(ORDERS)
+        target = other(world, owner.options.broker_id)
+        async with connected(owner) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.receive()
+            await owner.unload(ORDERS, to=target, force=True)
+            assert isinstance(await asyncio.wait_for(connection.receive(), 20), Detached)
+        moved = await world.moved(ORDERS, target)
+        async with connected(moved) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.receive()
+            await moved.publish_records(ORDERS, [Record(value=b"now")])
+            assert [record.value for record in await received(connection, 1)] == [b"now"]
+
+
+async def test_a_new_owner_fetches_what_its_cache_lacks_f3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        monkeypatch.setattr(b, "_sync", lambda *_: asyncio.sleep(0))  # its watch brings nothing any more
+        await a.put_topic(ORDERS, TopicSettings(partitions=2))
+        assert await world.owner(ORDERS, 0) is not await world.owner(ORDERS, 1)
+
+
+async def test_operators_are_told_what_is_wrong_f5(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a = world.running["a"]
+        await a.put_topic(ORDERS, TopicSettings())
+        with pytest.raises(InvalidSettings, match="a, b"):
+            await a.unload(ORDERS, to="nobody")
+        with pytest.raises(BrokerNotFound):
+            await a.drain_broker("nobody")
+        with pytest.raises(TopicNotFound):
+            await a.unload(TopicName("default", "nothing"))
+
+
+async def test_a_drained_broker_has_nothing_and_gets_nothing_until_it_is_active_again_f7(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a = world.running["a"]
+        await a.put_topic(ORDERS, TopicSettings(partitions=8))
+        for partition in range(8):
+            await world.publish(ORDERS, b"%d" % partition, partition=partition)
+        await a.drain_broker("b")
+        for partition in range(8):
+            await world.moved(ORDERS, "a", partition)
+        more = TopicName("default", "more")
+        await a.put_topic(more, TopicSettings(partitions=4))
+        assert {at.broker_id for at in (await a.lookup(more)).partitions} == {"a"}
+        await a.activate_broker("b")
+        await a.rebalance()
+
+        async def is_even() -> bool:
+            return {info.partitions for info in (await a.cluster()).brokers} == {6}
+
+        await until(is_even)
+        for partition in range(8):
+            assert await world.values(ORDERS, partition) == [b"%d" % partition]

@@ -1,0 +1,93 @@
+"""U6, U7, U8: what a new owner does with the directory that it finds. The table of `core/resume.py`."""
+
+import pytest
+
+from sulina.core.archive import ArchiveView
+from sulina.core.cluster import Sealed
+from sulina.core.log_state import LogState
+from sulina.core.resume import End, Stamp, Standing, check_continues, check_witness, standing
+from sulina.errors import CorruptLog
+from sulina.types import Epoch, Offset, Version
+
+OURS = Stamp(topic_id="t1", holder="h1")
+
+
+@pytest.mark.parametrize(
+    ("exists", "stamp", "claimed_by", "is_adopted", "expected"),
+    [
+        (False, None, None, False, Standing.ABSENT),
+        (False, None, "h1", False, Standing.ABSENT),
+        (False, None, None, True, Standing.ABSENT),
+        (True, OURS, "h1", False, Standing.NEWEST),
+        (True, OURS, None, False, Standing.NEWEST),
+        (True, OURS, "h2", False, Standing.OVERTAKEN),
+        (True, OURS, "h2", True, Standing.OVERTAKEN),
+        (True, Stamp(topic_id="t0", holder="h1"), "h1", False, Standing.FOREIGN),
+        (True, Stamp(topic_id="t0", holder="h1"), None, True, Standing.FOREIGN),
+        (True, None, None, False, Standing.FOREIGN),
+        (True, None, None, True, Standing.UNSTAMPED),
+        (True, None, "h2", True, Standing.FOREIGN),
+    ],
+)
+def test_u8_precedence_is_by_claim_not_by_file_age(
+    exists: bool, stamp: Stamp | None, claimed_by: str | None, is_adopted: bool, expected: Standing
+) -> None:
+    found = standing(exists=exists, stamp=stamp, topic_id="t1", claimed_by=claimed_by, is_adopted=is_adopted)
+    assert found is expected
+
+
+def archive(next_offset: int, log_version: int) -> ArchiveView:
+    return ArchiveView(
+        version=Version(3),
+        epoch=Epoch(2),
+        holder="h1",
+        start_offset=Offset(0),
+        next_offset=Offset(next_offset),
+        log_version=Version(log_version),
+        slices=(),
+    )
+
+
+def local(next_offset: int, version: int) -> LogState:
+    return LogState(next_offset=Offset(next_offset), version=Version(version))
+
+
+@pytest.mark.parametrize(("next_offset", "version"), [(10, 4), (15, 9), (10, 5)])
+def test_u8_a_directory_that_has_all_that_came_from_it_goes_on(next_offset: int, version: int) -> None:
+    check_continues("d", local(next_offset, version), archive(10, 4), Offset(10))
+
+
+@pytest.mark.parametrize(("next_offset", "version"), [(9, 4), (0, -1), (10, 3), (9, 9)])
+def test_u7_a_directory_that_has_less_than_came_from_it_never_goes_on(next_offset: int, version: int) -> None:
+    with pytest.raises(CorruptLog, match="came from it into the archive"):
+        check_continues("d", local(next_offset, version), archive(10, 4), None)
+
+
+def test_u7_a_directory_whose_history_is_another_never_goes_on() -> None:
+    with pytest.raises(CorruptLog, match="its version 4 ends at 9"):
+        check_continues("d", local(15, 9), archive(10, 4), Offset(9))
+
+
+def test_u9_with_an_empty_archive_any_directory_goes_on() -> None:
+    check_continues("d", local(0, -1), archive(0, -1), None)
+    check_continues("d", local(100, 7), archive(0, -1), None)
+
+
+def sealed(next_offset: int, version: int) -> Sealed:
+    return Sealed(
+        last_committed_offset=next_offset - 1,
+        next_offset=next_offset,
+        version=version,
+        epoch=1,
+        broker_id="a",
+        ts="2026-01-01T00:00:00Z",
+    )
+
+
+def test_u7_a_witness_who_saw_more_keeps_the_topic_closed_and_one_who_saw_less_changes_nothing() -> None:
+    end = End(Offset(10), Version(4))
+    for witness in (None, sealed(10, 4), sealed(3, 1), sealed(0, -1)):
+        check_witness("d", witness, end)
+    for witness in (sealed(11, 4), sealed(10, 5)):
+        with pytest.raises(CorruptLog, match="broker a sealed it at offset"):
+            check_witness("d", witness, end)

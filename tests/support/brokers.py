@@ -1,0 +1,123 @@
+"""Several brokers in one process, over one metadata store in memory and one object store: quick, easy to look into."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sulina.broker.archives import Archives
+from sulina.broker.broker import Broker
+from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.options import BrokerOptions
+from sulina.broker.standing import Standing
+from sulina.core.cluster import Registration
+from sulina.core.records import Record
+from sulina.core.rows import decode_rows
+from sulina.metadata.memory import MemoryMetadata
+from sulina.ports import MetadataStore
+from sulina.storage.objects import Objects, open_objects
+from sulina.storage.partition_log import LogThreads
+from sulina.types import TopicName
+
+WAIT_SECONDS = 20.0
+
+
+async def until(check: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Return when it holds. TimeoutError."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not ((await found) if isinstance(found := check(), Awaitable) else found):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+class Brokers:
+    """`start` some, then ask them. Those that are left are stopped at the end."""
+
+    def __init__(self, directory: Path, *, lease_seconds: float = 30.0) -> None:
+        self.directory = directory
+        self.metadata: MetadataStore = MemoryMetadata()
+        self.objects: Objects = open_objects(f"file://{directory}/objects")
+        self.lease_seconds = lease_seconds
+        self.running: dict[str, Broker] = {}
+        self._threads = LogThreads.of(writers=2, readers=2, archivers=4)
+
+    async def start(self, *names: str) -> list[Broker]:
+        """Brokers that have joined."""
+        for name in names:
+            data = self.directory / name
+            data.mkdir(exist_ok=True)
+            options = BrokerOptions(data=str(data), broker_id=name, ack_grace_seconds=0.2)
+            broker = Broker(
+                self.metadata,
+                options,
+                threads=self._threads,
+                standing=Standing(name),
+                archives=Archives(self.objects, options),
+            )
+            registration = Registration(
+                broker_id=name, url=f"http://{name}", store_id=f"store-{name}", started_ms=int(time.time() * 1000)
+            )
+            await broker.join(registration, ClusterOptions(lease_seconds=self.lease_seconds, rescan_seconds=0.5))
+            self.running[name] = broker
+        return [self.running[name] for name in names]
+
+    async def stop(self, name: str) -> None:
+        """In good order."""
+        await self.running.pop(name).stop()
+
+    async def owner(self, topic: TopicName, partition: int = 0) -> Broker:
+        """Who serves it, once somebody does."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                for broker in self.running.values():
+                    known = broker._topics.get(topic)
+                    if known is not None and known.places[partition].is_here:
+                        return broker
+                await asyncio.sleep(0.005)
+
+    async def moved(self, topic: TopicName, to: str, partition: int = 0) -> Broker:
+        """The broker of this name, once it serves the partition."""
+        broker = self.running[to]
+        await until(lambda: topic in broker._topics and broker._topics[topic].places[partition].is_here)
+        return broker
+
+    async def publish(self, topic: TopicName, *values: bytes, partition: int = 0) -> int:
+        """To whoever owns it; the first offset."""
+        owner = await self.owner(topic, partition)
+        done = await owner.publish_records(topic, [Record(value=value) for value in values], partition=partition)
+        assert done.base_offset is not None
+        return done.base_offset
+
+    async def values(self, topic: TopicName, partition: int = 0) -> list[bytes | None]:
+        """All there is, read from whoever owns it."""
+        owner = await self.owner(topic, partition)
+        found: list[bytes | None] = []
+        offset = (await owner.partition(topic, partition)).start_offset
+        while True:
+            fetched = await owner.fetch(topic, partition, offset)
+            if fetched.next_offset == offset:
+                return found
+            found += [record.value for record in decode_rows(fetched.data, offset)]
+            offset = fetched.next_offset
+
+    async def keys(self, prefix: str) -> list[str]:
+        """What the metadata store has."""
+        return [entry.key for entry in (await self.metadata.list(prefix)).entries]
+
+    async def close(self) -> None:
+        """Everybody stops."""
+        for name in list(self.running):
+            await self.stop(name)
+        await self.metadata.close()
+        self._threads.shutdown()
+
+
+@asynccontextmanager
+async def brokers(directory: Path, *names: str, lease_seconds: float = 30.0) -> AsyncIterator[Brokers]:
+    """Some that have joined."""
+    world = Brokers(directory, lease_seconds=lease_seconds)
+    try:
+        await world.start(*names)
+        yield world
+    finally:
+        await world.close()

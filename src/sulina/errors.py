@@ -51,7 +51,7 @@ SulinaError
 ├── LogClosed                       the log was closed
 ├── LogLocked                       another process is writing this directory
 ├── LogStopped                      a write failed; reopen after repair
-├── MetadataFailed                  the metadata store could not be written   (retry)
+├── MetadataFailed                  the metadata store did not do what it was asked (retry)
 ├── ArchiveFailed                   the object store did not do what it was asked (retry)
 └── Corrupt                         stored bytes are not what was written
     ├── CorruptSegment
@@ -473,12 +473,12 @@ class LogStopped(SulinaError):
 
 
 class MetadataFailed(SulinaError):
-    """The metadata store could not be written, and whether it was is unknown. It goes on once its disk does."""
+    """The metadata store did not do what it was asked, or whether it did is unknown. It can be asked again."""
 
     retryable = True
 
     def __init__(self, *, path: str, cause: BaseException) -> None:
-        super().__init__(f"the metadata in {path} could not be written: {cause}")
+        super().__init__(f"the metadata in {path} cannot be read or written: {cause}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
 

@@ -350,7 +350,7 @@ async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> N
         await b.kill()
         await world.until(lambda: set(a.view.unassigned) == lost)
         known = world.topics._topics.pop(names[0].topic)  # it is being deleted
-        await a.cluster.forget(names[0].topic, 40)
+        await a.cluster.forget(names[0].topic, 40, await world.topics.mark(names[0].topic))
         assert not a.view.epochs
         assert not a.owner.mine
         world.topics._topics[names[0].topic] = known

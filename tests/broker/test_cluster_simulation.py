@@ -278,7 +278,8 @@ class Simulation:
         await asyncio.sleep(self.chance.random() * 2)
         while True:
             try:
-                await member.cluster.forget(names[0].topic, len(names))
+                mark = await self.world.topics.mark(names[0].topic)
+                await member.cluster.forget(names[0].topic, len(names), mark)
                 break
             except SulinaError:
                 member = self.some() or member

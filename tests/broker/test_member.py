@@ -400,3 +400,66 @@ async def test_a_drained_broker_has_nothing_and_gets_nothing_until_it_is_active_
         await until(is_even)
         for partition in range(8):
             assert await world.values(ORDERS, partition) == [b"%d" % partition]
+
+
+async def test_a_node_that_is_alone_may_archive_too(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as world:
+        alone = await world.alone("a")
+        await alone.put_topic(ORDERS, ARCHIVED)
+        assert (await alone.publish_records(ORDERS, [Record(value=b"0")])).ack == Ack.ARCHIVED
+        assert (await alone.lookup(ORDERS)).partitions[0].broker_id == "a"
+        with pytest.raises(InvalidSettings, match="not part of a cluster"):
+            await alone.unload(ORDERS)
+        await world.stop("a")
+        again = await world.alone("a")
+        await again.publish_records(ORDERS, [Record(value=b"1")])
+        assert await world.values(ORDERS) == [b"0", b"1"]
+        await again.delete_topic(ORDERS)
+        assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+
+
+async def test_what_is_archived_may_go_from_disk_and_is_read_all_the_same(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a") as world:
+        [a] = world.running.values()
+        policy = Policy(ack=Ack.ARCHIVED, segment_bytes=1 << 16, batch_bytes_max=1 << 15, local_retention_bytes=0)
+        await a.put_topic(ORDERS, TopicSettings(policy=policy))
+        expected = [b"%04d" % number + b"x" * 20_000 for number in range(12)]
+        for value in expected:
+            await world.publish(ORDERS, value)
+        await a.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
+        assert await a.retain() > 0
+        info = await a.partition(ORDERS, 0)
+        assert (info.start_offset, info.end_offset) == (0, 12)
+        assert all(segment.start_offset > 0 for segment in info.segments), "nothing went from disk"
+        assert await world.values(ORDERS) == expected
+        async with connected(a) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.receive()
+            assert [record.value for record in await received(connection, 12)] == expected
+        shorter = msgspec.structs.replace(policy, retention_bytes=100_000)
+        await a.put_topic(ORDERS, TopicSettings(policy=shorter))
+        await a.retain()
+        assert (await a.partition(ORDERS, 0)).start_offset > 0, "retention of the topic counts for the archive"
+
+
+async def test_a_policy_that_asks_for_more_holds_from_then_on(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        await world.publish(ORDERS, b"0")
+        owner = await world.owner(ORDERS)
+
+        async def is_archived() -> bool:
+            entry = await world.metadata.get(keys.epoch(FIRST))
+            return entry is not None and msgspec.json.decode(entry.value, type=Epoch).is_archived
+
+        assert not await is_archived(), "what only one disk has was said to be safe"
+        await owner.put_topic(ORDERS, ARCHIVED)
+        await until(is_archived)
+        assert (await owner.publish_records(ORDERS, [Record(value=b"1")])).ack == Ack.ARCHIVED
+        await owner.put_topic(ORDERS, TopicSettings())
+
+        async def is_local() -> bool:
+            return (await owner.publish_records(ORDERS, [Record(value=b"x")])).ack == Ack.LOCAL
+
+        await until(is_local)
+        assert not await is_archived(), "a local ack was given before the cluster knew"

@@ -86,7 +86,8 @@ class FakeCluster:
         places = self._answer("lookup", topic)
         return Placement(topic=topic, topic_id="t", partitions=places, brokers=[])
 
-    async def unload(self, topic: str, **named: Any) -> list[UnloadInfo]:
+    async def unload(self, topic: str, *, wait: bool, **named: Any) -> list[UnloadInfo]:
+        assert not wait, "the command shows the steps itself"
         return self._answer("unload", topic, **named)  # type: ignore[no-any-return]
 
     async def unloads(self, topic: str) -> list[UnloadInfo]:

@@ -1,17 +1,17 @@
 """Commands about a cluster: what they ask for, what they show while it happens, and how they end."""
 
 import io
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from sulina.cli import moving, run, terminal
+from sulina.cli import moving, terminal
 from sulina.cli.broker import _Draining
 from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy
 from sulina.wire.messages import Rebalanced, TopicState
+from tests.cli.conftest import told
 from tests.cli.fake_cluster import TOPIC, FakeCluster, a_broker, a_cluster, a_place, an_unload, playing
 
 
@@ -19,24 +19,6 @@ from tests.cli.fake_cluster import TOPIC, FakeCluster, a_broker, a_cluster, a_pl
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     with playing(monkeypatch) as fake:
         yield fake
-
-
-class Told:
-    """How a command ended, and what it said."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str], *words: str) -> None:
-        terminal.out.cache_clear()
-        terminal.err.cache_clear()
-        self.code = run(words)
-        self.out, self.err = capfd.readouterr()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> Any:
-        return json.loads(self.err)["error"]
 
 
 def moves_away(cluster: FakeCluster, *, to: str = "b2") -> None:
@@ -55,11 +37,11 @@ def test_who_serves_a_topic_is_shown_f5(cluster: FakeCluster, capfd: pytest.Capt
     """F5: look up the owner."""
     away = a_place(None, 4, 1, state=TopicState.RECOVERING, waits_for="b3")
     cluster.says("lookup", [a_place("b1", 5), away])
-    text = Told(capfd, "topic", "lookup", "orders").out
+    text = told(capfd, "topic", "lookup", "orders").out
     lines = [line.split() for line in text.splitlines()]
     assert lines[1] == ["0", "active", "b1", "http://b1:1", "5"]
     assert lines[2] == ["1", "recovering", "-", "-", "4", "b3"]
-    assert Told(capfd, "topic", "lookup", "orders", "--json").json["partitions"][1]["waits_for"] == "b3"
+    assert told(capfd, "topic", "lookup", "orders", "--json").json["partitions"][1]["waits_for"] == "b3"
 
 
 # Move and unload
@@ -70,21 +52,21 @@ def test_a_move_is_shown_step_by_step_until_it_is_served_there_f5(
 ) -> None:
     """F5, U2: every step is seen, in its order, and the command ends when the new owner serves."""
     moves_away(cluster)
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--yes")
-    assert told.code == 0
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--yes")
+    assert done.code == 0
     assert cluster.changes() == [("unload", TOPIC, ("force", True), ("partition", 0), ("to", "b2"))]
-    steps = [line.partition("partition 0: ")[2] for line in told.err.splitlines()]
+    steps = [line.partition("partition 0: ")[2] for line in done.err.splitlines()]
     assert steps == ["requested", "quiesced", "paused", "sealed", "unassigned", "moved to b2"]
-    assert told.out.splitlines()[1].split()[:4] == ["0", "b1", "b2", "moved"]
+    assert done.out.splitlines()[1].split()[:4] == ["0", "b1", "b2", "moved"]
 
 
 def test_a_move_as_json_is_one_document_with_the_time_of_each_step(
     cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     moves_away(cluster)
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
-    [move] = told.json
-    assert (told.code, told.err) == (0, "")
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
+    [move] = done.json
+    assert (done.code, done.err) == (0, "")
     assert (move["from_broker"], move["to_broker"], move["step"], move["error"]) == ("b1", "b2", "moved", None)
     assert list(move["seconds"]) == list(moving.STEPS)
     assert sorted(move["seconds"].values()) == list(move["seconds"].values())
@@ -92,34 +74,34 @@ def test_a_move_as_json_is_one_document_with_the_time_of_each_step(
 
 def test_an_unload_goes_to_whoever_the_leader_chooses(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     moves_away(cluster, to="b7")
-    assert Told(capfd, "topic", "unload", "orders", "--json").json[0]["to_broker"] == "b7"
+    assert told(capfd, "topic", "unload", "orders", "--json").json[0]["to_broker"] == "b7"
     assert cluster.changes() == [("unload", TOPIC, ("force", False), ("partition", None), ("to", None))]
 
 
 def test_nobody_has_to_wait(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     moves_away(cluster)
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--no-wait", "--json")
-    assert (told.code, told.json[0]["step"]) == (0, "requested")
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--no-wait", "--json")
+    assert (done.code, done.json[0]["step"]) == (0, "requested")
     assert not [asked for asked in cluster.asked if asked[0] == "unloads"]
 
 
 def test_what_is_there_already_does_not_move(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.says("lookup", [a_place("b2", 5)])
     cluster.says("unload", [])
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2")
-    assert (told.code, "nothing to move" in told.out) == (0, True)
-    assert Told(capfd, "topic", "move", "orders", "--to", "b2", "--json").json == []
+    done = told(capfd, "topic", "move", "orders", "--to", "b2")
+    assert (done.code, "nothing to move" in done.out) == (0, True)
+    assert told(capfd, "topic", "move", "orders", "--to", "b2", "--json").json == []
 
 
 def test_a_mistyped_broker_is_recognised(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.says("cluster", a_cluster(a_broker("broker-1"), a_broker("broker-2")))
-    told = Told(capfd, "topic", "move", "orders", "--to", "brokr-2")
-    assert (told.code, told.out) == (1, "")
-    assert "there are broker-1, broker-2" in told.err
-    assert "did you mean broker-2?" in told.err
-    assert told.err.count("\n") == 1
+    done = told(capfd, "topic", "move", "orders", "--to", "brokr-2")
+    assert (done.code, done.out) == (1, "")
+    assert "there are broker-1, broker-2" in done.err
+    assert "did you mean broker-2?" in done.err
+    assert done.err.count("\n") == 1
     cluster.says("drain_broker", BrokerNotFound(broker="broker2", brokers="broker-1, broker-2"))
-    assert "did you mean" in Told(capfd, "broker", "drain", "broker2", "--json").error["hint"]
+    assert "did you mean" in told(capfd, "broker", "drain", "broker2", "--json").error["hint"]
     assert not [asked for asked in cluster.changes() if asked[0] == "unload"]
 
 
@@ -127,7 +109,7 @@ def test_a_node_that_is_alone_says_so_itself(cluster: FakeCluster, capfd: pytest
     cluster.says("cluster", a_cluster(a_broker("local", url=None)))
     cluster.says("lookup", [a_place("local", -1, url=None)])
     cluster.says("unload", InvalidSettings("this node is not part of a cluster: start it with --metadata etcd://…"))
-    assert "not part of a cluster" in Told(capfd, "topic", "move", "orders", "--to", "b2").err
+    assert "not part of a cluster" in told(capfd, "topic", "move", "orders", "--to", "b2").err
 
 
 def test_consumers_in_the_way_are_said_with_what_to_do_u3(
@@ -136,8 +118,8 @@ def test_consumers_in_the_way_are_said_with_what_to_do_u3(
     """U3: with active consumers and without force it fails with a clear error."""
     cluster.says("lookup", [a_place("b1", 5)])
     cluster.says("unload", SubscriptionBusy(topic=TOPIC, subscription="s", reason="1 consumer is attached"))
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
-    assert (told.code, told.error["code"], "--force" in told.error["hint"]) == (1, "subscription_busy", True)
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
+    assert (done.code, done.error["code"], "--force" in done.error["hint"]) == (1, "subscription_busy", True)
 
 
 def test_an_owner_that_keeps_its_partition_is_a_failure(
@@ -147,9 +129,9 @@ def test_an_owner_that_keeps_its_partition_is_a_failure(
     moves_away(cluster)
     cluster.says("unloads", [an_unload("requested")], [])
     cluster.says("lookup", [a_place("b1", 5)])
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
-    assert (told.code, told.json[0]["step"]) == (1, "refused")
-    assert "b1 keeps it" in told.json[0]["error"]
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
+    assert (done.code, done.json[0]["step"]) == (1, "refused")
+    assert "b1 keeps it" in done.json[0]["error"]
 
 
 def test_an_owner_that_dies_on_the_way_is_a_failure_that_names_it(
@@ -158,19 +140,19 @@ def test_an_owner_that_dies_on_the_way_is_a_failure_that_names_it(
     moves_away(cluster)
     cluster.says("unloads", [an_unload("quiesced")], [an_unload("recovering", given_up=(3, 9))])
     cluster.says("lookup", [a_place("b1", 5)], [a_place("b1", 5)], [a_place(None, 5, state=TopicState.RECOVERING)])
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2")
-    assert told.code == 1
-    assert "broker b1 died" in told.out
-    assert "[3, 9), 6 records" in told.out
+    done = told(capfd, "topic", "move", "orders", "--to", "b2")
+    assert done.code == 1
+    assert "broker b1 died" in done.out
+    assert "[3, 9), 6 records" in done.out
 
 
 def test_an_attempt_that_failed_is_told_and_watched_on(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     moves_away(cluster)
     failed = an_unload("requested", error="the archive cannot be reached")
     cluster.says("unloads", [an_unload("quiesced")], [failed], [an_unload("sealed")], [])
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2")
-    assert "requested: the archive cannot be reached" in told.err
-    assert told.code == 0
+    done = told(capfd, "topic", "move", "orders", "--to", "b2")
+    assert "requested: the archive cannot be reached" in done.err
+    assert done.code == 0
 
 
 # What is given up for good
@@ -186,18 +168,18 @@ def test_records_are_not_given_up_where_nobody_is_asked(
     cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     is_recovering(cluster)
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--json")
-    assert (told.code, told.error["code"]) == (1, "invalid_input")
-    assert "--yes" in told.error["hint"]
-    assert "everything from offset 17 on ([17, 40), 23 records, when it last reported)" in told.error["message"]
-    assert told.err.count("\n") == 1
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--json")
+    assert (done.code, done.error["code"]) == (1, "invalid_input")
+    assert "--yes" in done.error["hint"]
+    assert "everything from offset 17 on ([17, 40), 23 records, when it last reported)" in done.error["message"]
+    assert done.err.count("\n") == 1
     assert cluster.changes() == []
 
 
 def test_records_are_given_up_when_that_is_said(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     is_recovering(cluster)
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--yes", "--json")
-    assert (told.code, told.json[0]["step"], told.json[0]["given_up"]) == (0, "moved", [17, 40])
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--yes", "--json")
+    assert (done.code, done.json[0]["step"], done.json[0]["given_up"]) == (0, "moved", [17, 40])
     assert cluster.changes() == [("unload", TOPIC, ("force", True), ("partition", None), ("to", "b2"))]
 
 
@@ -208,10 +190,10 @@ def test_whoever_is_there_is_asked(
     is_recovering(cluster)
     monkeypatch.setattr(terminal, "can_ask", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--force")
-    assert told.code == code
-    assert "everything from offset 17 on" in told.err
-    assert "[y/N]" in told.err
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force")
+    assert done.code == code
+    assert "everything from offset 17 on" in done.err
+    assert "[y/N]" in done.err
     assert len(cluster.changes()) == 1 - code
 
 
@@ -219,8 +201,8 @@ def test_other_partitions_are_not_asked_about(cluster: FakeCluster, capfd: pytes
     moves_away(cluster)
     script = cluster.scripts["unloads"]
     cluster.says("unloads", [an_unload("recovering", 1, given_up=(0, 1))], *script)
-    told = Told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--json")
-    assert (told.code, told.json[0]["step"]) == (0, "moved")
+    done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--json")
+    assert (done.code, done.json[0]["step"]) == (0, "moved")
 
 
 # Brokers
@@ -230,13 +212,13 @@ def test_brokers_are_listed_f5(cluster: FakeCluster, capfd: pytest.CaptureFixtur
     """F5: list brokers."""
     gone = a_broker("b3", state="unreachable", url=None, uptime_seconds=None, partitions=0)
     cluster.says("cluster", a_cluster(a_broker("b1"), gone))
-    lines = Told(capfd, "broker", "list").out.splitlines()
+    lines = told(capfd, "broker", "list").out.splitlines()
     assert lines[1].split("  ")[0] == "b1"
     assert "leader" in lines[1]
     assert "2.0 KiB/s" in lines[1]
     assert "1 h 1 min" in lines[1]
     assert "unreachable" in lines[2]
-    assert [info["state"] for info in Told(capfd, "broker", "list", "--json").json] == ["active", "unreachable"]
+    assert [info["state"] for info in told(capfd, "broker", "list", "--json").json] == ["active", "unreachable"]
 
 
 def test_a_drain_is_watched_until_nothing_is_left_f7(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
@@ -245,12 +227,12 @@ def test_a_drain_is_watched_until_nothing_is_left_f7(cluster: FakeCluster, capfd
     cluster.says(
         "cluster", *(a_cluster(a_broker("b1"), a_broker("b2", state="draining", partitions=n)) for n in (3, 2, 2, 0))
     )
-    told = Told(capfd, "broker", "drain", "b2")
-    assert told.code == 0
-    assert [line.split("  ")[-1] for line in told.err.splitlines()] == ["2 partitions left", "0 partitions left"]
-    assert "b2 is drained: 3 partitions moved away" in told.out
+    done = told(capfd, "broker", "drain", "b2")
+    assert done.code == 0
+    assert [line.split("  ")[-1] for line in done.err.splitlines()] == ["2 partitions left", "0 partitions left"]
+    assert "b2 is drained: 3 partitions moved away" in done.out
     cluster.says("cluster", a_cluster(a_broker("b1"), a_broker("b2", state="draining", partitions=0)))
-    assert Told(capfd, "broker", "drain", "b2", "--json").json["partitions"] == 0
+    assert told(capfd, "broker", "drain", "b2", "--json").json["partitions"] == 0
 
 
 def test_a_drain_that_cannot_go_on_says_why(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
@@ -263,23 +245,23 @@ def test_a_drain_that_cannot_go_on_says_why(cluster: FakeCluster, capfd: pytest.
         a_cluster(draining, a_broker("b2"), unloads=[failing]),
         a_cluster(a_broker("b1", state="draining", partitions=0), a_broker("b2")),
     )
-    told = Told(capfd, "broker", "drain", "b1")
-    assert "no other active broker" in told.err
-    assert "/default/orders partition 0: the archive cannot be reached" in told.err
-    assert told.code == 0
+    done = told(capfd, "broker", "drain", "b1")
+    assert "no other active broker" in done.err
+    assert "/default/orders partition 0: the archive cannot be reached" in done.err
+    assert done.code == 0
 
 
 def test_a_drain_can_be_left_to_itself(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.says("drain_broker", a_broker("b2", state="draining", partitions=3))
-    told = Told(capfd, "broker", "drain", "b2", "--no-wait")
-    assert (told.code, told.err, "b2 drains" in told.out) == (0, "", True)
+    done = told(capfd, "broker", "drain", "b2", "--no-wait")
+    assert (done.code, done.err, "b2 drains" in done.out) == (0, "", True)
     assert cluster.asked == [("drain_broker", "b2")]
 
 
 def test_a_broker_is_activated_f7(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.says("activate_broker", a_broker("b2"))
-    assert "b2 is active" in Told(capfd, "broker", "activate", "b2").out
-    assert Told(capfd, "broker", "activate", "b2", "--json").json["broker_id"] == "b2"
+    assert "b2 is active" in told(capfd, "broker", "activate", "b2").out
+    assert told(capfd, "broker", "activate", "b2", "--json").json["broker_id"] == "b2"
 
 
 # The cluster
@@ -290,18 +272,18 @@ def test_the_cluster_is_shown_in_one_look(cluster: FakeCluster, capfd: pytest.Ca
         "cluster",
         a_cluster(a_broker("b1"), a_broker("b2"), unassigned=2, recovering=1, unloads=[an_unload("sealed", 1)]),
     )
-    text = Told(capfd, "cluster", "status").out
+    text = told(capfd, "cluster", "status").out
     for words in ("leader", "unassigned  2", "recovering  1", "/default/orders", "sealed"):
         assert words in text, text
-    assert Told(capfd, "cluster", "status", "--json").json["unloads"][0]["step"] == "sealed"
+    assert told(capfd, "cluster", "status", "--json").json["unloads"][0]["step"] == "sealed"
 
 
 def test_a_rebalance_says_what_it_moves_f7(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     """F5, F7: rebalance."""
     cluster.says("rebalance", Rebalanced(moves=[an_unload("requested", 4)]), Rebalanced(moves=[]))
-    assert "/default/orders  " in Told(capfd, "cluster", "rebalance").out
-    assert "nothing is to be moved" in Told(capfd, "cluster", "rebalance").out
-    assert Told(capfd, "cluster", "rebalance", "--json").json == {"moves": []}
+    assert "/default/orders  " in told(capfd, "cluster", "rebalance").out
+    assert "nothing is to be moved" in told(capfd, "cluster", "rebalance").out
+    assert told(capfd, "cluster", "rebalance", "--json").json == {"moves": []}
 
 
 # What is drawn in a terminal

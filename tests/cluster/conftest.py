@@ -42,7 +42,6 @@ def pytest_runtest_makereport(
     """Show the clusters of a test that failed."""
     report = yield
     if report.failed and call.when == "call":
-        for name, value in getattr(item, "funcargs", {}).items():
-            if isinstance(value, World):
-                report.sections.append((f"{name}: the cluster", value.report()))
+        worlds = {id(value): value for value in getattr(item, "funcargs", {}).values() if isinstance(value, World)}
+        report.sections += [("the cluster", world.report()) for world in worlds.values()]
     return report

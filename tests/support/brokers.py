@@ -41,6 +41,16 @@ class Brokers:
         self.running: dict[str, Broker] = {}
         self._threads = LogThreads.of(writers=2, readers=2, archivers=4)
 
+    async def alone(self, name: str) -> Broker:
+        """A broker that is part of no cluster, and archives all the same."""
+        data = self.directory / name
+        data.mkdir(exist_ok=True)
+        options = BrokerOptions(data=str(data), broker_id=name)
+        archives = Archives(self.objects, options)
+        broker = self.running[name] = Broker(self.metadata, options, threads=self._threads, archives=archives)
+        await broker.start()
+        return broker
+
     async def start(self, *names: str) -> list[Broker]:
         """Brokers that have joined."""
         for name in names:

@@ -20,7 +20,7 @@ from sulina.core import keys
 from sulina.core.cluster import Assignment, Epoch, LoadReport, Reason, Registration, Step, Unload
 from sulina.errors import MetadataFailed, SulinaError
 from sulina.metadata import MemoryMetadata
-from sulina.ports import Change, Clock, Compare, Entry, Lease, Listing, MetadataStore, Put, TxnResult
+from sulina.ports import NO_REVISION, Change, Clock, Compare, Entry, Lease, Listing, MetadataStore, Put, TxnResult
 from sulina.types import PartitionName, TopicName
 from tests.client.virtual_time import VirtualTimeLoop
 
@@ -159,6 +159,11 @@ class Topics:
         await self._edit([Put(keys.delivery(topic), b"{}"), Put(keys.namespace_topic(topic), b"{}")], [])
         self._topics[topic] = (partitions, is_reliable)
         return partition_names(name, partitions)
+
+    async def mark(self, topic: TopicName) -> Compare:
+        """That the topic is as it is now."""
+        entry = await self._store.get(keys.delivery(topic))
+        return Compare(keys.delivery(topic), entry.revision if entry else NO_REVISION)
 
     async def delete(self, name: str) -> None:
         topic = TopicName("default", name)

@@ -1,12 +1,14 @@
 """The broker of one node: what every listener, and the node itself, asks for."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
 from sulina.broker.archives import Archives
+from sulina.broker.catalogue import Outdated
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
@@ -15,7 +17,6 @@ from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
 from sulina.broker.topic import Accepted, Topic
 from sulina.broker.whole import whole
-from sulina.core import keys
 from sulina.core.cluster import Registration
 from sulina.core.commit import Commit
 from sulina.core.position import Position
@@ -280,6 +281,8 @@ class Broker(ClusterMember):
         topic = self._topic(name)
         topic.check_served()
         made, is_new = await self._subscription(topic, checked_subscription(subscription), settings)
+        if is_new:
+            await self._cursors_made(topic, subscription)
         if made.settings.kind != settings.kind:
             raise AlreadyExists(
                 kind="subscription", name=subscription, difference=f"it is {made.settings.kind}, not {settings.kind}"
@@ -344,8 +347,8 @@ class Broker(ClusterMember):
                 raise SubscriptionBusy(topic=str(name), subscription=subscription, reason=reason)
             await self._agreed(name, partial(self._delete_subscription, name, subscription))
             await self._sync_topic(name)
-            numbers = range(topic.stored.partitions)
-            await self._catalogue.delete([keys.cursor(name, subscription, number) for number in numbers])
+            with contextlib.suppress(Outdated):
+                await self._catalogue.delete_cursors(name, subscription, topic.stored.partitions)
         self.events.emit("subscription_removed", name, subscription=subscription)
 
     async def _delete_subscription(self, name: TopicName, subscription: str) -> None:

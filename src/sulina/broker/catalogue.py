@@ -214,11 +214,16 @@ class Catalogue:
         await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
 
     async def delete_topic(self, name: TopicName) -> None:
-        """Forget it. Its `delivery` key goes last."""
+        """Forget it. Its `delivery` key goes last. Outdated when somebody else has, and made another."""
         entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
-        await self.delete([key for key in entries if key != keys.delivery(name)])
-        await self.delete([entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries])
-        await self._txn([], deletes=[keys.delivery(name), keys.namespace_topic(name)])
+        entries += [entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries]
+        await self._delete([key for key in entries if key != keys.delivery(name)], keys.delivery(name))
+        await self._txn([keys.delivery(name)], deletes=[keys.delivery(name), keys.namespace_topic(name)])
+
+    def mark(self, name: TopicName) -> Compare:
+        """That the topic is as it is known here."""
+        known = self._known(keys.delivery(name))
+        return Compare(keys.delivery(name), NO_REVISION if known is None else known.revision)
 
     async def create_subscription(self, name: TopicName, subscription: str, settings: SubscriptionSettings) -> None:
         """Its cursors are made by the owners of the partitions."""
@@ -230,10 +235,14 @@ class Catalogue:
         key = keys.subscription(name, subscription)
         await self._txn([key], deletes=[key])
 
-    async def delete(self, gone: list[str]) -> None:
-        """Forget keys, whatever they hold."""
+    async def delete_cursors(self, name: TopicName, subscription: str, partitions: int) -> None:
+        """Of a subscription that was deleted. Outdated when it was made anew: then they are the new one's."""
+        gone = [keys.cursor(name, subscription, number) for number in range(partitions)]
+        await self._delete(gone, keys.subscription(name, subscription))
+
+    async def _delete(self, gone: list[str], unchanged: str) -> None:
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):
-            await self._txn([], deletes=gone[first : first + TXN_OPERATIONS_MAX])
+            await self._txn([unchanged], deletes=gone[first : first + TXN_OPERATIONS_MAX])
 
     async def _txn(self, unchanged: list[str], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()) -> None:
         compares = []
@@ -254,9 +263,9 @@ class Catalogue:
 
     # Cursors
 
-    async def cursors(self, name: TopicName) -> dict[tuple[str, int], Cursor]:
-        """Every stored cursor of a topic, by subscription and partition."""
-        prefix = keys.topic_prefix(name) + "subscriptions/"
+    async def cursors(self, name: TopicName, subscription: str | None = None) -> dict[tuple[str, int], Cursor]:
+        """Every stored cursor of a topic, or of one of its subscriptions, by subscription and partition."""
+        prefix = keys.topic_prefix(name) + "subscriptions/" + (f"{subscription}/" if subscription is not None else "")
         found = {}
         for entry in (await self._metadata.list(prefix)).entries:
             parts = entry.key.split("/")

@@ -34,7 +34,8 @@ from sulina.wire.messages import (
 
 PLACED_SECONDS = 10.0  # to wait for owners of a new topic's partitions
 REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
-TIDY_SECONDS = 10.0
+TIDY_SECONDS = 5.0
+CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
 
 _logger = structlog.get_logger("sulina.member")
 
@@ -110,23 +111,22 @@ class ClusterMember(Topics):
             await self._standing.cluster.stop()
 
     async def _delete_remains(self, name: TopicName) -> None:
+        stored = self._deleting[name]
         if self._standing is not None:
-            stored = self._deleting[name]
-            await self._cluster.forget(name, stored.partitions)  # its owners let go
-            await self._logs.delete_archives(name, stored)
+            await self._cluster.forget(name, stored.partitions, self._catalogue.mark(name))  # its owners let go
+        await self._logs.delete_archives(name, stored)
         await super()._delete_remains(name)
 
     async def _tidy_regularly(self) -> None:
-        """The leader finishes what others began to delete, and could not."""
+        """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
         while True:
             await asyncio.sleep(TIDY_SECONDS)
+            self._logs.report()
             if self._cluster.election.revision is None:
                 continue
             for name in list(self._deleting):
                 try:
-                    async with self._lock:
-                        if name in self._deleting:
-                            await self._delete_remains(name)
+                    await self._finish_delete(name)
                 except (SulinaError, OSError) as error:
                     self.events.emit("topic_not_deleted", name, reason=str(error))
 
@@ -216,6 +216,15 @@ class ClusterMember(Topics):
             await self._cluster.view.wait_for(
                 lambda view: all(view.placement(name).url is not None for name in names), PLACED_SECONDS
             )
+
+    async def _cursors_made(self, topic: Topic, subscription: str) -> None:
+        """Return when the owners of all partitions have made the cursors of a new subscription, if they do soon."""
+        if self._standing is None:
+            return
+        for _ in range(CURSORS_LOOKS):
+            if len(await self._catalogue.cursors(topic.name, subscription)) == topic.stored.partitions:
+                return
+            await asyncio.sleep(CURSORS_SECONDS)
 
     # What clients and operators ask
 

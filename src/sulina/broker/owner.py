@@ -66,7 +66,8 @@ class _Wanted:
     unload: Unload | None = None
     unload_revision: int = 0
     task: asyncio.Task[None] | None = None
-    held: int | None = None  # the revision under which it is served
+    held: int | None = None  # the revision under which it was taken
+    ready: int | None = None  # the revision under which it is served
     unloaded: int | None = None  # the revision of the assignment that was given back
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -147,7 +148,7 @@ class Owner:
                 elif wanted.epoch is None:
                     self._partitions.pop(partition, None)
                     return
-                elif wanted.held is None:
+                elif wanted.ready is None:
                     async with self._turns:
                         await self._acquire(partition, wanted)
                 elif wanted.unload is not None and wanted.unloaded != wanted.held:
@@ -176,6 +177,7 @@ class Owner:
         if wanted.epoch is None or wanted.revision != revision:
             return  # lost while it was made ready
         place.serve()
+        wanted.ready = revision
         self._standing.troubles.pop(partition, None)
         self._options.steps("owner.served")
         self._events.emit("partition_served", partition.topic, partition=partition.partition, epoch=epoch.epoch)
@@ -213,7 +215,7 @@ class Owner:
                 self._options.steps("unload.local_removed")
             else:
                 topic.dismiss_passing(error)
-        wanted.held = wanted.unloaded = None
+        wanted.held = wanted.ready = wanted.unloaded = None
         self._standing.troubles.pop(partition, None)
         self._events.emit("partition_released", partition.topic, partition=partition.partition)
         self.cluster.report_load_soon()

@@ -63,6 +63,7 @@ class Tiers:
         self._threads = threads
         self._metrics = metrics
         self._events = events
+        self._reported: dict[PartitionName, tuple[int, int]] = {}  # where archive and log were said to end
 
     async def open(
         self, partition: Partition, directory: str, topic_id: str, policy: Policy, options: LogOptions
@@ -70,6 +71,7 @@ class Tiers:
         """Claim the partition in its archive, and go on from there. StaleEpoch, CorruptLog, ArchiveFailed."""
         place = partition.place
         revision = place.revision
+        self._reported.pop(partition.name, None)
         sealed = await self._sealed(partition.name)
         hooks = _Hooks(self, place)
         log = await TieredLog.open(
@@ -137,6 +139,7 @@ class Tiers:
 
     async def let_go(self, partition: PartitionName, directory: str, topic_id: str) -> None:
         """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
+        self._reported.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
         left = await asyncio.to_thread(
             let_go, directory, archive, topic_id=topic_id, files=self._files, steps=self._options.steps
@@ -180,15 +183,19 @@ class Tiers:
 
     async def unindex(self, place: Place, removed: Sequence[SegmentRef]) -> None:
         """Slices have gone, or were merged into one that is told of next."""
-        gone = [keys.archive_object(place.name, slice_.base) for slice_ in removed]
+        gone = sorted({keys.archive_object(place.name, slice_.base) for slice_ in removed})
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):
             await self._metadata.txn(compares=_fences(place), deletes=gone[first : first + TXN_OPERATIONS_MAX])
 
     def report(self, place: Place, log: TieredLog, name: str | None = None) -> None:
         """How far it has come, so that it is known should this broker be lost."""
+        ends = (log.archived.next_offset, log.end_offset)
+        if self._reported.get(place.name) == ends:
+            return
+        self._reported[place.name] = ends
         current = Current(
-            archived_offset=log.archived.next_offset,
-            end_offset=log.end_offset,
+            archived_offset=ends[0],
+            end_offset=ends[1],
             epoch=_epoch(place),
             at_ms=int(self._clock.now() * 1000),
             object=name,

@@ -44,7 +44,6 @@ from sulina.errors import (
     CorruptCommit,
     InvalidInput,
     LimitReached,
-    MetadataFailed,
     NamespaceNotEmpty,
     NamespaceNotFound,
     NotServing,
@@ -130,6 +129,7 @@ class Topics:
         self._deleting: dict[TopicName, StoredTopic] = {}  # marked, and not yet gone
         self._damaged: dict[TopicName, CorruptCommit] = {}  # whose metadata cannot be read
         self._lock = asyncio.Lock()  # for changes to what exists
+        self._deletes = asyncio.Lock()  # of what is left of topics
         self.changes: set[asyncio.Task[Any]] = set()
         self._state = "starting"
         self.remote: Remote | None = None  # in a cluster
@@ -149,7 +149,7 @@ class Topics:
         if self._standing is None:
             for name in list(self._deleting):
                 try:
-                    await self._delete_remains(name)
+                    await self._finish_delete(name)
                 except OSError as error:
                     self.events.emit("topic_not_deleted", name, reason=str(error))
         return revisions
@@ -162,21 +162,33 @@ class Topics:
 
     async def _follow(self, prefix: str, after: int) -> None:
         """Take over what others store, for ever."""
+        is_behind = False
         while True:
             try:
+                if is_behind:
+                    after = await self._catch_up()
+                    is_behind = False
                 async for changes in self._metadata.watch(prefix, after=after):
                     after = changes[-1].revision
                     namespaces, topics = self._catalogue.apply(changes)
                     if namespaces or topics:
                         await self._sync(namespaces, topics)
+                return  # the store is closed
             except Compacted:
-                async with self._lock:
-                    known = {*self._topics, *self._deleting, *self._damaged}
-                    after = min(await self._catalogue.load())
-                await self._sync({*self._namespaces, *self._catalogue.namespaces()}, {*known, *self._catalogue.names()})
-            except MetadataFailed as error:
-                _logger.warning("watch_failed", prefix=prefix, error=str(error))
+                is_behind = True
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: who no longer hears of topics cannot serve them.
+                _logger.error("watch_failed", prefix=prefix, error=str(error))
+                is_behind = True
                 await asyncio.sleep(WATCH_PAUSE_SECONDS)
+
+    async def _catch_up(self) -> int:
+        """Take over everything; the revision from which to follow."""
+        async with self._lock:
+            known = {*self._topics, *self._deleting, *self._damaged}
+            after = min(await self._catalogue.load())
+        await self._sync({*self._namespaces, *self._catalogue.namespaces()}, {*known, *self._catalogue.names()})
+        return after
 
     async def _sync(self, namespaces: Iterable[str], topics: Iterable[TopicName]) -> None:
         async with self._lock:
@@ -423,7 +435,7 @@ class Topics:
         if name in self._damaged:
             raise self._damaged[name]
         if name in self._deleting:
-            await self._delete_remains(name)
+            await self._finish_delete(name)
         topic = self._topics.get(name)
         if topic is not None:
             await self._change_topic(topic, settings)
@@ -507,7 +519,7 @@ class Topics:
             if name not in self._deleting:
                 await self._agreed(name, partial(self._mark_deleting, name, force))
                 await self._sync_topic(name)
-            await self._delete_remains(name)
+        await self._finish_delete(name)
         self.events.emit("topic_deleted", name)
 
     async def _mark_deleting(self, name: TopicName, force: bool) -> None:
@@ -516,11 +528,20 @@ class Topics:
             topic.check_idle()
         await self._catalogue.mark_deleting(name, topic.stored)
 
+    async def _finish_delete(self, name: TopicName) -> None:
+        """Delete what is left of a topic that is marked; tried again, by whoever comes next, when it fails.
+
+        Others need not wait for it, but who wants the name does.
+        """
+        async with self._deletes:
+            if name in self._deleting:
+                with contextlib.suppress(Outdated):  # another broker was quicker
+                    await self._delete_remains(name)
+                self._deleting.pop(name, None)
+
     async def _delete_remains(self, name: TopicName) -> None:
-        """Of a topic that is marked; tried again, by whoever comes next, when it fails."""
         await self._logs.remove(name, self._deleting[name].partitions)
         await self._catalogue.delete_topic(name)
-        del self._deleting[name]
 
     def _topic(self, name: TopicName) -> Topic:
         topic = self._topics.get(name)

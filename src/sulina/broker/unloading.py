@@ -89,10 +89,17 @@ class Unloading:
         """Give the partition back because this broker stops."""
         await self._quiesce()
         await self._pause()
-        drained = await self._seal()
+        drained = await self._seal() if self._has_something() else None
         with self._span("unassign"):
             await self._cluster.unassign(self._place.name, self._revision, reason=Reason.STOPPED, to=None)
         self._unloaded(drained)
+
+    def _has_something(self) -> bool:
+        """Whether anything may be here that is not in the archive."""
+        if not self._topic.is_reliable:
+            return False
+        is_archived = self._place.epoch is not None and self._place.epoch.is_archived
+        return not is_archived or self._topic.partitions[self._number].log_if_open is not None
 
     def _unloaded(self, drained: Drained | None) -> None:
         self._events.emit(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sulina.client import Client
     from sulina.wire.messages import PartitionPlacement, Placement, UnloadInfo
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.03  # a step may be over soon
 LATE_SECONDS = 3.0  # after which a wish that has gone, with its partition where it was, counts as refused
 
 STEPS = ("requested", "quiesced", "paused", "sealed", "unassigned", "moved")

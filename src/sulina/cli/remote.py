@@ -67,10 +67,10 @@ HERE = Remote()  # the default; cyclopts fills in what was given
 
 
 def client_for(url: str, options: "ClientOptions | None" = None) -> "Client":
-    """Over WebSocket, to be opened with `async with`. InvalidSettings when it is no URL."""
-    from sulina.client import Client, WebSocketConnector
+    """Over WebSocket, to be opened with `async with`. InvalidSettings when it is no URL, or one of several is none."""
+    from sulina.client import Client
 
-    return Client(WebSocketConnector(url), url=url, options=options)
+    return Client(url=url, options=options)
 
 
 def topic_name(text: str) -> str:

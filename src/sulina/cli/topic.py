@@ -301,7 +301,7 @@ class _Going:
         if self._to is not None:
             await check_broker(client, self._to)
         before = await client.lookup(self._topic)
-        asked = await client.unload(self._topic, force=self._force, to=self._to, partition=self._partition)
+        asked = await client.unload(self._topic, force=self._force, to=self._to, partition=self._partition, wait=False)
         moves = moving.begun(asked, before)
         if waits and moves:
             await moving.watch(client, self._topic, moves, is_silent=self._remote.json)

@@ -20,6 +20,7 @@ STATE_EVERY_SLICES = 64  # whoever takes over replays the commits since the newe
 STATE_AFTER_COMMIT_BYTES = 1 << 20
 MERGE_SLICES_MIN = 16  # fewer are not worth it
 MERGE_SLICES_MAX = 64  # at once
+MERGE_SPAN_MS = 6 * 3600 * 1000  # from the first to the last: what is merged goes together when it is too old
 MERGE_CLASSES_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)  # from each to the next: of about one size
 
 _COMMITS = ".commits"
@@ -256,7 +257,9 @@ def _run_end(slices: Sequence[SegmentRef], first: int, newest_state: int, class_
         slice_ = slices[at]
         is_of_another_epoch = slice_.size > 0 and epoch not in (None, slice_.epoch)
         is_past_state = first <= newest_state < at
-        if slice_.size >= class_bytes or size + slice_.size > bytes_max or is_of_another_epoch or is_past_state:
+        is_late = slice_.written_ms - slices[first].created_ms > MERGE_SPAN_MS
+        is_large = slice_.size >= class_bytes or size + slice_.size > bytes_max
+        if is_large or is_of_another_epoch or is_past_state or is_late:
             return at
         size += slice_.size
         epoch = slice_.epoch if slice_.size else epoch

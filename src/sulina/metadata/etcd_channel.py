@@ -68,24 +68,30 @@ class Credentials:
         """What every call carries."""
         return [("hasleader", "true"), *([("token", self._token)] if self._token else [])]
 
-    async def ensure(self, endpoint: "Endpoint", timeout_seconds: float) -> None:
-        """Get a token if one is needed. Refused, Unanswered."""
-        if not self._is_missing():
-            return
-        async with self._lock:
-            if not self._is_missing():
-                return
-            request = pb.AuthenticateRequest(name=self.user, password=self._password)
+    async def ensure(self, endpoint: "Endpoint", timeout_seconds: float) -> str | None:
+        """Get a token if one is needed, and tell which it is. Refused, Unanswered."""
+        if self._is_missing():
             try:
-                self._token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
-            except Refused as refused:
-                if "authentication is not enabled" not in refused.details:
-                    raise
-                self._token = ""
+                async with asyncio.timeout(timeout_seconds), self._lock:
+                    if self._is_missing():
+                        await self._authenticate(endpoint, timeout_seconds)
+            except TimeoutError:
+                raise Unanswered(f"no token from {endpoint.address} in {timeout_seconds:.1f} s") from None
+        return self._token
 
-    def forget(self) -> None:
-        """The token is no good any more."""
-        self._token = None
+    def forget(self, token: str | None) -> None:
+        """This one is no good any more."""
+        if token == self._token:
+            self._token = None
+
+    async def _authenticate(self, endpoint: "Endpoint", timeout_seconds: float) -> None:
+        request = pb.AuthenticateRequest(name=self.user, password=self._password)
+        try:
+            self._token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
+        except Refused as refused:
+            if "authentication is not enabled" not in refused.details:
+                raise
+            self._token = ""
 
     def _is_missing(self) -> bool:
         return self.user is not None and self._token is None
@@ -174,24 +180,30 @@ class Endpoint:
         link.heard()
         return response
 
-    async def exchange(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
-        """One message there, one back, on a stream of its own. Refused, Unanswered."""
+    async def open(
+        self, method: Method[Request, Response], request: Request, timeout_seconds: float
+    ) -> tuple[Stream[Request, Response], Response]:
+        """A stream, to be cancelled, and the first answer on it. Refused, Unanswered."""
         link = self._connect()
         began = asyncio.get_running_loop().time()
         stream = Stream(link, method, self._credentials.metadata)
         try:
             async with asyncio.timeout(timeout_seconds):
                 await stream.write(request)
-                return await stream.read()
+                return stream, await stream.read()
         except TimeoutError:
+            stream.cancel()
             self._give_up_if_silent(link, began, timeout_seconds)
             raise Unanswered(f"no answer from {self.address} in {timeout_seconds:.1f} s") from None
-        finally:
+        except BaseException:
             stream.cancel()
+            raise
 
-    def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
-        """A stream; to be cancelled."""
-        return Stream(self._connect(), method, self._credentials.metadata)
+    async def exchange(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
+        """One message there, one back, on a stream of its own. Refused, Unanswered."""
+        stream, answer = await self.open(method, request, timeout_seconds)
+        stream.cancel()
+        return answer
 
     async def close(self) -> None:
         if self._link is not None:
@@ -215,6 +227,10 @@ class Endpoint:
         task = asyncio.get_running_loop().create_task(link.channel.close(timeout_seconds), name="etcd-give-up")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+class _TimeIsUp(Unanswered):
+    """Nothing was sent, and no endpoint is to blame."""
 
 
 class Endpoints:
@@ -241,9 +257,6 @@ class Endpoints:
         self._current = 0
         self._failing_since: float | None = None
 
-    def __len__(self) -> int:
-        return len(self._endpoints)
-
     def deadline(self) -> float:
         """Of a call that begins now, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.timeout_seconds
@@ -256,14 +269,16 @@ class Endpoints:
         """Try until there is an answer. Refused, MetadataFailed at the deadline."""
         loop = asyncio.get_running_loop()
         tries, pause_seconds = 0, PAUSE_SECONDS_MIN
+        cause: Unanswered | None = None
         while True:
             try:
                 return await self.once(work, deadline=deadline)
             except Unanswered as failure:
                 tries += 1
+                cause = failure if cause is None or not isinstance(failure, _TimeIsUp) else cause
                 left_seconds = deadline - loop.time()
                 if left_seconds <= 0:
-                    raise MetadataFailed(path=self.path, cause=failure) from failure
+                    raise MetadataFailed(path=self.path, cause=cause) from cause
             if tries % len(self._endpoints) == 0:
                 await asyncio.sleep(min(pause_seconds * random.uniform(0.5, 1), left_seconds))
                 pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
@@ -273,6 +288,8 @@ class Endpoints:
         endpoint = self._endpoints[self._current]
         try:
             result = await self._with_token(endpoint, work, deadline)
+        except _TimeIsUp:
+            raise
         except Unanswered as failure:
             self._leave(endpoint, failure)
             raise
@@ -287,17 +304,21 @@ class Endpoints:
     ) -> Result:
         is_renewed = False
         while True:
-            seconds = min(deadline - asyncio.get_running_loop().time(), self.try_seconds)
-            if seconds <= 0:
-                raise Unanswered("the time is up")
-            await self._credentials.ensure(endpoint, seconds)
+            token = await self._credentials.ensure(endpoint, self._seconds_left(deadline))
             try:
-                return await work(endpoint, seconds)
+                return await work(endpoint, self._seconds_left(deadline))
             except Refused as refused:
                 if self._credentials.user is None or is_renewed or not refused.wants_token:
                     raise
-            self._credentials.forget()
+            self._credentials.forget(token)
             is_renewed = True
+
+    def _seconds_left(self, deadline: float) -> float:
+        """For one try. Unanswered."""
+        seconds = min(deadline - asyncio.get_running_loop().time(), self.try_seconds)
+        if seconds <= 0:
+            raise _TimeIsUp(f"the time limit of {self.timeout_seconds:g} s has passed")
+        return seconds
 
     def _leave(self, endpoint: Endpoint, failure: Unanswered) -> None:
         if self._endpoints[self._current] is endpoint:

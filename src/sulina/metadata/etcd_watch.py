@@ -149,19 +149,10 @@ class EtcdWatches:
 
 async def _open(endpoint: Endpoint, request: pb.WatchRequest, seconds: float) -> _Opened:
     """A stream on which etcd has taken the watch. Refused, Unanswered."""
-    stream = endpoint.open(WATCH)
-    try:
-        async with asyncio.timeout(seconds):
-            await stream.write(request)
-            created = await stream.read()
-        if created.canceled:
-            raise _cancellation(created.cancel_reason)
-    except TimeoutError:
+    stream, created = await endpoint.open(WATCH, request, seconds)
+    if created.canceled:
         stream.cancel()
-        raise Unanswered(f"no watch on {endpoint.address} in {seconds:.1f} s") from None
-    except BaseException:
-        stream.cancel()
-        raise
+        raise _cancellation(created.cancel_reason)
     return _Opened(stream, created.header.revision)
 
 

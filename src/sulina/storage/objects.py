@@ -323,7 +323,13 @@ class _SharedCommits:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         with _disk_failing_at(f"{self.location}/{name}"):
             self._objects.make(self.location)
-            return self._commits.put_if_absent(name, data)
+            if self._commits.put_if_absent(name, data):
+                return True
+            if self._commits.get(name) != data:
+                return False
+            # Ours, from an attempt that failed before its name was durable.
+            self._commits.restate(name, data)
+            return True
 
     def get(self, name: str) -> bytes | None:
         with _disk_failing_at(f"{self.location}/{name}"):

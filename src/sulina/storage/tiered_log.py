@@ -197,7 +197,7 @@ class TieredLog:
             try:
                 await self._uploader.flush(with_state=False)
             except Exception as error:  # noqa: BLE001 - those who wait are told below
-                self._hooks.failed(error)
+                self._uploader.fail(error)
         await self._uploader.close()
         await self._log.close()
         self._acks.fail(lambda: LogClosed(path=path))
@@ -353,29 +353,39 @@ class TieredLog:
 
     async def catch_up(self) -> None:
         """Bring what there is now into the archive, while appends go on. ArchiveFailed, LogStopped."""
-        if self.stopped is not None:
-            raise self.stopped
-        await self._uploader.flush(with_state=False, until=self._log.view.version)
+        await self._flush(with_state=False, until=self._log.view.version)
 
     async def drain(self) -> Drained:
         """Bring everything into the archive, and the log's state with it: whoever takes over has little to read.
 
         Whoever calls it has seen to it that nothing more is appended. May be called again. ArchiveFailed, LogStopped.
         """
-        if self.stopped is not None:
-            raise self.stopped
-        await self._uploader.flush(with_state=True)
+        await self._flush(with_state=True)
         view = self._archive.view
         return Drained(view.next_offset, view.log_version)
+
+    async def _flush(self, *, with_state: bool, until: Version | None = None) -> None:
+        self._check_running()
+        try:
+            await self._uploader.flush(with_state=with_state, until=until)
+        except StaleEpoch:
+            self._check_running()
+            raise
+
+    def _check_running(self) -> None:
+        if self.stopped is not None:
+            raise self.stopped
 
     async def retain(self, retention: Retention, local: Retention | None = None) -> list[Remove]:
         """Forget what `retention` no longer keeps; and on disk, what `local` no longer keeps there.
 
-        The disk keeps whatever the archive has not. What went from the archive is told to the hooks.
+        The disk keeps whatever the archive has not. What went from the archive is told to the hooks. LogStopped,
+        ArchiveFailed.
         """
+        self._check_running()
         await self._retain_archive(retention)
         view = self._archive.view
-        if self.stopped is not None or view.epoch > self._log.epoch:
+        if view.epoch > self._log.epoch:
             return []  # what the archive has is not ours to compare with
         limits = Retention(
             bytes_max=local.bytes_max if local is not None else None,
@@ -398,11 +408,11 @@ class TieredLog:
             return
         if not any(slice_.state for slice_ in slices[ripe:]):
             # What takes the log over begins with the newest state, so there must be one that stays.
-            await self._uploader.flush(with_state=True)
+            await self._flush(with_state=True)
         removed = await self._in_thread(lambda: self._archive.retain(retention))
         if removed:
             self._update()
-            self._hooks.removed(removed)
+            self._uploader.tell(lambda: self._hooks.removed(removed))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads.archive_writers, work)

@@ -180,12 +180,12 @@ class Uploader:
                 backoff = 0.0
                 self._tidy()
             except StaleEpoch as error:
-                self._fail(error)
+                self.fail(error)
                 return
             except LogClosed:
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is, the log must get into its archive
-                self._fail(error)
+                self.fail(error)
                 backoff = min(max(2 * backoff, BACKOFF_SECONDS), BACKOFF_SECONDS_MAX)
 
     async def _sleep(self, seconds: float | None, *, wakes: bool) -> None:
@@ -198,11 +198,13 @@ class Uploader:
         except TimeoutError:
             return
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Tell of an attempt that failed."""
         self._on_failure(error)
-        self._tell(lambda: self._hooks.failed(error))
+        self.tell(lambda: self._hooks.failed(error))
 
-    def _tell(self, hook: Callable[[], None]) -> None:
+    def tell(self, hook: Callable[[], None]) -> None:
+        """Call a hook; whatever it raises is logged."""
         try:
             hook()
         except Exception:  # whoever is told must not be able to stop the log
@@ -248,7 +250,7 @@ class Uploader:
             self._state = None
         self._pin()
         self._on_progress()
-        self._tell(lambda: self._hooks.archived(added))
+        self.tell(lambda: self._hooks.archived(added))
         return True
 
     def _pin(self) -> None:
@@ -272,7 +274,7 @@ class Uploader:
                     await self._upload_one()
                 self._archive.check_ours()
             except StaleEpoch as error:
-                self._fail(error)
+                self.fail(error)
                 raise
             self._waiting_since = None
 
@@ -295,10 +297,10 @@ class Uploader:
             await self._in_thread(self._archive.tidy)
             while (merged := await self._in_thread(self._archive.merge)) is not None:
                 into, parts = merged
-                self._tell(lambda parts=parts: self._hooks.removed(parts))  # type: ignore[misc]
-                self._tell(lambda into=into: self._hooks.archived(into))  # type: ignore[misc]
+                self.tell(lambda parts=parts: self._hooks.removed(parts))  # type: ignore[misc]
+                self.tell(lambda into=into: self._hooks.archived(into))  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - the next time will do
-            self._fail(error)
+            self.fail(error)
         await asyncio.sleep(TIDY_REST * (self._clock.monotonic() - started))
 
     async def sweep_now_and_then(self) -> None:

@@ -80,6 +80,7 @@ def take_away(
     owned: Ownership,
     entry: Unassigned,
     *,
+    epoch: Held[Epoch] | None,
     registration: Held[Registration] | None,
     sealed_revision: int | None,
     has_unload: bool,
@@ -91,6 +92,7 @@ def take_away(
     compares = [
         Compare(keys.register(owned.broker_id), registration.revision if registration else NO_REVISION),
         Compare(keys.assignment(owned.broker_id, partition), owned.revision),
+        Compare(keys.epoch(partition), epoch.revision if epoch else NO_REVISION),
     ]
     if sealed_revision is not None:
         compares.append(Compare(keys.sealed_state(partition), sealed_revision))

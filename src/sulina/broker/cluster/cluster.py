@@ -107,7 +107,7 @@ class Cluster:
             await self._end_tasks()
             raise
         self._is_telling = True
-        self._tell_owner(self.view.assignments)
+        self._tell_owner(self.view.assigned_to.get(self.broker_id, set()))
         self._run(self.election.run(), "cluster-election")
         self._run(self._load_manager.run(), "cluster-load-manager")
         self._run(self._report_load(), "cluster-load-report")
@@ -195,12 +195,15 @@ class Cluster:
                 wished.append((move.partition, unload))
         return wished
 
-    async def forget(self, topic: TopicName, partitions: int) -> None:
-        """Nothing about a topic that is being deleted stays here: one made anew begins with nothing."""
+    async def forget(self, topic: TopicName, partitions: int, mark: Compare) -> None:
+        """Nothing about a topic that is being deleted stays here: one made anew begins with nothing.
+
+        `mark` says that it is being deleted. Where that no longer holds, somebody else was quicker.
+        """
         names = [PartitionName(topic, number) for number in range(partitions)]
         together = TXN_OPERATIONS_MAX // 4
         for first in range(0, partitions, together):
-            await self._forget(names[first : first + together])
+            await self._forget(names[first : first + together], mark)
 
     # What an owner writes
 
@@ -315,6 +318,8 @@ class Cluster:
         self._load_manager.look(touched)
 
     def _membership_changed(self) -> None:
+        if self._is_telling:
+            self._tell_owner(self.view.assigned_to.get(self.broker_id, set()))
         self.election.look()
         self._load_manager.wake()
 
@@ -338,6 +343,8 @@ class Cluster:
         if owned is None or epoch is None:
             return
         if partition not in self._mine:
+            if not self.membership.may_ack():
+                return  # what was assigned before we were cut off may be another's by now; told once we know
             self._mine[partition] = owned
             self._report.set()
             self._owner.assigned(partition, epoch.value, owned.revision)
@@ -379,14 +386,18 @@ class Cluster:
             await self.view.wait_for(lambda view: view.shows(change.puts, change.deletes, done.revision), VIEW_SECONDS)
         return done.is_done
 
-    async def _forget(self, partitions: list[PartitionName]) -> None:
+    async def _forget(self, partitions: list[PartitionName], mark: Compare) -> None:
         for _ in range(CONFLICTS_MAX):
             epochs = {partition: self.view.epochs.get(partition) for partition in partitions}
             compares = [
-                Compare(keys.epoch(one), held.revision if held else NO_REVISION) for one, held in epochs.items()
+                mark,
+                *(Compare(keys.epoch(one), held.revision if held else NO_REVISION) for one, held in epochs.items()),
             ]
             gone = [key for partition in partitions for key in changes.keys_of(self.view, partition)]
             if not gone or await self._write(OwnershipChange(compares=tuple(compares), deletes=tuple(gone))):
+                return
+            marked = await self._metadata.get(mark.key)
+            if (marked.revision if marked else NO_REVISION) != mark.revision:
                 return
             await self._wait_past(*partitions)
         raise NotServing(reason=f"the owners of {partitions[0].topic} change all the time")

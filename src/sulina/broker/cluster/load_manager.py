@@ -194,6 +194,7 @@ class LoadManager:
                     partition,
                     owned,
                     self._entry(partition, reason, sealed.get(partition)),
+                    epoch=self._view.epochs.get(partition),
                     registration=registration,
                     sealed_revision=_revision(sealed[partition]) if partition in sealed else None,
                     has_unload=partition in self._view.unloads,

@@ -13,7 +13,8 @@ class Owner(Protocol):
     def assigned(self, partition: PartitionName, epoch: Epoch, revision: int) -> None:
         """The partition is this broker's, until `lost`. `revision` of the assignment fences what the owner writes.
 
-        An assignment that was made for another data directory is never told: that one had the records.
+        Told only while we may acknowledge: what was ours before we were cut off may be another's by now. An assignment
+        that was made for another data directory is never told: that one had the records.
         """
         ...
 

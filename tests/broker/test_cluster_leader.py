@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from sulina.broker.cluster import ClusterOptions, ClusterStep
-from sulina.broker.cluster.changes import OwnershipChange, grouped
+from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange, grouped
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, Reason, Sealed, Unassigned
-from sulina.ports import Compare, Put
+from sulina.metadata import MemoryMetadata
+from sulina.ports import NO_REVISION, Compare, Put
 from sulina.types import PartitionName
 from tests.support.control_plane import TTL_SECONDS, Member, World, in_virtual_time
 
@@ -403,6 +404,81 @@ async def test_two_leaders_never_write_even_when_the_first_does_not_know() -> No
             more = await world.create(f"more-{world.clock.monotonic():.3f}".replace(".", "-"), 2)
             await world.served(more, seconds=10)
         assert len({member.view.leader for member in world.members.values()}) == 1
+
+
+@in_virtual_time
+async def test_u14_nothing_is_taken_from_a_broker_that_returned_while_the_leader_thought_it_dead() -> None:
+    """The leader's transaction is on its way when the broker registers again, and goes on serving."""
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        names = await world.create("orders", 6)
+        await world.served(names)
+        mine = dict(b.owner.mine)
+        a.line.held_up = keys.UNASSIGNED
+        b.line.cut()
+        await a.line.is_held_up.wait()
+        b.line.heal()
+        await world.until(b.cluster.membership.may_ack)
+        before = world.store.changes_of_owner.total()
+        a.line.held_up = None
+        a.line.let_through.set()
+        await asyncio.sleep(10)
+        await world.served(names)
+        assert b.owner.mine == mine
+        assert world.store.changes_of_owner.total() == before
+
+
+@in_virtual_time
+async def test_nothing_is_assigned_that_does_not_wait_any_more() -> None:
+    """The topic is being deleted while the leader's transaction is on its way."""
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        a.line.held_up = "/cluster/brokers/"
+        names = await world.create("orders", 6)
+        await a.line.is_held_up.wait()
+        world.topics._topics.clear()
+        await b.cluster.forget(names[0].topic, 6, await world.topics.mark(names[0].topic))
+        a.line.held_up = None
+        a.line.let_through.set()
+        await asyncio.sleep(1)
+        assert not world.store.owners
+        assert not world.store.epochs
+
+
+@in_virtual_time
+async def test_nothing_is_assigned_to_a_broker_that_is_not_the_one_that_was_chosen() -> None:
+    """It has left, and returned with another data directory, while the leader's transaction was on its way."""
+    async with World() as world:
+        a = await world.join("a")
+        b = await world.join("b")
+        await a.cluster.set_mode("a", BrokerMode.DRAINING)
+        a.line.held_up = "/cluster/brokers/b/"
+        names = await world.create("orders", 2)
+        await a.line.is_held_up.wait()
+        await b.stop()
+        b = await world.join("b", store_id="another")
+        a.line.held_up = None
+        a.line.let_through.set()
+        await world.served(names)
+        assert {epoch.store_id for epoch, _ in b.owner.mine.values()} == {"another"}
+        assert {epoch.store_id for epoch in world.store.epochs.values()} == {"another"}
+        assert world.store.changes_of_owner.total() == 2
+
+
+async def test_a_leader_writes_only_while_it_leads() -> None:
+    store = MemoryMetadata()
+    first = await store.txn(puts=[Put(keys.LEADER, b"first")])
+    writer = LeaderWriter(store, first.revision)
+    change = OwnershipChange(compares=(Compare("/x", 0),), puts=(Put("/x", b""),))
+    outrun = OwnershipChange(compares=(Compare("/y", 7),), puts=(Put("/y", b""),))
+    assert await writer.write([change, outrun]) == first.revision + 1, "what was outrun is left out"
+    assert await writer.write([change, outrun]) == NO_REVISION
+    await store.txn(puts=[Put(keys.LEADER, b"second")])
+    other = OwnershipChange(compares=(), puts=(Put("/z", b""),))
+    with pytest.raises(NotLeading):
+        await writer.write([other])
+    assert await store.get("/z") is None
+    assert await store.get("/y") is None
 
 
 @in_virtual_time

@@ -222,7 +222,8 @@ class FakeBroker:
         if self.is_down:
             raise Disconnected(url=self.url, reason="nobody listens")
         if self.is_hung:
-            await asyncio.sleep(1e6)
+            await asyncio.sleep(10)
+            raise Disconnected(url=self.url, reason="no answer within 10 seconds")
         wire = Wire(self)
         self.wires.add(wire)
         return wire

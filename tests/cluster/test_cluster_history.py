@@ -38,8 +38,9 @@ class Small:
             record = self.log[0][offset]
             self.history.was_read("reader", (0, offset), (record.key, record.value))
 
-    def consumed(self, *events: Event) -> list[str]:
+    def consumed(self, *events: Event, cursor: int = 4) -> list[str]:
         self.history.kinds["sub"] = self.kind
+        self.history.cursors["sub"] = {0: cursor}
         self.history.events["sub"] = list(events)
         return self.wrong
 
@@ -123,15 +124,18 @@ def test_shared_consumers_may_skip_and_exclusive_ones_may_not() -> None:
     assert Small().consumed(*events) != []
 
 
-def test_a_record_that_is_never_delivered_or_never_acked_is_seen() -> None:
+def test_a_record_that_is_never_delivered_is_seen() -> None:
     assert Small().consumed(Delivered(A, 0, 1, [0, 1, 2]), AckSent(A, 0, [0, 1, 2], 1), AckAnswered(1)) == [
         "sub: 1 of partition 0 were never delivered: [3]",
-        "sub: 1 of partition 0 were never acked: [3]",
     ]
 
 
+def test_a_cursor_that_is_not_at_the_end_is_seen() -> None:
+    assert Small().consumed(*ALL, cursor=3) == ["sub: partition 0 ends at 4, the cursor is 3"]
+
+
 def test_an_ack_without_an_answer_is_not_durable() -> None:
-    assert Small().consumed(*ALL[:2]) == ["sub: 4 of partition 0 were never acked: [0, 1, 2, 3]"]
+    assert Small().consumed(*ALL[:2], Delivered(B, 0, 1, [2, 3])) == []
 
 
 def test_what_was_given_up_is_forgotten_and_nothing_else() -> None:

@@ -6,6 +6,8 @@
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
 from statistics import quantiles
 
 import pytest
@@ -17,7 +19,7 @@ from sulina.errors import Recovering
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import TopicState
 from tests.support.cluster_clients import Application, Load
-from tests.support.cluster_world import World, cluster, until
+from tests.support.cluster_world import BrokerProcess, World, cluster, until
 from tests.support.etcd import EtcdServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -99,35 +101,38 @@ async def wait_recovering(world: World, topic: str, owner: str) -> None:
 async def test_u14_a_forced_move_gives_up_exactly_the_range_that_it_reports(slow_world: World) -> None:
     """U14: what the archive has stays, what only the lost broker had is named; that broker sets it aside, unmerged."""
     world, topic = slow_world, "/default/failover-forced"
-    partition = PartitionName(TopicName.parse(topic), 0)
-    await world.create_topic(topic, ack="local", archive_bytes=1 << 10, archive_seconds=3600)
-    owner = await world.owner_of(topic)
-    other = world.other(owner)
-    application = Application(world, topic, Load(records_per_second=300, subscriptions=(), readers=0))
-    async with application.running():
-        await application.wait_acked(300)
-        await application.wait_producers()
-
-    async def is_reported() -> bool:
-        reported = world.keys(keys.archive_current(partition)).get(keys.archive_current(partition))
-        return reported is not None and reported["end_offset"] == application.acked_records
-
-    await until("the owner has reported its end", is_reported)
-    await world.brokers[owner].kill()
-    await wait_recovering(world, topic, owner)
-    (forced,) = await world.unload(topic, to=other, force=True)
-    assert forced.given_up is not None
-    start, end = forced.given_up
-    print(f"given up: [{start}, {end}) of {application.acked_records}")
-    assert 0 < start < end == application.acked_records
-    await world.wait_served(topic, by=other)
+    current = keys.archive_current(PartitionName(TopicName.parse(topic), 0))
+    await world.create_topic(topic, ack="local", archive_bytes=1 << 30, archive_seconds=3600)
     async with world.client() as client:
-        assert (await client.partition(topic)).end_offset == start
+        await client.publish_batch(topic, [f"kept-{number}" for number in range(100)])
+        await world.move(topic, world.other(await world.owner_of(topic)))  # which archives everything
+        owner = await world.owner_of(topic)
+        other = world.other(owner)
+        await client.publish_batch(topic, [f"lost-{number}" for number in range(50)])
+
+        async def is_reported() -> bool:
+            reported = world.keys(current).get(current)
+            return reported is not None and reported["end_offset"] == 150
+
+        await until("the owner has reported its end", is_reported)
+        await world.brokers[owner].kill()
+        await wait_recovering(world, topic, owner)
+        (forced,) = await world.unload(topic, to=other, force=True)
+        assert forced.given_up == (100, 150)
+        await world.wait_served(topic, by=other)
+        assert (await client.partition(topic)).end_offset == 100
+        assert (await client.publish(topic, b"after")).offset == 100
         await world.brokers[owner].start()
         await world.wait_brokers("a", "b", "c")
-        assert (await client.publish(topic, b"after")).offset == start
+        await until("what only that broker has is set aside", partial(is_set_aside, world.brokers[owner], topic))
         assert await world.owner_of(topic) == other
-    given_up = application.history.give_up(0, start, end)
-    assert given_up == end - start
-    kept = {path.name for path in world.brokers[owner].data.rglob("topic=default.failover-forced-part=0*")}
-    assert kept, "what only that broker has is gone"
+        await world.move(topic, owner)
+        expected = [*(f"kept-{number}" for number in range(100)), "after"]
+        assert [record.text async for record in client.consume(topic, follow=False)] == expected
+    assert await is_set_aside(world.brokers[owner], topic)
+
+
+async def is_set_aside(broker: BrokerProcess, topic: str) -> bool:
+    """It said so, and what it named is there."""
+    told = [event for event in broker.events("directory_set_aside") if event["topic"] == topic]
+    return any(Path(event["path"]).is_dir() and event["only_here"] for event in told)

@@ -6,7 +6,6 @@ L3, L4: a name is put once, whole, and whoever comes second is told.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -16,11 +15,9 @@ from sulina.core.commit import checkpoint_name, commit_name
 from sulina.ports import CommitStore
 from sulina.storage.commit_store import DirectoryCommits, ObjectCommits
 from sulina.storage.files import OsFiles
+from tests.support.s3 import S3Server, s3
 
-if TYPE_CHECKING:
-    from tests.support.s3 import S3Server
-
-pytest_plugins = ["tests.support.s3"]
+__all__ = ["s3"]  # a fixture
 
 PREFIX = "topic=default.orders-part=0/_delta_log"
 
@@ -108,7 +105,7 @@ def test_a_listing_is_complete_past_a_chunk(store: CommitStore) -> None:
     assert store.list(after=names[99]) == names[100:]
 
 
-def test_a_listing_of_s3_is_complete_past_a_page(s3: "S3Server") -> None:
+def test_a_listing_of_s3_is_complete_past_a_page(s3: S3Server) -> None:
     commits = ObjectCommits(s3.store(), f"{uuid4().hex}/{PREFIX}")
     names = [commit_name(version) for version in range(1010)]  # a page of S3 has 1,000
     with ThreadPoolExecutor(max_workers=8) as threads:

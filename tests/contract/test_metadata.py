@@ -10,129 +10,47 @@ import contextlib
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from sulina.clock import SystemClock
 from sulina.errors import Compacted, InvalidInput, LeaseLost, LogClosed
-from sulina.metadata import MemoryMetadata, SqliteMetadata
 from sulina.metadata.checks import KEY_BYTES_MAX
-from sulina.metadata.etcd import EtcdMetadata
 from sulina.ports import (
     NO_REVISION,
     TXN_OPERATIONS_MAX,
     VALUE_BYTES_MAX,
     Change,
-    Clock,
     Compare,
     Entry,
     Lease,
-    Listing,
     MetadataStore,
     Put,
     TxnResult,
 )
-from sulina.testing import VirtualClock
-from tests.support.etcd import EtcdServer, etcd
+from tests.support.etcd import etcd
+from tests.support.metadata_worlds import (
+    HISTORY_CHANGES,
+    QUEUE_CHANGES,
+    WAIT_SECONDS,
+    EtcdWorld,
+    Model,
+    SqliteWorld,
+    World,
+    add_one,
+    keys,
+    next_of,
+    put,
+    take,
+    take_until,
+    value_of,
+)
 
 __all__ = ["etcd"]  # a fixture
 
 HIGHEST = "\U0010ffff"
-HISTORY_CHANGES = 3_000
-QUEUE_CHANGES = 600
-WAIT_SECONDS = 20.0  # for what must come
-
-
-class World:
-    """A store of one kind, and what a test can do to it besides calling the port."""
-
-    ttl_seconds = 10.0
-    short_seconds = (0.05, 0.2)  # leases that end soon, one after the other
-    owns_time = True
-    lasts = False  # the store can be closed and opened again
-    counts_changes = True  # the revision begins at 0, and rises by 1 with each change and with nothing else
-
-    def __init__(self, directory: Path) -> None:
-        self.path = str(directory / "metadata.db")
-        self.clock = VirtualClock()
-        self._opened: list[MemoryMetadata | SqliteMetadata] = []
-
-    async def open(self, clock: Clock | None = None) -> MetadataStore:
-        store = await self.make(clock or self.clock)
-        self._opened.append(store)
-        return store
-
-    async def make(self, clock: Clock) -> MemoryMetadata | SqliteMetadata:
-        return MemoryMetadata(clock, history_changes_max=HISTORY_CHANGES, watch_queue_changes_max=QUEUE_CHANGES)
-
-    async def pass_time(self, seconds: float) -> None:
-        """Where time is real: sleep for so long."""
-        self.clock.advance(seconds)
-        await self._opened[-1].expire()
-
-    async def forget_history(self, store: MetadataStore) -> None:
-        """Where there is a call for it: call it."""
-        for _ in range(HISTORY_CHANGES // TXN_OPERATIONS_MAX + 1):
-            await store.txn(puts=[Put(f"/history/{number}", b"") for number in range(TXN_OPERATIONS_MAX)])
-
-    def watches(self) -> int:
-        return len(self._opened[-1]._watches)
-
-    def is_at(self, listing: Listing, revision: int) -> bool:
-        """Nothing has changed since `revision`, as far as that can be told."""
-        return listing.revision == revision if self.counts_changes else listing.revision >= revision
-
-    async def close(self) -> None:
-        for store in self._opened:
-            await store.close()
-
-
-class SqliteWorld(World):
-    lasts = True
-
-    async def make(self, clock: Clock) -> MemoryMetadata | SqliteMetadata:
-        return await SqliteMetadata.open(
-            self.path, clock=clock, history_changes_max=HISTORY_CHANGES, watch_queue_changes_max=QUEUE_CHANGES
-        )
-
-
-class EtcdWorld(World):
-    """A prefix of its own on a real server, whose revision others raise too."""
-
-    ttl_seconds = 1.0  # the shortest that there is
-    short_seconds = (1.0, 2.0)
-    owns_time = False
-    lasts = True
-    counts_changes = False
-
-    def __init__(self, server: EtcdServer) -> None:
-        self._server = server
-        self._prefix = server.new_prefix()
-        self._stores: list[EtcdMetadata] = []
-
-    async def open(self, clock: Clock | None = None) -> MetadataStore:
-        store = await EtcdMetadata.open(
-            self._server.endpoints, prefix=self._prefix, watch_queue_changes_max=QUEUE_CHANGES
-        )
-        self._stores.append(store)
-        return store
-
-    async def pass_time(self, seconds: float) -> None:
-        """etcd looks for leases that have ended twice a second."""
-        await asyncio.sleep(seconds + (1.0 if seconds > self.ttl_seconds else 0.0))
-
-    async def forget_history(self, store: MetadataStore) -> None:
-        await asyncio.to_thread(self._server.compact, await put(store, "/history"))
-        await put(store, "/history")
-
-    def watches(self) -> int:
-        return len(self._stores[-1]._watches)
-
-    async def close(self) -> None:
-        for store in self._stores:
-            await store.close()
 
 
 @pytest.fixture(params=["in_memory", "in_sqlite", "in_etcd"])
@@ -151,48 +69,6 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 async def store(world: World) -> MetadataStore:
     return await world.open()
-
-
-async def put(store: MetadataStore, key: str, value: bytes = b"", lease_id: int = 0) -> int:
-    return (await store.txn(puts=[Put(key, value, lease_id)])).revision
-
-
-async def value_of(store: MetadataStore, key: str) -> bytes | None:
-    entry = await store.get(key)
-    return entry.value if entry else None
-
-
-async def keys(store: MetadataStore, prefix: str = "/") -> list[str]:
-    return [entry.key for entry in (await store.list(prefix)).entries]
-
-
-async def take(watch: AsyncIterator[Sequence[Change]], revisions: int) -> list[list[Change]]:
-    """The next so many. Cancelling would end the watch, so a test that waits for ever ends by its own time limit."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        return [list(await anext(watch)) for _ in range(revisions)]
-
-
-async def take_until(watch: AsyncIterator[Sequence[Change]], key: str) -> list[list[Change]]:
-    """The next ones, up to the one that changes `key`."""
-    taken: list[list[Change]] = []
-    while not taken or key not in [change.key for change in taken[-1]]:
-        taken += await take(watch, 1)
-    return taken
-
-
-async def next_of(watch: AsyncIterator[Sequence[Change]]) -> Sequence[Change]:
-    return await anext(watch)
-
-
-async def add_one(store: MetadataStore, key: str) -> int:
-    """Compare and swap until it works; how often it did not."""
-    for lost in range(10_000):
-        entry = await store.get(key)
-        old, revision = (int(entry.value), entry.revision) if entry else (0, NO_REVISION)
-        done = await store.txn(compares=[Compare(key, revision)], puts=[Put(key, b"%d" % (old + 1))])
-        if done.is_done:
-            return lost
-    raise AssertionError("never won")
 
 
 # Entries, transactions, revisions.
@@ -642,45 +518,30 @@ async def test_a_lease_ends_by_itself(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_history_is_that_of_a_dictionary(world: World, store: MetadataStore, seed: int) -> None:
-    chance = random.Random(seed)
-    model: dict[str, tuple[bytes, int, int]] = {}  # value, revision, lease
+    chance, model = random.Random(seed), Model()
     leases: dict[int, tuple[Lease, float]] = {}
     replayed: dict[str, bytes] = {}
     revision = seen = (await store.list("/")).revision
     unseen: deque[int] = deque()  # revisions that the watch must still show
     names = [f"/{folder}/{name}" for folder in ("a", "a_", "b%") for name in range(4)]
     watch = store.watch("/", after=seen)
-
-    def end(lease_id: int) -> bool:
-        """Whether its keys are changes."""
-        del leases[lease_id]
-        gone = [key for key, (_, _, lease) in model.items() if lease == lease_id]
-        for key in gone:
-            del model[key]
-        return bool(gone)
-
     for _ in range(300 if world.owns_time else 100):
         step = chance.random()
         if step < 0.6:
             picked = chance.sample(names, chance.randrange(5))
             cut = chance.randrange(len(picked) + 1)
             puts = [Put(key, chance.randbytes(3), chance.choice([0, 0, *leases])) for key in picked[:cut]]
-            compared = chance.sample(names, chance.randrange(3))
-            compares = [Compare(key, model.get(key, (b"", 0, 0))[1]) for key in compared]
+            compares = [Compare(key, model.revision_of(key)) for key in chance.sample(names, chance.randrange(3))]
             if chance.random() < 0.2:
                 compares.append(Compare(chance.choice(names), chance.randrange(revision + 1)))
-            holds = all(model.get(compare.key, (b"", 0, 0))[1] == compare.revision for compare in compares)
-            gone = [key for key in picked[cut:] if key in model]
             done = await store.txn(compares=compares, puts=puts, deletes=picked[cut:])
-            assert done.is_done == holds, seed
-            if holds and (puts or gone):
-                assert done.revision == revision + 1 if world.counts_changes else done.revision > revision, seed
+            assert done.is_done == model.holds(compares), seed
+            is_change = done.is_done and model.apply(puts, picked[cut:], done.revision)
+            if is_change:
                 unseen.append(done.revision)
-                model.update((put.key, (put.value, done.revision, put.lease_id)) for put in puts)
-                for key in gone:
-                    del model[key]
-            elif world.counts_changes:
-                assert done.revision == revision, seed
+            if world.counts_changes:
+                assert done.revision == revision + is_change, seed
+            assert done.revision >= revision + is_change, seed
             revision = done.revision
         elif step < 0.7:
             ttl_seconds = chance.choice([2.0, 5.0, 9.0]) if world.owns_time else 3600.0
@@ -689,22 +550,22 @@ async def test_any_history_is_that_of_a_dictionary(world: World, store: Metadata
         elif step < 0.8 and world.owns_time:
             await world.pass_time(chance.choice([0.5, 3.0]))
             for lease_id in [lease for lease, (_, over) in leases.items() if over <= world.clock.monotonic()]:
-                if end(lease_id):
+                del leases[lease_id]
+                if model.end(lease_id):
                     revision += 1
                     unseen.append(revision)
         elif step < 0.8 and leases:
             lease_id = chance.choice([*leases])
-            await leases[lease_id][0].revoke()
-            if end(lease_id):
+            await leases.pop(lease_id)[0].revoke()
+            if model.end(lease_id):
                 unseen.append(0)  # whatever it is
         elif step < 0.82 and world.lasts and not leases:
             await store.close()
             store = await world.open()
             watch = store.watch("/", after=seen)
         prefix = chance.choice(["", "/", "/a", "/a/", "/a_", "/b%/", "/a/1"])
-        expected = [(key, *model[key][:2]) for key in sorted(model) if key.startswith(prefix)]
         listing = await store.list(prefix)
-        assert [(entry.key, entry.value, entry.revision) for entry in listing.entries] == expected, seed
+        assert listing.entries == model.entries(prefix), seed
         assert world.is_at(listing, revision), seed
         while unseen and chance.random() < 0.9:
             (changes,) = await take(watch, 1)
@@ -716,4 +577,4 @@ async def test_any_history_is_that_of_a_dictionary(world: World, store: Metadata
                 if change.value is None:
                     del replayed[change.key]
         if not unseen:
-            assert replayed == {key: value for key, (value, _, _) in model.items()}, seed
+            assert replayed == {entry.key: entry.value for entry in model.entries("")}, seed

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -14,11 +13,9 @@ import pytest
 from sulina.errors import ArchiveFailed, InvalidSettings
 from sulina.storage.objects import Objects, open_objects
 from tests.support.objects import MemoryObjects
+from tests.support.s3 import S3Server, s3
 
-if TYPE_CHECKING:
-    from tests.support.s3 import S3Server
-
-pytest_plugins = ["tests.support.s3"]
+__all__ = ["s3"]  # a fixture
 
 FAILS_WITHIN_SECONDS = 12.0  # a request and its retries, then a look at what became of it
 

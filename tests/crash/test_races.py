@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -27,11 +27,9 @@ from sulina.storage.directory_log import COMMITS_DIRECTORY
 from sulina.storage.files import OsFiles
 from sulina.types import Epoch
 from tests.support.children import TIMEOUT_SECONDS, Report, append, check, check_recovery, end, opened, start_child
+from tests.support.s3 import S3Server, s3
 
-if TYPE_CHECKING:
-    from tests.support.s3 import S3Server
-
-pytest_plugins = ["tests.support.s3"]
+__all__ = ["s3"]  # a fixture
 
 PROCESSES = 4
 PROCESS_VERSIONS = 2000
@@ -138,7 +136,7 @@ def test_l3_threads_race_in_a_directory_and_each_version_has_one_winner(tmp_path
     check_log(make(), race(make), THREAD_VERSIONS)
 
 
-def test_l3_threads_race_on_a_real_s3_server_and_each_version_has_one_winner(s3: "S3Server") -> None:
+def test_l3_threads_race_on_a_real_s3_server_and_each_version_has_one_winner(s3: S3Server) -> None:
     prefix = f"race-{uuid4().hex}"
 
     def make() -> ObjectCommits:
@@ -229,7 +227,7 @@ def unreliable_gateway(endpoint: str, lose: Callable[[str, str], bool]) -> Itera
         server.server_close()
 
 
-def test_l3_who_wins_a_version_but_never_hears_of_it_finds_its_own_commit_and_has_won(s3: "S3Server") -> None:
+def test_l3_who_wins_a_version_but_never_hears_of_it_finds_its_own_commit_and_has_won(s3: S3Server) -> None:
     prefix = f"lost-{uuid4().hex}"
     lost: list[str] = []
 
@@ -249,7 +247,7 @@ def test_l3_who_wins_a_version_but_never_hears_of_it_finds_its_own_commit_and_ha
     assert direct.state == log.state
 
 
-def test_l3_who_loses_a_version_and_the_reply_too_is_told_of_the_conflict(s3: "S3Server") -> None:
+def test_l3_who_loses_a_version_and_the_reply_too_is_told_of_the_conflict(s3: S3Server) -> None:
     prefix = f"lost-{uuid4().hex}"
     winner = commit_log(ObjectCommits(s3.store(), prefix))
     winner.commit([Claim(epoch=Epoch(0), broker_id="first")], epoch=Epoch(0))

@@ -391,13 +391,9 @@ def test_many_small_slices_become_one_and_nothing_else_changes(world: World) -> 
     assert len(world.store.names(".log")) == 1
     assert offsets_in(world.reader()) == before
     late = world.reader()
-    late.view = replace_view(late, reader)
+    late.view = reader.view
     assert offsets_in(late) == before, "and finds the merged slice when the old ones are gone"
     assert world.reader().log_checkpoint().txns == world.log.commits.take_checkpoint().txns
-
-
-def replace_view(archive: Archive, other: Archive) -> object:
-    return other.view
 
 
 def test_slices_that_are_damaged_are_not_merged(world: World) -> None:

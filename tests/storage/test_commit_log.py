@@ -131,6 +131,21 @@ def test_what_a_crash_left_of_a_clean_up_is_cleaned_up_later_l12() -> None:
     assert min(name for name in store.files if name.startswith("0") and "check" not in name) == commit_name(80)
 
 
+def test_a_log_that_begins_at_a_checkpoint_knows_its_oldest_version_after_a_clean_up_l12() -> None:
+    store = DictStore()
+    log = grown(store, 35)
+    log.write_checkpoint(log.take_checkpoint())
+    newest = log.state.version
+    for name in [name for name in store.files if name < checkpoint_name(newest)]:
+        del store.files[name]  # as an owner begins that goes on where an archive ends
+    again = opened(store)
+    for _ in range(3):
+        again.commit([], epoch=again.state.epoch)
+        again.write_checkpoint(again.take_checkpoint())
+        again.clean_up(Version(0))
+    assert again.oldest_version() == newest
+
+
 def test_a_stray_old_commit_does_not_make_clean_up_long_l12() -> None:
     store = DictStore()
     stray = grown(store, 5).store.get(commit_name(3))

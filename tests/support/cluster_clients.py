@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, groupby, pairwise
 from operator import attrgetter
 
@@ -54,7 +55,6 @@ class Application:
     acked_records: int = 0
     errors: list[str] = field(default_factory=list)  # that producers were given
     is_ending: bool = False  # nothing new is published
-    _acked: dict[str, dict[int, int]] = field(default_factory=dict)  # by subscription and partition: durably
     _producing: list[asyncio.Task[None]] = field(default_factory=list)
     _following: list[asyncio.Task[None]] = field(default_factory=list)
     _clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
@@ -68,7 +68,6 @@ class Application:
             for name, kind, number in self.load.subscriptions:
                 self.history.kinds[name] = kind
                 self.history.events[name] = []
-                self._acked[name] = dict.fromkeys(range(self.load.partitions), 0)
                 self._following += [asyncio.create_task(self._consume(consumers, name, kind, i)) for i in range(number)]
             for number in range(self.load.readers):
                 self._following.append(asyncio.create_task(self._read(consumers, f"reader-{number}")))
@@ -134,7 +133,6 @@ class Application:
                         acking = self._note(subscription, place, taken)
                         if await messages.ack(taken):
                             self.history.events[subscription].append(AckAnswered(acking))
-                            self._acked[subscription][taken[0].partition] += len(taken)
 
     def _note(self, subscription: str, session: str, messages: Sequence[DeliveredMessage]) -> int:
         """What was delivered, and that it is being acked; the number of the ack."""
@@ -181,16 +179,19 @@ class Application:
         async with self.world.client() as client:
             log = {partition: await self._stored(client, partition) for partition in range(self.load.partitions)}
             feed = {partition: await self._commits(client, partition) for partition in range(self.load.partitions)}
-        ends = {partition: len(records) for partition, records in log.items()}
-
-        async def is_done() -> bool:
-            acked = all(acked[p] >= ends[p] for acked in self._acked.values() for p in ends)
-            read = all(len(read.get(p, ())) >= ends[p] for read in self.history.read.values() for p in ends)
-            return bool(self.history.faults) or (acked and read)
-
-        with contextlib.suppress(AssertionError):  # the rules say what is missing
-            await until("everything is consumed", is_done, FINISH_SECONDS_MAX)
+            ends = {partition: len(records) for partition, records in log.items()}
+            with contextlib.suppress(AssertionError):  # the rules say what is missing
+                await until("everything is consumed", partial(self._is_consumed, client, ends), FINISH_SECONDS_MAX)
         return cluster_violations(self.history, log, feed)
+
+    async def _is_consumed(self, client: Client, ends: dict[int, int]) -> bool:
+        """Every reader is at the end, and so is every cursor."""
+        history = self.history
+        for name in history.events:
+            found = await client.subscription(self.topic, name)
+            history.cursors[name] = {cursor.partition: cursor.offset for cursor in found.cursors}
+        read = all(len(read.get(p, ())) >= ends[p] for read in history.read.values() for p in ends)
+        return bool(history.faults) or (read and all(cursors == ends for cursors in history.cursors.values()))
 
     async def _stored(self, client: Client, partition: int) -> list[Stored]:
         records: list[Stored] = []

@@ -198,7 +198,9 @@ class Line:
         self._is_cut = asyncio.Event()
         self._is_whole = asyncio.Event()
         self._is_whole.set()
-        self.refused: Callable[[Sequence[Put]], bool] = lambda _: False  # transactions to fail, at the store
+        self.held_up: str | None = None  # transactions that write a key with this in it wait on the line
+        self.is_held_up = asyncio.Event()  # one does
+        self.let_through = asyncio.Event()
 
     def cut(self) -> None:
         self._is_cut.set()
@@ -238,8 +240,9 @@ class Line:
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
-        if self.refused(puts):
-            raise _failed("refused")
+        if self.held_up is not None and any(self.held_up in key for key in [*(put.key for put in puts), *deletes]):
+            self.is_held_up.set()
+            await self.let_through.wait()
         return await self._call(lambda: self._store.txn(compares=compares, puts=puts, deletes=deletes))
 
     async def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:

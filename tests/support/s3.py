@@ -1,6 +1,6 @@
 """A real S3 server for tests: SeaweedFS from PyPI, on free ports of this machine, gone when the tests are.
 
-Say `pytest_plugins = ["tests.support.s3"]` in a test module, and ask for `s3`. Each pytest worker has its own.
+Import `s3` into a test module, and ask for it. Each pytest worker has its own.
 """
 
 import contextlib

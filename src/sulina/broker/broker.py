@@ -322,7 +322,7 @@ class Broker(ClusterMember):
             raise LimitReached(kind="subscriptions", limit=self.options.subscriptions_max)
         if self.counts.cursors + len(topic.partitions) > self.options.cursors_max:
             raise LimitReached(kind="cursors", limit=self.options.cursors_max)
-        await self._catalogue.create_subscription(name, subscription, settings)
+        await self._catalogue.create_subscription(name, subscription, settings, topic.stored.partitions)
         return True
 
     async def subscription(self, name: TopicName, subscription: str) -> SubscriptionInfo:

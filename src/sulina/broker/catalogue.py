@@ -74,8 +74,8 @@ class Catalogue:
     async def refresh(self, name: TopicName) -> None:
         """Read one topic and its namespace anew."""
         namespace = await self._metadata.get(keys.namespace_policy(name.namespace))
-        self._namespaces.pop(name.namespace, None)
         listing = await self._metadata.list(keys.topic_prefix(name))
+        self._namespaces.pop(name.namespace, None)  # only now: who looks meanwhile must not find nothing
         self._topics.pop(name, None)
         for entry in [*([namespace] if namespace else []), *listing.entries]:
             self._keep(entry)
@@ -213,20 +213,26 @@ class Catalogue:
         marked = msgspec.structs.replace(stored, is_deleting=True)
         await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
 
-    async def delete_topic(self, name: TopicName) -> None:
-        """Forget it. Its `delivery` key goes last. Outdated when somebody else has, and made another."""
+    async def delete_topic(self, name: TopicName, mark: Compare) -> None:
+        """Forget it, while `mark` holds. Its `delivery` key goes last. Outdated when somebody else was quicker."""
         entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
         entries += [entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries]
-        await self._delete([key for key in entries if key != keys.delivery(name)], keys.delivery(name))
-        await self._txn([keys.delivery(name)], deletes=[keys.delivery(name), keys.namespace_topic(name)])
+        await self._delete([key for key in entries if key != keys.delivery(name)], mark)
+        await self._txn([mark], deletes=[keys.delivery(name), keys.namespace_topic(name)])
 
     def mark(self, name: TopicName) -> Compare:
         """That the topic is as it is known here."""
-        known = self._known(keys.delivery(name))
-        return Compare(keys.delivery(name), NO_REVISION if known is None else known.revision)
+        return self._as_known(keys.delivery(name))
 
-    async def create_subscription(self, name: TopicName, subscription: str, settings: SubscriptionSettings) -> None:
-        """Its cursors are made by the owners of the partitions."""
+    def _as_known(self, key: str) -> Compare:
+        known = self._known(key)
+        return Compare(key, NO_REVISION if known is None else known.revision)
+
+    async def create_subscription(
+        self, name: TopicName, subscription: str, settings: SubscriptionSettings, partitions: int
+    ) -> None:
+        """Its cursors are made by the owners of the partitions; those that an earlier one has left go first."""
+        await self.delete_cursors(name, subscription, partitions)
         key = keys.subscription(name, subscription)
         await self._txn([keys.delivery(name), key], puts=[Put(key, msgspec.json.encode(settings))])
 
@@ -238,20 +244,19 @@ class Catalogue:
     async def delete_cursors(self, name: TopicName, subscription: str, partitions: int) -> None:
         """Of a subscription that was deleted. Outdated when it was made anew: then they are the new one's."""
         gone = [keys.cursor(name, subscription, number) for number in range(partitions)]
-        await self._delete(gone, keys.subscription(name, subscription))
+        await self._delete(gone, Compare(keys.subscription(name, subscription), NO_REVISION))
 
-    async def _delete(self, gone: list[str], unchanged: str) -> None:
+    async def _delete(self, gone: list[str], unchanged: Compare) -> None:
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):
             await self._txn([unchanged], deletes=gone[first : first + TXN_OPERATIONS_MAX])
 
-    async def _txn(self, unchanged: list[str], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()) -> None:
-        compares = []
-        for key in unchanged:
-            known = self._known(key)
-            compares.append(Compare(key, NO_REVISION if known is None else known.revision))
+    async def _txn(
+        self, unchanged: Sequence[str | Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
+    ) -> None:
+        compares = [self._as_known(key) if isinstance(key, str) else key for key in unchanged]
         done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
         if not done.is_done:
-            raise Outdated(f"{unchanged[0]} was changed by somebody else")
+            raise Outdated(f"{compares[0].key} was changed by somebody else")
         for put in puts:
             if put.key.startswith((keys.TOPICS, keys.NAMESPACES)):
                 self._keep(Entry(put.key, put.value, done.revision))

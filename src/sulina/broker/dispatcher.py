@@ -86,6 +86,11 @@ class Dispatcher:
         except TimeoutError:
             pass  # those records are delivered again by whoever comes next
 
+    def resume(self) -> None:
+        """After a pause: the partition stays after all."""
+        self._is_paused = False
+        self.wake()
+
     def change_rules(self, rules: DispatchRules) -> None:
         """The topic's policy has changed."""
         self.dispatch.change_rules(rules, self._around.clock.monotonic())

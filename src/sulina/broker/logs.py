@@ -21,7 +21,7 @@ from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
-from sulina.errors import InvalidName, LimitReached, SulinaError
+from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import remove_tree
@@ -30,6 +30,7 @@ from sulina.storage.tiered_log import TieredLog
 from sulina.types import PartitionName, TopicName
 
 FOR_EVER = Retention()
+RETRY_SECONDS = 1.0  # until a change of settings that failed is tried again
 
 _logger = structlog.get_logger("sulina.logs")
 
@@ -65,9 +66,12 @@ class Logs:
         await self._make_room()
         self._opened[partition] = None
         topic = self._topic_of(partition.name.topic)
+        log: Log | None = None
         try:
+            if topic is not None and partition not in topic.partitions:
+                raise TopicNotFound(topic=str(topic.name))  # it was made anew
             if self._tiers is not None and topic is not None:
-                log: Log = await self._tiers.open(
+                log = await self._tiers.open(
                     partition,
                     self.directory(partition.name),
                     topic.stored.topic_id,
@@ -83,11 +87,15 @@ class Logs:
                     threads=self._threads,
                     metrics=self._metrics,
                 )
+            while topic is not None and (policy := topic.policy) is not None:
+                await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
+                if topic.policy is policy:
+                    break
         except BaseException:
             self._opened.pop(partition, None)
+            if log is not None:
+                await log.close()
             raise
-        if (topic := self._topic_of(partition.name.topic)) is not None:
-            await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
         if log.damage is not None:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log
@@ -141,11 +149,24 @@ class Logs:
         """The policy of a topic has changed."""
         for partition in topic.partitions:
             if partition.log_if_open is not None:
-                self._in_background(self._reconfigure(topic, partition, partition.log_if_open))
+                self._in_background(self._reconfigure_in_the_end(topic, partition, partition.log_if_open))
+
+    async def _reconfigure_in_the_end(self, topic: Topic, partition: Partition, log: Log) -> None:
+        while partition.log_if_open is log:
+            try:
+                await self._reconfigure(topic, partition, log)
+                return
+            except NotOwner:
+                return  # whoever has it knows the policy
+            except (SulinaError, OSError) as error:
+                _logger.warning("log_not_reconfigured", partition=str(partition.name), error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _reconfigure(self, topic: Topic, partition: Partition, log: Log) -> None:
+        """By the policy of the moment: of several changes the last one counts, whichever is first here."""
         if isinstance(log, TieredLog) and self._tiers is not None:
-            await self._tiers.reconfigure(partition, log, topic.policy, self._options_of(topic))
+            async with partition.place.saying:
+                await self._tiers.reconfigure(partition, log, topic.policy, self._options_of(topic))
         else:
             log.reconfigure(self._options_of(topic))
 

@@ -13,13 +13,14 @@ from sulina.broker.cluster.view import Ownership
 from sulina.broker.options import BrokerOptions
 from sulina.broker.owner import Owner
 from sulina.broker.standing import Standing
+from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic
 from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
 from sulina.core.topic import Delivery
 from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy, SulinaError
-from sulina.ports import Clock, Files, MetadataStore
+from sulina.ports import Clock, Compare, Files, MetadataStore
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import (
@@ -105,17 +106,18 @@ class ClusterMember(Topics):
 
     async def _leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and be gone."""
+        if self._standing is not None and self._standing.cluster is not None:
+            await self._standing.cluster.leaving()
         if self._owner is not None:
             await self._owner.stop(self.options.stop_seconds)
         if self._standing is not None and self._standing.cluster is not None:
             await self._standing.cluster.stop()
 
-    async def _delete_remains(self, name: TopicName) -> None:
-        stored = self._deleting[name]
+    async def _delete_remains(self, name: TopicName, stored: StoredTopic, mark: Compare) -> None:
         if self._standing is not None:
-            await self._cluster.forget(name, stored.partitions, self._catalogue.mark(name))  # its owners let go
+            await self._cluster.forget(name, stored.partitions, mark)  # its owners let go
         await self._logs.delete_archives(name, stored)
-        await super()._delete_remains(name)
+        await super()._delete_remains(name, stored, mark)
 
     async def _tidy_regularly(self) -> None:
         """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
@@ -140,6 +142,8 @@ class ClusterMember(Topics):
             self._standing.cluster.topics_changed(
                 [place.name for topic in (before, after) if topic is not None for place in topic.places]
             )
+            if self._owner is not None and after is not None:
+                self._owner.topic_came(after)
 
     async def _let_go_of_leftovers(self) -> None:
         """Directories of partitions that others serve by now."""

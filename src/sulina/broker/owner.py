@@ -68,6 +68,7 @@ class _Wanted:
     task: asyncio.Task[None] | None = None
     held: int | None = None  # the revision under which it was taken
     ready: int | None = None  # the revision under which it is served
+    topic: Topic | None = None  # whose it is: one of the same name that was made anew is another
     unloaded: int | None = None  # the revision of the assignment that was given back
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -131,6 +132,12 @@ class Owner:
     def load(self) -> LoadReport:
         return self._catalogue.load_report()
 
+    def topic_came(self, topic: Topic) -> None:
+        """Also one of a name that was there before: what we serve of that one must be taken anew."""
+        for place in topic.places:
+            if (wanted := self._partitions.get(place.name)) is not None:
+                self._converge_soon(place.name, wanted)
+
     # Making it so
 
     def _converge_soon(self, partition: PartitionName, wanted: _Wanted) -> None:
@@ -148,7 +155,7 @@ class Owner:
                 elif wanted.epoch is None:
                     self._partitions.pop(partition, None)
                     return
-                elif wanted.ready is None:
+                elif wanted.ready is None or self._has_other_topic(partition, wanted):
                     async with self._turns:
                         await self._acquire(partition, wanted)
                 elif wanted.unload is not None and wanted.unloaded != wanted.held:
@@ -170,11 +177,12 @@ class Owner:
         if topic is None or partition.partition >= len(topic.places):
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
         place = topic.places[partition.partition]
-        place.take(epoch, revision)
-        wanted.held = revision
+        if place.revision != revision:
+            place.take(epoch, revision)
+        wanted.held, wanted.ready, wanted.topic = revision, None, topic
         if topic.is_reliable:
             await self._catalogue.take_cursors(topic, partition.partition)
-        if wanted.epoch is None or wanted.revision != revision:
+        if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):
             return  # lost while it was made ready
         place.serve()
         wanted.ready = revision
@@ -184,6 +192,10 @@ class Owner:
         self.cluster.report_load_soon()
         if topic.is_reliable and await asyncio.to_thread(self._logs.has_left, partition):
             self._in_background(self._open(topic, partition))
+
+    def _has_other_topic(self, partition: PartitionName, wanted: _Wanted) -> bool:
+        topic = self._catalogue.topic_if_known(partition.topic)
+        return topic is not None and topic is not wanted.topic
 
     async def _topic(self, name: TopicName) -> Topic | None:
         """F3: what a watch should bring in a moment; else it is fetched."""
@@ -215,7 +227,7 @@ class Owner:
                 self._options.steps("unload.local_removed")
             else:
                 topic.dismiss_passing(error)
-        wanted.held = wanted.ready = wanted.unloaded = None
+        wanted.held = wanted.ready = wanted.unloaded = wanted.topic = None
         self._standing.troubles.pop(partition, None)
         self._events.emit("partition_released", partition.topic, partition=partition.partition)
         self.cluster.report_load_soon()
@@ -223,7 +235,7 @@ class Owner:
     async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: Unload) -> None:
         topic = self._catalogue.topic_if_known(partition.topic)
         if topic is None or wanted.held is None:
-            return
+            raise NotServing(reason=f"there is no topic {partition.topic} any more")
         wanted.unload = None  # it is told again when the record changes
         revision = wanted.held
         work = self._unloading(topic, partition.partition, revision)
@@ -232,8 +244,10 @@ class Owner:
             wanted.unloaded = revision
         elif outcome is Outcome.LATER:
             await asyncio.sleep(UNLOAD_RETRY_SECONDS)
-            # The record may have moved on while we were at it: what is newest is told anew.
-            wanted.unload = wanted.unload or unload
+            # The wish may have changed while we were at it, or be gone.
+            wish = self.cluster.view.unloads.get(partition)
+            if wish is not None and wanted.held == revision:
+                wanted.unload, wanted.unload_revision = wish.value, wish.revision
 
     def _unloading(self, topic: Topic, number: int, revision: int) -> Unloading:
         return Unloading(
@@ -241,6 +255,7 @@ class Owner:
             number,
             metadata=self._metadata,
             cluster=self.cluster,
+            standing=self._standing,
             revision=revision,
             events=self._events,
             options=self._options,

@@ -150,6 +150,7 @@ class Partition:
                     for segment in view.segments
                 ],
                 error=str(log.stopped or log.damage or "") or None,
+                archived_offset=log.archived.next_offset if isinstance(log, TieredLog) else None,
             )
 
 

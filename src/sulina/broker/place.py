@@ -4,6 +4,7 @@ A node that is alone serves everything. In a cluster a partition is served by th
 that broker's lease holds; everybody else says where to go.
 """
 
+import asyncio
 from typing import Protocol
 
 from sulina.core.cluster import Epoch
@@ -34,7 +35,7 @@ class Rights(Protocol):
 class Place:
     """One partition's. `check` it before anything is promised."""
 
-    __slots__ = ("epoch", "name", "revision", "rights", "state")
+    __slots__ = ("epoch", "is_archived", "name", "revision", "rights", "saying", "state")
 
     def __init__(self, name: PartitionName, rights: Rights | None) -> None:
         self.name = name
@@ -42,6 +43,8 @@ class Place:
         self.state = TopicState.ACTIVE if rights is None else TopicState.CLOSED
         self.epoch: Epoch | None = None  # under which it is ours
         self.revision = NOT_OURS  # of the assignment
+        self.is_archived: bool | None = None  # what the cluster was told of it; None: it may know either
+        self.saying = asyncio.Lock()  # while the cluster is told, and the log goes on by what it was told
 
     @property
     def is_here(self) -> bool:
@@ -78,6 +81,7 @@ class Place:
     def take(self, epoch: Epoch, revision: int) -> None:
         """It is ours from now on, and made ready to be served."""
         self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
+        self.is_archived = epoch.is_archived
 
     def serve(self) -> None:
         """It takes records from now on."""

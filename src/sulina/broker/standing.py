@@ -1,9 +1,10 @@
 """What this broker may do by its standing in the cluster, and where everything is that it does not serve."""
 
 from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.place import Place
 from sulina.core import keys
 from sulina.errors import NotOwner, NotServing, Recovering
-from sulina.ports import Compare
+from sulina.ports import Compare, Put
 from sulina.types import PartitionName
 from sulina.wire.messages import TopicState
 
@@ -35,3 +36,19 @@ class Standing:
 
     def fence(self, partition: PartitionName, revision: int) -> Compare:
         return Compare(keys.assignment(self.broker_id, partition), revision)
+
+    async def say_archived(
+        self,
+        place: Place,
+        revision: int,
+        is_archived: bool,
+        *,
+        puts: tuple[Put, ...] = (),
+        deletes: tuple[str, ...] = (),
+    ) -> None:
+        """Tell the cluster whether all that is acknowledged is in the archive. Called with `place.saying`. NotOwner."""
+        assert self.cluster is not None
+        place.is_archived = None  # until we know that it was heard
+        await self.cluster.set_archived(place.name, revision, is_archived, puts=puts, deletes=deletes)
+        if place.revision == revision:
+            place.is_archived = is_archived

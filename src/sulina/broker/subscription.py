@@ -183,13 +183,22 @@ class Subscription:
         async with self._lock:
             self._cursors[number] = cursor
             if self.members.present and not self._is_closed:
-                await self._start()
+                try:
+                    await self._start()
+                except BaseException:
+                    self._cursors.pop(number, None)  # it is adopted again, and then there are dispatchers
+                    raise
 
     async def pause(self, number: int, grace_seconds: float) -> None:
         """Send nothing more of a partition; return when what was sent is acked, or the time is over."""
         dispatcher = self._dispatchers.get(number)
         if dispatcher is not None:
             await dispatcher.pause(grace_seconds)
+
+    def resume(self, number: int) -> None:
+        """After a pause: the partition stays after all."""
+        if (dispatcher := self._dispatchers.get(number)) is not None:
+            dispatcher.resume()
 
     async def release(self, number: int, error: SulinaError) -> None:
         """The partition is served here no more. Consumers are let go, and look for it."""

@@ -24,6 +24,7 @@ from sulina.core import keys
 from sulina.core.cluster import Current, ObjectEntry, Sealed
 from sulina.core.commit import SegmentRef
 from sulina.core.topic import Ack, Policy
+from sulina.errors import TopicNotFound
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, Compare, Files, MetadataStore
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
@@ -72,6 +73,7 @@ class Tiers:
         place = partition.place
         revision = place.revision
         self._reported.pop(partition.name, None)
+        await self._check_topic(partition.name, topic_id)
         sealed = await self._sealed(partition.name)
         hooks = _Hooks(self, place)
         log = await TieredLog.open(
@@ -84,7 +86,7 @@ class Tiers:
             archiving=archiving(policy),
             may_ack=partial(place.may_ack, revision),
             sealed=sealed,
-            must_resume=place.epoch is not None and not place.epoch.is_archived,
+            must_resume=place.is_archived is False,
             is_adopted=self._standing is None,
             files=self._files,
             clock=self._clock,
@@ -95,7 +97,8 @@ class Tiers:
         )
         hooks.log = log
         try:
-            await self._settle(place, revision, policy)
+            async with place.saying:
+                await self._settle(place, revision, policy)
             if sealed is not None:  # its word has been taken, and the claim is durable
                 await self._metadata.txn(compares=_fences(place), deletes=[keys.sealed_state(partition.name)])
         except BaseException:
@@ -106,25 +109,25 @@ class Tiers:
         return log
 
     async def reconfigure(self, partition: Partition, log: TieredLog, policy: Policy, options: LogOptions) -> None:
-        """The policy has changed. NotOwner."""
-        place = partition.place
-        await self._settle(place, place.revision, policy)
+        """The policy has changed. Called with `place.saying`. NotOwner, ArchiveFailed."""
+        place, revision = partition.place, partition.place.revision
+        await self._settle(place, revision, policy)
         log.reconfigure(options, archiving(policy))
-        if policy.ack == Ack.ARCHIVED and place.epoch is not None and not place.epoch.is_archived:
-            await log.drain()
-            await self._say_archived(place, place.revision, True)
+        if self._standing is not None and policy.ack == Ack.ARCHIVED and place.is_archived is not True:
+            await log.catch_up()
+            await self._standing.say_archived(place, revision, True)
 
     async def _settle(self, place: Place, revision: int, policy: Policy) -> None:
         """Before anything is acknowledged that only this disk has, the cluster is told."""
-        if policy.ack != Ack.ARCHIVED and place.epoch is not None and place.epoch.is_archived:
-            await self._say_archived(place, revision, False)
+        if self._standing is not None and policy.ack != Ack.ARCHIVED and place.is_archived is not False:
+            await self._standing.say_archived(place, revision, False)
 
-    async def _say_archived(self, place: Place, revision: int, is_archived: bool) -> None:
-        assert self._standing is not None
-        assert self._standing.cluster is not None
-        await self._standing.cluster.set_archived(place.name, revision, is_archived)
-        if place.epoch is not None and place.revision == revision:
-            place.epoch = msgspec.structs.replace(place.epoch, is_archived=is_archived)
+    async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
+        """TopicNotFound when what we know of the topic is old: it was made anew, and so was what is assigned to us."""
+        if self._standing is not None:
+            entry = await self._metadata.get(keys.delivery(partition.topic))
+            if entry is None or msgspec.json.decode(entry.value, type=StoredTopic).topic_id != topic_id:
+                raise TopicNotFound(topic=str(partition.topic))
 
     async def _sealed(self, partition: PartitionName) -> Sealed | None:
         """A witness; one that cannot be read is none (U7)."""

@@ -52,7 +52,7 @@ from sulina.errors import (
     SulinaError,
     TopicNotFound,
 )
-from sulina.ports import Clock, Files, MetadataStore
+from sulina.ports import Clock, Compare, Files, MetadataStore
 from sulina.storage.files import OsFiles
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName, checked_namespace
@@ -534,14 +534,20 @@ class Topics:
         Others need not wait for it, but who wants the name does.
         """
         async with self._deletes:
-            if name in self._deleting:
-                with contextlib.suppress(Outdated):  # another broker was quicker
-                    await self._delete_remains(name)
-                self._deleting.pop(name, None)
+            stored, known = self._deleting.get(name), self._catalogue.topic(name)
+            if stored is None:
+                return
+            if known is not None and known.stored == stored:  # else another broker was quicker
+                with contextlib.suppress(Outdated):
+                    await self._delete_remains(name, stored, self._catalogue.mark(name))
+            if self._deleting.get(name) is stored:
+                del self._deleting[name]
 
-    async def _delete_remains(self, name: TopicName) -> None:
-        await self._logs.remove(name, self._deleting[name].partitions)
-        await self._catalogue.delete_topic(name)
+    async def _delete_remains(self, name: TopicName, stored: StoredTopic, mark: Compare) -> None:
+        """While `mark` holds, by which this very topic is being deleted: its name may be another's any moment."""
+        if name not in self._topics:
+            await self._logs.remove(name, stored.partitions)
+        await self._catalogue.delete_topic(name, mark)
 
     def _topic(self, name: TopicName) -> Topic:
         topic = self._topics.get(name)

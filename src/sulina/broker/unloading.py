@@ -17,6 +17,7 @@ import structlog
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.events import EventStream
 from sulina.broker.options import BrokerOptions
+from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
 from sulina.core import keys
 from sulina.core.cluster import Reason, Sealed, Step, Unload
@@ -25,6 +26,8 @@ from sulina.errors import NotOwner, SubscriptionBusy, SulinaError
 from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
+
+TAKE_BACK_SECONDS = 0.5  # between two attempts to serve a partition again
 
 _logger = structlog.get_logger("sulina.unload")
 
@@ -47,6 +50,7 @@ class Unloading:
         *,
         metadata: MetadataStore,
         cluster: Cluster,
+        standing: Standing,
         revision: int,
         events: EventStream,
         options: BrokerOptions,
@@ -57,6 +61,7 @@ class Unloading:
         self._number = number
         self._metadata = metadata
         self._cluster = cluster
+        self._standing = standing
         self._revision = revision  # of the assignment
         self._events = events
         self._options = options
@@ -64,26 +69,59 @@ class Unloading:
 
     async def run(self, unload: Unload, record_revision: int) -> Outcome:
         """Carry out a wish."""
-        if not unload.force:
-            try:
-                self._topic.check_idle()
-            except SubscriptionBusy as busy:
-                self._events.emit("unload_refused", self._topic.name, partition=self._number, reason=str(busy))
-                key = keys.unload(self._place.name)
-                await self._metadata.txn(compares=[Compare(key, record_revision)], deletes=[key])
-                return Outcome.REFUSED
         try:
+            if not unload.force and await self._is_refused(record_revision):
+                return Outcome.REFUSED
             await self._hasten()
             drained = await self._let_go(unload, record_revision)
-        except (SulinaError, OSError, TimeoutError) as error:
-            if self._place.revision == self._revision:
-                self._place.serve()
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is: what is ours must be served.
+            await self._take_back()
             reason = str(error) or f"its data did not reach the archive in {self._options.unload_seconds_max:g} seconds"
             _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
             self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
             return Outcome.LATER
         self._unloaded(drained)
         return Outcome.DONE
+
+    async def _is_refused(self, record_revision: int) -> bool:
+        try:
+            self._topic.check_idle()
+        except SubscriptionBusy as busy:
+            key = keys.unload(self._place.name)
+            await self._metadata.txn(compares=[Compare(key, record_revision)], deletes=[key])
+            self._events.emit("unload_refused", self._topic.name, partition=self._number, reason=str(busy))
+            return True
+        return False
+
+    async def _take_back(self) -> None:
+        """Serve it again, once it is certain that it is ours and that nobody takes it for sealed.
+
+        What we wrote last may have been done, or may yet be. A later write tells, and rules that out.
+        """
+        place = self._place
+        while place.state is TopicState.DRAINING and place.revision == self._revision:
+            try:
+                await self._unseal()
+            except NotOwner:
+                return  # we are about to hear that it is lost
+            except (SulinaError, OSError) as error:
+                _logger.warning("unload_not_taken_back", partition=str(place.name), error=str(error))
+                await asyncio.sleep(TAKE_BACK_SECONDS)
+                continue
+            if place.revision == self._revision:
+                place.serve()
+                for subscription in self._topic.subscriptions.values():
+                    subscription.resume(self._number)
+
+    async def _unseal(self) -> None:
+        place = self._place
+        async with place.saying:
+            log = self._topic.partitions[self._number].log_if_open if self._topic.is_reliable else None
+            is_only_here = place.is_archived is False or (isinstance(log, TieredLog) and not log.is_ack_archived)
+            await self._standing.say_archived(
+                place, self._revision, not is_only_here, deletes=(keys.sealed_state(place.name),)
+            )
 
     async def leave(self) -> None:
         """Give the partition back because this broker stops."""
@@ -98,8 +136,7 @@ class Unloading:
         """Whether anything may be here that is not in the archive."""
         if not self._topic.is_reliable:
             return False
-        is_archived = self._place.epoch is not None and self._place.epoch.is_archived
-        return not is_archived or self._topic.partitions[self._number].log_if_open is not None
+        return self._place.is_archived is not True or self._topic.partitions[self._number].log_if_open is not None
 
     def _unloaded(self, drained: Drained | None) -> None:
         self._events.emit(
@@ -168,12 +205,9 @@ class Unloading:
             broker_id=epoch.broker_id,
             ts=timestamp_text(self._clock.now()),
         )
-        fence = self._place.fence
-        assert fence is not None
-        put = Put(keys.sealed_state(self._place.name), msgspec.json.encode(sealed))
-        if not (await self._metadata.txn(compares=[fence], puts=[put])).is_done:
-            raise NotOwner(topic=str(self._topic.name), partition=self._number)
-        await self._cluster.set_archived(self._place.name, self._revision, True)
+        state = Put(keys.sealed_state(self._place.name), msgspec.json.encode(sealed))
+        async with self._place.saying:
+            await self._standing.say_archived(self._place, self._revision, True, puts=(state,))
         self._options.steps("unload.sealed_state")
         return drained
 

@@ -201,7 +201,7 @@ def conclude(moves: list[Move], *, as_json: bool) -> int:
             )
             for move in moves
         ]
-        terminal.print_table(columns, rows, right=("partition", "seconds"))
+        terminal.print_table(columns, rows, right=("partition", "seconds"), rare=("given up", "error"))
     return 0 if all(move.step == MOVED for move in moves) else 1
 
 

@@ -53,9 +53,13 @@ def write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
-    """Rows under headings; the columns named in `right` are numbers."""
-    print_block(make_table(columns, rows, right=right))
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = (), rare: Sequence[str] = ()
+) -> None:
+    """Rows under headings; the columns named in `right` are numbers, those in `rare` are left out when empty."""
+    listed = list(rows)
+    kept = [at for at, column in enumerate(columns) if column not in rare or any(row[at] for row in listed)]
+    print_block(make_table([columns[at] for at in kept], [[row[at] for at in kept] for row in listed], right=right))
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> "RenderableType":

@@ -205,9 +205,8 @@ def lookup(topic: str, /, *, remote: Remote = HERE) -> None:
         (place.partition, place.state, place.broker_id, place.url, place.epoch, place.waits_for or "")
         for place in found.partitions
     ]
-    return terminal.print_table(
-        ("partition", "state", "broker", "url", "epoch", "waits for"), rows, right=("partition", "epoch")
-    )
+    columns = ("partition", "state", "broker", "url", "epoch", "waits for")
+    return terminal.print_table(columns, rows, right=("partition", "epoch"), rare=("waits for",))
 
 
 @app.command

@@ -239,13 +239,11 @@ class Admin:
         room: InFlight | None = None,
         **arguments: object,
     ) -> T:
-        answer = await self._home.request(
-            _call(method, arguments), is_repeatable=True, timeout_seconds=timeout_seconds, room=room
-        )
+        answer = await self._routes.brokers.read(_call(method, arguments), timeout_seconds=timeout_seconds, room=room)
         return msgspec.convert(answer, kind)
 
     async def _change(self, method: str, kind: Any, **arguments: object) -> Any:
-        answer = await self._home.request(_call(method, arguments), is_repeatable=False)
+        answer = await self._routes.brokers.change(_call(method, arguments))
         return msgspec.convert(answer, kind)
 
     # Owners

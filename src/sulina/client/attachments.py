@@ -41,8 +41,10 @@ from sulina.wire.frames import Deliver, FromClient, Subscribe
 from sulina.wire.messages import Subscribed
 
 CREDIT_MAX = 1_000_000
-LOOK_SECONDS = 30.0  # when all is well it is looked up so often whether it still is
+LOOK_SECONDS_MIN = 0.5  # when all seems well it is looked up after so long whether it is
+LOOK_SECONDS_MAX = 30.0  # and when it has been for a while
 ATTACH_SECONDS = 3.0  # while somebody has not answered yet, this often
+NEWS_SECONDS = 3.0  # to hear where a partition is that was lost
 STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
 
 # Trying again would not help, or would make anew what somebody has deleted.
@@ -113,6 +115,9 @@ class Attachments:
         self._place: Place | None = None
         self._holds: dict[str | None, Hold] = {}
         self._busy_until: dict[str | None, float] = {}
+        self._look_seconds = LOOK_SECONDS_MIN
+        self._news_until = 0.0  # so long something is expected to change
+        self._old_epochs: dict[int, int] = {}  # of the partitions of which that is
         self._has_attached = False
         self._changed = asyncio.Event()
         self._opened: asyncio.Future[None] | None = None
@@ -222,16 +227,17 @@ class Attachments:
             self._opened.set_result(None)
         if place is not None and place.is_alone:
             seconds = None
-        elif place is not None and place.is_whole:
-            seconds = LOOK_SECONDS if is_settled else ATTACH_SECONDS
+        elif place is not None and place.is_whole and not self._awaits_news(place):
+            seconds = self._look_seconds if is_settled else ATTACH_SECONDS
         else:
             seconds = self._pause() or PAUSE_SECONDS_MIN
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
-            if seconds == LOOK_SECONDS:
+            if seconds == LOOK_SECONDS_MAX:
                 self._patience.reset()
+            self._look_seconds = min(2 * self._look_seconds, LOOK_SECONDS_MAX)
             return True
         self._changed.clear()
         return False
@@ -246,12 +252,15 @@ class Attachments:
                 self._patience.reset()
             self._check(url, hold)
         if ended:
+            self._look_seconds = LOOK_SECONDS_MIN
             assert self._place is not None
             await asyncio.sleep(self._backoff.next() if self._place.is_alone else self._pause())
         return bool(ended)
 
     def _check(self, url: str | None, hold: Hold) -> None:
         error = self._reason = hold.task.result()
+        if isinstance(error, NotServing):
+            self._await_news(error)
         if isinstance(error, SubscriptionBusy) and self._has_attached and hold.attached_at is None:
             # It may be ourselves: the node has not noticed yet that the old connection is gone.
             now = asyncio.get_running_loop().time()
@@ -260,6 +269,21 @@ class Attachments:
             raise error
         if is_final(error) or self._brokers.is_closed or not (self._has_attached or isinstance(error, _PASSING)):
             raise error
+
+    def _await_news(self, error: NotServing) -> None:
+        """A broker has lost something: whoever is asked where it is may not have heard of it."""
+        self._news_until = asyncio.get_running_loop().time() + NEWS_SECONDS
+        if self._place is not None:
+            lost = getattr(error, "partition", None)
+            epochs = {at.partition: at.epoch for at in self._place.partitions if lost in (None, at.partition)}
+            self._old_epochs = epochs | self._old_epochs
+
+    def _awaits_news(self, place: Place) -> bool:
+        # One change is enough: not all that a broker has is moved from it.
+        has_come = any(at.epoch > self._old_epochs.get(at.partition, at.epoch) for at in place.partitions)
+        if has_come or asyncio.get_running_loop().time() >= self._news_until:
+            self._old_epochs = {}
+        return bool(self._old_epochs)
 
     def _pause(self) -> float:
         return self._patience.next(asyncio.get_running_loop().time())

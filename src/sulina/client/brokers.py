@@ -9,14 +9,17 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from sulina.client.asking import Make, ask
 from sulina.client.connection import Connection, Connector
-from sulina.client.in_flight import Rooms
+from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
 from sulina.client.session import Session
-from sulina.errors import Disconnected, InvalidSettings, LimitReached, SulinaError
+from sulina.errors import Disconnected, InvalidSettings, LimitReached, QueueFull, SulinaError
 
-HOME_SECONDS = 3.0  # to wait for one of several to answer
+HOME_SECONDS = 3.0  # to wait for a connection to one of several
+ANSWER_SECONDS = 5.0  # to wait for its answer, before another is asked
 SWEEP_SECONDS = 30.0  # unused for so long, a session is closed
 SESSIONS_MAX = 256
 URLS_MAX = 256
@@ -121,6 +124,38 @@ class Brokers:
 
     # The home
 
+    async def read(
+        self,
+        make: Make,
+        *,
+        timeout_seconds: float | None = None,
+        room: InFlight | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> Any:
+        """What any broker can answer, and may be asked twice. If the home does not for so long, another is."""
+        return await self._ask(make, timeout_seconds, room, answer_seconds if self.has_others else None)
+
+    async def change(self, make: Make) -> Any:
+        """What any broker can do. It is not sent again when its outcome is unknown."""
+        return await self._ask(make, None, None, None, is_repeatable=False)
+
+    async def _ask(
+        self,
+        make: Make,
+        timeout_seconds: float | None,
+        room: InFlight | None,
+        answer_seconds: float | None,
+        *,
+        is_repeatable: bool = True,
+    ) -> Any:
+        return await ask(
+            _AtHome(self, answer_seconds),
+            make,
+            room=room or self.rooms.requests,
+            is_repeatable=is_repeatable,
+            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
+        )
+
     def learn(self, urls: Iterable[str]) -> None:
         """These brokers are there now."""
         learned: dict[str, Connector] = {}
@@ -135,7 +170,7 @@ class Brokers:
             self._learned = learned
 
     def leave_home(self, reason: str) -> None:
-        """It does not do what it is asked: find another, if there are others."""
+        """It does not do what it is asked: another is taken, if there are others."""
         if self.has_others and self.home.is_connected:
             self._last_home = None
             self.home.drop(reason)
@@ -167,3 +202,31 @@ class Brokers:
             # The one that was left, or whose connection broke, may not be the best choice.
             known.sort(key=lambda url: 0 if url == self._last_home else 2 if url == self.home.url else 1)
         return known
+
+
+class _AtHome:
+    """The way of a request that any broker can answer."""
+
+    def __init__(self, brokers: Brokers, answer_seconds: float | None) -> None:
+        self.answer_seconds = answer_seconds
+        self._brokers = brokers
+        self._backoff = brokers.home.backoff()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._brokers.is_closed
+
+    @property
+    def reason(self) -> SulinaError | None:
+        home = self._brokers.home
+        return None if home.is_connected else home.disconnected()
+
+    async def session(self) -> Session:
+        await self._brokers.home.wait_connected()
+        return self._brokers.home
+
+    async def refused(self, error: SulinaError) -> None:
+        if not isinstance(error, QueueFull):
+            self._brokers.leave_home(str(error))
+        if not isinstance(error, Disconnected):
+            await asyncio.sleep(self._backoff.next())

@@ -26,7 +26,7 @@ class ClusterAdmin(Admin):
 
     async def lookup(self, topic: TopicLike) -> Placement:
         """Where the partitions of a topic are served, as the home knows it. TopicNotFound."""
-        return await self._read("lookup", Placement, room=self._home.rooms.lookups, topic=topic_text(topic))
+        return await self._routes.places.ask(TopicName.parse(topic_text(topic)))
 
     async def cluster(self) -> ClusterInfo:
         """The cluster as the home sees it."""

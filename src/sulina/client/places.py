@@ -9,7 +9,7 @@ import asyncio
 import msgspec
 
 from sulina.client.brokers import Brokers
-from sulina.errors import Disconnected, NotServing, SulinaError
+from sulina.errors import SulinaError
 from sulina.types import TopicName
 from sulina.wire.frames import Call
 from sulina.wire.messages import PartitionPlacement, Placement, TopicState
@@ -97,18 +97,13 @@ class Places:
             await asyncio.wait(asking)
 
     async def ask(self, name: TopicName) -> Placement:
-        """The home, or whoever takes its place. TopicNotFound, Disconnected."""
+        """Whoever answers. TopicNotFound, Disconnected."""
         brokers = self._brokers
-        try:
-            answer = await brokers.home.request(
-                lambda number: Call(number, "lookup", {"topic": str(name)}),
-                is_repeatable=True,
-                timeout_seconds=LOOKUP_SECONDS if brokers.has_others else None,
-                room=brokers.rooms.lookups,
-            )
-        except (Disconnected, NotServing) as error:
-            brokers.leave_home(f"it could not say where {name} is: {error}")
-            raise
+        answer = await brokers.read(
+            lambda number: Call(number, "lookup", {"topic": str(name)}),
+            room=brokers.rooms.lookups,
+            answer_seconds=LOOKUP_SECONDS,
+        )
         placement = msgspec.convert(answer, Placement, from_attributes=True)
         brokers.learn(placement.brokers)
         return placement

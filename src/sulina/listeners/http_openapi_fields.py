@@ -80,6 +80,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("PartitionInfo", "size_bytes"): "Of all its segments.",
     ("PartitionInfo", "segments"): "Its files.",
     ("PartitionInfo", "error"): "Why it takes no records, if it does not.",
+    ("PartitionInfo", "archived_offset"): "Everything before it is in the archive; null: there is no archive.",
     ("SegmentInfo", "name"): "Of the file.",
     ("SegmentInfo", "start_offset"): "Its first record.",
     ("SegmentInfo", "end_offset"): "One past its last record.",

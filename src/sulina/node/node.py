@@ -83,7 +83,11 @@ class Node:
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             options = _options(settings, data, files_max, tracing)
             archives = await open_archives(settings, options)
-            standing = Standing(settings.broker_id) if settings.etcd is not None and not volatile else None
+            standing, store_id = None, ""
+            if settings.etcd is not None and not volatile:
+                standing = Standing(settings.broker_id)
+                lock, store_id = await asyncio.to_thread(take_directory, files, data)
+                exits.callback(lock.close)  # after the broker has stopped: whoever has it next takes us for dead
             broker = Broker(metadata, options, threads=threads, files=files, standing=standing, archives=archives)
             node = cls(settings, broker, warming)
             if standing is None:
@@ -93,15 +97,13 @@ class Node:
             if listen:
                 await node._listen(exits, tracing)
             if standing is not None:
-                await node._join(files, data, exits)
+                await node._join(store_id, exits)
             _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
         return node
 
-    async def _join(self, files: Files, data: str, exits: contextlib.AsyncExitStack) -> None:
+    async def _join(self, store_id: str, exits: contextlib.AsyncExitStack) -> None:
         settings = self.settings
-        lock, store_id = await asyncio.to_thread(take_directory, files, data)
-        exits.callback(lock.close)
         remote = Remote(self.connector)
         exits.push_async_callback(remote.close)
         self.broker.remote = remote.publish

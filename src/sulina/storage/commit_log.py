@@ -253,13 +253,15 @@ class CommitLog:
             listing = _Listing.of(self.store.list())
             checkpoints = listing.checkpoints
             commits = [version for version in listing.commits if version < end]
+            oldest = next((version for version in listing.commits if version >= end), end)
         else:
             commits = [Version(version) for version in range(self._swept, end)]
+            oldest = max(end, self._swept)
         self._steps(Step.CLEANUP_PLANNED)
         for version in commits:  # oldest first, so that what is left has no gap
             self.store.delete(commit_name(version))
             self._steps(Step.CLEANUP_COMMIT_REMOVED)
-        self._swept = max(end, self._swept or end)
+        self._swept = oldest  # a log that goes on where an archive ends never had those before
         needless = [version for version in checkpoints if version < kept[0]]
         for version in needless:
             self.store.delete(checkpoint_name(version))

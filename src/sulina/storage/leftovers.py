@@ -85,7 +85,7 @@ class Resume:
         StaleEpoch, ArchiveFailed, CorruptLog, CorruptCommit, LogLocked. May be run again after any failure.
         """
         self.archive.load()
-        _clear(self.directory)
+        _clear(self.directory, _NEW, _DISCARDED)
         with _locked(self.files, self.directory):
             before = self.archive.claim(self.epoch, self.broker_id, self._holder_after)
             if before.epoch == self.epoch:
@@ -158,11 +158,12 @@ def let_go(
     Blocks. May be called again at any time. ArchiveFailed, LogLocked, Corrupt (of the archive).
     """
     files = files or OsFiles()
-    _clear(directory)
     if not os.path.isdir(directory):
+        _clear(directory, _DISCARDED)
         return Leftover(Fate.NOTHING)
     view = archive.load()
     with _locked(files, directory):
+        _clear(directory, _DISCARDED)
         stamp = read_stamp(files, directory)
         found = standing(exists=True, stamp=stamp, topic_id=topic_id, claimed_by=view.holder)
         if found is Standing.NEWEST:
@@ -216,11 +217,11 @@ def seed(directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: 
     steps(Step.RESUME_DURABLE)
 
 
-def _clear(directory: str) -> None:
-    """What an attempt that died has left, half made or half removed."""
-    for path in (directory + _NEW, directory + _DISCARDED):
-        if os.path.isdir(path):
-            remove_tree(path)
+def _clear(directory: str, *ends: str) -> None:
+    """What an attempt that died has left, half made or half removed. What is half made is its maker's to clear."""
+    for end in ends:
+        if os.path.isdir(directory + end):
+            remove_tree(directory + end)
 
 
 def read_stamp(files: Files, directory: str) -> Stamp | None:

@@ -22,6 +22,7 @@ from sulina.core.resume import End as Drained
 from sulina.core.retention import Retention, expired
 from sulina.errors import (
     ArchiveFailed,
+    CorruptLog,
     CorruptSegment,
     LogClosed,
     LogStopped,
@@ -56,14 +57,12 @@ class TieredLog:
         log: PartitionLog,
         archive: Archive,
         acks: Acks,
-        *,
         resumed: Resumed,
         options: LogOptions,
-        archiving: Archiving,
         threads: LogThreads,
-        owns_threads: bool,
         clock: Clock,
         hooks: ArchiveHooks,
+        archiving: Archiving,
     ) -> None:
         self.resumed = resumed
         self._log = log
@@ -71,7 +70,7 @@ class TieredLog:
         self._acks = acks
         self._options = options
         self._threads = threads
-        self._owns_threads = owns_threads
+        self._owns_threads = False
         self._clock = clock
         self._hooks = hooks
         self._fenced: StaleEpoch | None = None
@@ -141,10 +140,9 @@ class TieredLog:
             files=files,
             steps=steps,
         )
-        log: PartitionLog | None = None
+        acks = Acks(broker_id, may_ack, clock, waits=archiving.ack_archived)
         try:
             resumed = await _finished(asyncio.get_running_loop().run_in_executor(threads.archive_writers, resume.run))
-            acks = Acks(broker_id, may_ack, clock, waits=archiving.ack_archived)
             log = await PartitionLog.open(
                 directory,
                 options=options,
@@ -155,31 +153,28 @@ class TieredLog:
                 steps=steps,
                 answer=acks.answer,
             )
-            tiered = cls(
-                log,
-                archive,
-                acks,
-                resumed=resumed,
-                options=options,
-                archiving=archiving,
-                threads=threads,
-                owns_threads=owned,
-                clock=clock,
-                hooks=hooks or NoHooks(),
-            )
-            await tiered._begin()
+            tiered = cls(log, archive, acks, resumed, options, threads, clock, hooks or NoHooks(), archiving)
+            await tiered._begin(owns_threads=owned)
         except BaseException:
-            if log is not None:
-                await asyncio.shield(log.close())
             if owned:
                 threads.shutdown()
             raise
         return tiered
 
-    async def _begin(self) -> None:
-        if self._uploader.settings.ack_archived and self._log.view.next_offset > self._archive.view.next_offset:
-            # An earlier owner of the directory may have shown, or even acknowledged, what it had not archived.
-            await self._uploader.flush(with_state=False)
+    async def _begin(self, *, owns_threads: bool) -> None:
+        self._owns_threads = owns_threads
+        local, archive = self._log.view, self._archive.view
+        try:
+            if local.version < archive.log_version or local.next_offset < archive.next_offset:
+                # Whatever took away the directory that was made ready: it is not begun anew.
+                reason = f"it begins at offset {local.next_offset}, the archive ends at {archive.next_offset}"
+                raise CorruptLog(path=self._log.directory_log.directory, reason=reason)
+            if self.is_ack_archived and local.next_offset > archive.next_offset:
+                # An earlier owner of the directory may have shown, or even acknowledged, what it had not archived.
+                await self._uploader.flush(with_state=False)
+        except BaseException:
+            await asyncio.shield(self._log.close())
+            raise
         self._acks.archived(self._archive.view.log_version)
         self._update()
         self._uploader.start()
@@ -360,6 +355,7 @@ class TieredLog:
 
         Whoever calls it has seen to it that nothing more is appended. May be called again. ArchiveFailed, LogStopped.
         """
+        await self._log.settled()  # what was taken last may be on its way to the disk
         await self._flush(with_state=True)
         view = self._archive.view
         return Drained(view.next_offset, view.log_version)
@@ -395,24 +391,26 @@ class TieredLog:
         )
         removed = await self._log.retain(limits)
         self._update()
-        await self._uploader.sweep_now_and_then()
         return removed
 
     async def _retain_archive(self, retention: Retention) -> None:
-        if retention.bytes_max is not None:
-            bytes_max = max(0, retention.bytes_max - self._uploader.waiting_bytes)
-            retention = replace(retention, bytes_max=bytes_max)
         slices = self._archive.view.slices
-        ripe = len(expired(slices, retention, self._clock.now()))
+        ripe = len(expired(slices, self._of_archive(retention), self._clock.now()))
         if not ripe:
             return
         if not any(slice_.state for slice_ in slices[ripe:]):
             # What takes the log over begins with the newest state, so there must be one that stays.
             await self._flush(with_state=True)
-        removed = await self._in_thread(lambda: self._archive.retain(retention))
+        removed = await self._in_thread(lambda: self._archive.retain(self._of_archive(retention)))
         if removed:
             self._update()
             self._uploader.tell(lambda: self._hooks.removed(removed))
+
+    def _of_archive(self, retention: Retention) -> Retention:
+        """What is left for the archive of what the whole log may keep."""
+        if retention.bytes_max is None:
+            return retention
+        return replace(retention, bytes_max=max(0, retention.bytes_max - self._uploader.waiting_bytes))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads.archive_writers, work)

@@ -27,7 +27,7 @@ _logger = logging.getLogger("sulina.archive")
 
 BACKOFF_SECONDS = 0.1  # after the first failure; then twice as long each time
 BACKOFF_SECONDS_MAX = 5.0
-TIDY_REST = 5  # times as long as tidying up took
+TIDY_REST = 20  # times as long as tidying up took
 SWEEP_SECONDS = 3600.0
 PIN = "archive"
 
@@ -299,12 +299,9 @@ class Uploader:
                 into, parts = merged
                 self.tell(lambda parts=parts: self._hooks.removed(parts))  # type: ignore[misc]
                 self.tell(lambda into=into: self._hooks.archived(into))  # type: ignore[misc]
+            if self._clock.monotonic() - self._swept_at >= SWEEP_SECONDS:
+                self._swept_at = self._clock.monotonic()
+                await self._in_thread(self._archive.sweep)
         except Exception as error:  # noqa: BLE001 - the next time will do
             self.fail(error)
         await asyncio.sleep(TIDY_REST * (self._clock.monotonic() - started))
-
-    async def sweep_now_and_then(self) -> None:
-        """Delete what was put and never counted; about once an hour."""
-        if self._clock.monotonic() - self._swept_at >= SWEEP_SECONDS:
-            self._swept_at = self._clock.monotonic()
-            await self._in_thread(self._archive.sweep)

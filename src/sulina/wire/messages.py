@@ -61,6 +61,7 @@ class PartitionInfo(Struct, frozen=True, kw_only=True):
     size_bytes: int
     segments: list[SegmentInfo]
     error: str | None = None  # why it takes no records
+    archived_offset: int | None = None  # everything before it is in the archive; None: there is none
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):

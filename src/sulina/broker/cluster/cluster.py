@@ -73,7 +73,7 @@ class Cluster:
             changed=self._membership_changed,
             steps=steps,
         )
-        self.election = Election(metadata, self.membership, self.view, steps=steps)
+        self.election = Election(metadata, self.membership, self.view, won=self._won, steps=steps)
         self._load_manager = LoadManager(
             metadata,
             self.view,
@@ -252,8 +252,8 @@ class Cluster:
         With any reason but `unloaded`, which promises that everything is in the archive, it can only return to this
         broker as long as something is on its disk alone.
         """
-        epoch = await self._metadata.get(keys.epoch(partition)) if reason != Reason.UNLOADED else None
-        newest = msgspec.json.decode(epoch.value, type=Epoch) if epoch else None
+        epoch = await self._metadata.get(keys.epoch(partition))
+        newest = msgspec.json.decode(epoch.value, type=Epoch) if epoch and reason != Reason.UNLOADED else None
         wish = self.view.unloads.get(partition)
         is_reliable = self._topics.is_reliable(partition) is not False
         entry = Unassigned(
@@ -276,8 +276,20 @@ class Cluster:
         )
         return done.is_done
 
-    async def set_archived(self, partition: PartitionName, assignment_revision: int, is_archived: bool) -> None:
-        """Say whether everything acknowledged is in the archive. NotOwner when it is not ours any more."""
+    async def set_archived(
+        self,
+        partition: PartitionName,
+        assignment_revision: int,
+        is_archived: bool,
+        *,
+        puts: tuple[Put, ...] = (),
+        deletes: tuple[str, ...] = (),
+    ) -> None:
+        """Say whether everything acknowledged is in the archive, and write what belongs to that together with it.
+
+        Whatever was said or given back before, and has not come yet, cannot come after it. NotOwner when it is not ours
+        any more.
+        """
         assignment, key = keys.assignment(self.broker_id, partition), keys.epoch(partition)
         held = self.view.epochs.get(partition)
         for _ in range(CONFLICTS_MAX):
@@ -285,7 +297,8 @@ class Cluster:
                 said = replace(held.value, is_archived=is_archived)
                 change = OwnershipChange(
                     compares=(Compare(assignment, assignment_revision), Compare(key, held.revision)),
-                    puts=(Put(key, msgspec.json.encode(said)),),
+                    puts=(Put(key, msgspec.json.encode(said)), *puts),
+                    deletes=deletes,
                 )
                 if (await self._txn(change)).is_done:
                     return
@@ -316,6 +329,9 @@ class Cluster:
         if touched.is_leader or self.broker_id in touched.brokers:
             self.election.look()
         self._load_manager.look(touched)
+
+    def _won(self) -> None:
+        self._load_manager.wake()
 
     def _membership_changed(self) -> None:
         if self._is_telling:

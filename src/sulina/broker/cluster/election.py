@@ -6,6 +6,7 @@ more than one leader whose writes count.
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -33,11 +34,13 @@ class Election:
         membership: Membership,
         view: ClusterView,
         *,
+        won: Callable[[], None],
         steps: ClusterSteps = no_cluster_steps,
     ) -> None:
         self._metadata = metadata
         self._membership = membership
         self._view = view
+        self._told = won  # called when we lead and the view shows it
         self._steps = steps
         self._won: tuple[int, int] | None = None  # the revision of our election, and the lease it goes with
         self._wake = asyncio.Event()
@@ -96,3 +99,4 @@ class Election:
         self._won = (done.revision, lease_id)
         self._steps(ClusterStep.LEADER_ELECTED)
         await self._view.wait_for(lambda view: view.revision >= done.revision, ANSWER_SECONDS)
+        self._told()  # the view may have shown it before we knew that it was us

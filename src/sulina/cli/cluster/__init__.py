@@ -101,4 +101,4 @@ def _print_moves(moves: "list[UnloadInfo]") -> None:
     rows = [
         (move.topic, move.partition, move.from_broker, move.to_broker, move.step, move.error or "") for move in moves
     ]
-    terminal.print_table(columns, rows, right=("partition",))
+    terminal.print_table(columns, rows, right=("partition",), rare=("error",))

@@ -41,7 +41,7 @@ def test_every_setting_can_be_given_by_every_source() -> None:
         "log_level": "error", "otlp_endpoint": "http://127.0.0.1:4318", "metadata": "etcds://a:1,b/keys",
         "metadata_ca": "pem", "metadata_cert": "pem", "metadata_key": "pem", "metadata_user": "u",
         "metadata_password": "secret", "objects": "s3://bucket/prefix", "objects_endpoint": "http://127.0.0.1:9000",
-        "lease_seconds": 3.5, "advertise": "http://b1.example:8080",
+        "lease_seconds": 3.5, "rebalance_seconds": 60.0, "advertise": "http://b1.example:8080",
     }  # fmt: skip
     Path("pem").write_text("a certificate")
     limits = {f"{name}": number for number, name in enumerate(Limits.__dataclass_fields__, start=1)}
@@ -173,6 +173,7 @@ def test_an_object_store_is_a_cloud_or_a_directory(objects: str) -> None:
         ({"lease_seconds": 0.1}, ["--lease-seconds", "from 1 to 600"]),
         ({"lease_seconds": "soon"}, ["--lease-seconds", "'soon'"]),
         ({"lease_seconds": True}, ["--lease-seconds"]),
+        ({"rebalance_seconds": 0}, ["--rebalance-seconds", "from 1 to 86400"]),
         ({"advertise": "b1:8080"}, ["--advertise", "http://"]),
         ({"advertise": "http://b1:8080/path"}, ["--advertise", "without a path"]),
         ({"advertise": "http://b1:x"}, ["--advertise"]),

@@ -45,8 +45,9 @@ __all__ = [
 def connect(url: str, *, options: "ClientOptions | None" = None) -> "Connecting":
     """A client for the node at `url`, to be awaited, or entered with `async with` or with `with` (for threads).
 
-    `http://host:port` is a node elsewhere. `memory:` is one in this process that keeps its data while it lives, and a
-    path (`./data`) one that keeps it there. InvalidSettings for anything else.
+    `http://host:port` is a node elsewhere; of a cluster name one broker or several, with commas between them. `memory:`
+    is a node in this process that keeps its data while it lives, and a path (`./data`) one that keeps it there.
+    InvalidSettings for anything else.
     """
     from sulina._connect import connect as make
 

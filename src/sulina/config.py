@@ -27,7 +27,6 @@ DEFAULT_METADATA = "sqlite"
 DEFAULT_LEASE_SECONDS = 10.0
 ETCD_PORT = 2379
 ETCD_PREFIX = "/sulina"
-LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 1.0, 600.0
 PREFIX = "SULINA_"
 LIMITS = "limits"
 
@@ -78,6 +77,7 @@ class Settings:
     objects: str | None = None  # s3://, gs://, az:// or file:///
     objects_endpoint: str | None = None  # None: the cloud's own
     lease_seconds: float = DEFAULT_LEASE_SECONDS  # after so long without a word, a broker is dead to the others
+    rebalance_seconds: float | None = None  # between two automatic rebalances; None: only when asked
     advertise: str | None = None  # None: the address it listens on
 
     @property
@@ -304,15 +304,16 @@ def _secret(value: Any, name: str) -> str:
     return value
 
 
-def _seconds(value: Any, name: str) -> float:
-    is_text = isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    number = float(value) if is_text or is_number else 0.0
-    if not LEASE_SECONDS_MIN <= number <= LEASE_SECONDS_MAX:
-        raise InvalidSettings(
-            f"{name}: must be seconds from {LEASE_SECONDS_MIN:g} to {LEASE_SECONDS_MAX:g}, not {value!r}"
-        )
-    return number
+def _seconds(least: float, most: float) -> Callable[[Any, str], float]:
+    def read(value: Any, name: str) -> float:
+        is_text = isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = float(value) if is_text or is_number else -1.0
+        if not least <= number <= most:
+            raise InvalidSettings(f"{name}: must be seconds from {least:g} to {most:g}, not {value!r}")
+        return number
+
+    return read
 
 
 def _metadata(value: Any, name: str) -> str:
@@ -400,7 +401,8 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "metadata_password": _secret,
     "objects": _objects,
     "objects_endpoint": _endpoint("http://127.0.0.1:9000"),
-    "lease_seconds": _seconds,
+    "lease_seconds": _seconds(1, 600),
+    "rebalance_seconds": _seconds(1, 86400),
     "advertise": _advertise,
     **{f"{LIMITS}.{limit.name}": _count for limit in fields(Limits)},
 }

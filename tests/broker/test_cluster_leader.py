@@ -11,7 +11,7 @@ from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipCha
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, Reason, Sealed, Unassigned
 from sulina.metadata import MemoryMetadata
-from sulina.ports import NO_REVISION, Compare, Put
+from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, Put
 from sulina.types import PartitionName
 from tests.support.control_plane import TTL_SECONDS, Member, World, in_virtual_time
 
@@ -531,8 +531,8 @@ def test_groups_are_never_larger_than_a_transaction() -> None:
     groups = list(grouped(changes))
     assert [change for group in groups for change in group] == changes
     for group in groups:
-        assert sum(len(change.puts) + len(change.deletes) for change in group) <= 128
-        assert sum(len(change.compares) for change in group) < 128
+        assert sum(len(change.puts) + len(change.deletes) for change in group) <= TXN_OPERATIONS_MAX
+        assert sum(len(change.compares) for change in group) < TXN_OPERATIONS_MAX
 
 
 def _waiting() -> bytes:

@@ -19,6 +19,7 @@ from sulina.errors import (
     Draining,
     InvalidSettings,
     LeaseExpired,
+    MetadataFailed,
     NotOwner,
     NotServing,
     QueueFull,
@@ -213,8 +214,10 @@ class FakeBroker:
         self.frames: list[FromClient] = []
         self.connects = 0
         self.view: list[PartitionPlacement] = []  # what it knows, late
+        self.told = 0
         self.refuse_next: deque[SulinaError] = deque()  # publishes, whatever else
         self.full_until = 0.0
+        self.is_cut_off = False  # from the truth: it knows nothing new, and cannot write
 
     async def connect(self) -> Wire:
         self.connects += 1
@@ -274,6 +277,8 @@ class FakeBroker:
 
     def own(self, number: int) -> Part:
         part = self.cluster.parts[number]
+        if self.is_cut_off and self.view[number].broker_id == self.name:
+            raise LeaseExpired(broker=self.name)
         if part.owner != self.name:
             at = self.view[number]
             if at.state is TopicState.RECOVERING:
@@ -399,7 +404,10 @@ class FakeBroker:
     # Consumers
 
     def _subscribe(self, wire: Wire, frame: Subscribe) -> None:
-        own = [part for part in self.cluster.parts if part.owner == self.name and part.state is TopicState.ACTIVE]
+        own = [at for at in self.view if at.broker_id == self.name]
+        if not self.is_cut_off:
+            parts = self.cluster.parts
+            own = [p.placement() for p in parts if p.owner == self.name and p.state is TopicState.ACTIVE]
         if not own:
             self.own(0)
             raise NotOwner(topic=TOPIC, partition=0)
@@ -418,6 +426,8 @@ class FakeBroker:
         if consumer is None:
             raise ConsumerNotFound(consumer=frame.consumer)
         part = self.cluster.parts[frame.partition]
+        if self.is_cut_off:
+            raise MetadataFailed(path="etcd", cause=OSError("no answer"))
         if part.owner != self.name:
             raise NotServing(reason="the partition has another owner")
         held = consumer.held.get(frame.partition, set())
@@ -428,6 +438,8 @@ class FakeBroker:
 
     def release(self, error: SulinaError) -> None:
         """A partition is gone: consumers are let go."""
+        if self.is_cut_off:
+            return
         for wire in list(self.wires):
             for handle in list(wire.consumers):
                 del wire.consumers[handle]
@@ -448,6 +460,7 @@ class FakeCluster:
         self.lease_faults = 0.0
         self.has_runs = True
         self._latency = latency
+        self._told = 0
         self._tasks: set[asyncio.Task[None]] = set()
         for part in self.parts:
             part.owner, part.epoch, part.state = list(self.brokers)[part.number % brokers], 1, TopicState.ACTIVE
@@ -475,17 +488,18 @@ class FakeCluster:
 
     def tell(self, *, at_once: bool = False) -> None:
         """Everybody hears how things are, sooner or later."""
+        self._told += 1
         placements = [part.placement() for part in self.parts]
         for broker in self.brokers.values():
             if at_once:
-                broker.view = placements
+                self._tell(broker, self._told, placements)
             else:
                 seconds = self.rng.uniform(0, self.view_seconds)
-                asyncio.get_running_loop().call_later(seconds, self._tell, broker, placements)
+                asyncio.get_running_loop().call_later(seconds, self._tell, broker, self._told, placements)
 
-    def _tell(self, broker: FakeBroker, placements: list[PartitionPlacement]) -> None:
-        if sum(at.epoch for at in placements) >= sum(at.epoch for at in broker.view):
-            broker.view = placements
+    def _tell(self, broker: FakeBroker, told: int, placements: list[PartitionPlacement]) -> None:
+        if not broker.is_cut_off and told > broker.told:
+            broker.told, broker.view = told, placements
 
     def assign(self, number: int, to: str | None, state: TopicState = TopicState.ACTIVE) -> None:
         """Change the owner; the former one lets its consumers go."""
@@ -517,7 +531,8 @@ class FakeCluster:
         await asyncio.sleep(self.lease_seconds)
         for part in self.parts:
             if part.owner == broker:
-                others = [name for name, each in self.brokers.items() if not each.is_down and not each.is_hung]
+                well = [each for each in self.brokers.values() if not (each.is_down or each.is_hung or each.is_cut_off)]
+                others = [each.name for each in well]
                 self.assign(part.number, self.rng.choice(others))
 
     def unload(self, number: int | None, to: str | None) -> list[UnloadInfo]:

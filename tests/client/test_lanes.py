@@ -119,6 +119,7 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
         if timeout_seconds is None:
             assert not errors, errors
         assert all(isinstance(error, Disconnected | NotServing | QueueFull) for error in errors)
+        await asyncio.sleep(60)
         assert client._brokers.rooms.requests.requests == 0
         assert all(lane.is_empty for lane in client._lanes._lanes.values())
         return producers.violations(cluster.parts), sum(map(len, producers.tasks)), len(errors)
@@ -281,6 +282,19 @@ async def test_an_owner_that_hangs_is_left_when_others_have_its_partition_f4(clu
         producers.publish(0)
         assert not await producers.finish()
         assert not producers.violations(cluster.parts)
+
+
+async def test_a_home_that_has_lost_touch_is_not_believed_for_ever_f4(cluster: FakeCluster) -> None:
+    """F4: it says that it owns what others have by now, and takes nothing."""
+    async with cluster.client(brokers="a") as client:
+        await client.publish(TOPIC, b"", partition=0)
+        cluster.brokers["a"].is_cut_off = True
+        publishing = asyncio.create_task(client.publish(TOPIC, b"x", partition=0))
+        await cluster.fail_over("a")
+        moved = now()
+        assert (await publishing).is_accepted
+        assert now() - moved < 3
+        assert client.url != url_of("a")
 
 
 async def test_a_stuck_partition_leaves_the_room_to_the_others(cluster: FakeCluster) -> None:

@@ -171,6 +171,23 @@ async def test_an_owner_that_hangs_is_found_out_in_half_a_minute(cluster: FakeCl
         assert now() - began < 31
 
 
+async def test_an_owner_that_takes_no_acks_may_be_none_any_more_f4(cluster: FakeCluster) -> None:
+    """F4: it has lost touch, and does not know that others have its partition."""
+    async with cluster.client(brokers="a") as client, client.subscribe(TOPIC, "s", credit=100) as messages:
+        fill(cluster, 1)
+        await places(messages, 3)
+        fill(cluster, 1)
+        held = [await anext(messages) for _ in range(3)]
+        cluster.brokers["a"].is_cut_off = True
+        await cluster.fail_over("a")
+        moved = now()
+        assert [await message.ack() for message in held if message.partition == 0] == [False]
+        fill(cluster, 1)
+        while cluster.parts[0].acked["s"] != {0, 1, 2}:
+            await (await anext(messages)).ack()
+        assert now() - moved < 4
+
+
 async def test_what_nobody_owns_is_waited_for_and_the_rest_is_served(cluster: FakeCluster) -> None:
     cluster.assign(1, None)
     cluster.tell(at_once=True)
@@ -231,6 +248,24 @@ async def test_an_exclusive_subscription_is_taken_at_the_lowest_partition_first_
         await asyncio.sleep(1)
         assert attached(cluster) == ["a", "b", "c"]
         assert [len(subscribes(cluster.brokers[name])) for name in "abc"] == [2, 1, 1]
+
+
+async def test_who_lost_an_exclusive_subscription_everywhere_takes_the_lowest_partition_first(
+    cluster: FakeCluster,
+) -> None:
+    async with cluster.client(seed=1) as one, cluster.client(seed=2) as two, one.subscribe(TOPIC, "s") as messages:
+        for broker in cluster.brokers.values():
+            for wire in broker.wires:
+                wire.consumers.clear()
+        opening = asyncio.create_task(two.subscribe(TOPIC, "s").open())
+        await asyncio.sleep(0.1)
+        for broker in cluster.brokers.values():
+            for wire in [wire for wire in broker.wires if not wire.consumers]:
+                wire.cut()
+        await opening
+        with pytest.raises(SubscriptionBusy):
+            await anext(messages)
+        assert [len(subscribes(cluster.brokers[name])) for name in "bc"] == [2, 2], "it did not even try elsewhere"
 
 
 async def test_a_former_self_at_one_owner_is_waited_for(cluster: FakeCluster) -> None:

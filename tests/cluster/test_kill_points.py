@@ -5,12 +5,16 @@ no offset is there twice, the topic is served again, within a bound that is prin
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from sulina.core import keys
+from sulina.core.cluster import Epoch
+from sulina.types import PartitionName, TopicName
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import World, cluster, until
 from tests.support.etcd import EtcdServer
@@ -29,10 +33,25 @@ SOURCE = [
     "unload.unassigned",
     "unload.local_removed",
 ]
-TARGET = ["owner.assigned", "owner.claimed", "owner.served"]
-LEADER_MOVING = ["leader.before_assign:3", "leader.assigned:3"]  # the first two are those of the topics' creation
-LEADER_CREATING = ["leader.created", "leader.before_assign", "leader.assigned"]
-LEADER_FAILING_OVER = ["leader.dead_found", "leader.unassigned", "leader.unloads_wanted"]
+OWNER = ["archive.object_put:6", "archive.commits_put:6", "archive.committed:6"]
+TARGET = [
+    "owner.assigned",
+    "owner.served",
+    "resume.seeded",
+    "resume.renamed",
+    "resume.durable",
+    "archive.claimed",
+    "owner.opened",
+]
+LEADER = {  # what makes the leader come there
+    "leader.created": "adopt",
+    "leader.before_assign:3": "move",  # the first two are those of the topics' creation
+    "leader.assigned:3": "move",
+    "leader.dead_found": "kill",
+    "leader.unassigned": "kill",
+    "leader.unloads_wanted": "drain",
+    "leader.swept": "sweep",
+}
 
 
 class Topics:
@@ -102,6 +121,26 @@ async def test_u2_the_owner_is_killed_while_it_unloads(
     assert not wrong, "\n".join(wrong[:40])
 
 
+@pytest.mark.parametrize("point", OWNER)
+async def test_u4_the_owner_is_killed_while_it_archives(
+    world: World, point: str, record_property: Callable[[str, object], None]
+) -> None:
+    """U4, U7, U8: an object without its commit is nothing; a commit without its ack may be found, once."""
+    topics = Topics(world, point)
+    victim = world.add("victim")
+    await victim.start(kill_at=point)
+    await world.wait_brokers("a", "b", "c", "victim")
+    await topics.create()
+    await topics.move("victim")
+    async with topics.applications[0].running(), topics.applications[1].running():
+        await victim.wait_killed()
+        killed_at = time.monotonic()
+        await victim.start()
+        await converged(topics, killed_at, record_property)
+        wrong = await topics.finish()
+    assert not wrong, "\n".join(wrong[:40])
+
+
 @pytest.mark.parametrize("point", TARGET)
 async def test_u6_the_new_owner_is_killed_while_it_takes_over(
     world: World, point: str, record_property: Callable[[str, object], None]
@@ -123,41 +162,71 @@ async def test_u6_the_new_owner_is_killed_while_it_takes_over(
     assert not wrong, "\n".join(wrong[:40])
 
 
-@pytest.mark.parametrize("point", [*LEADER_CREATING, *LEADER_MOVING, *LEADER_FAILING_OVER])
+@pytest.mark.parametrize("point", LEADER)
 async def test_f2_the_leader_is_killed_while_it_assigns(
     tmp_path_factory: pytest.TempPathFactory,
     etcd: EtcdServer,
     point: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """F1, F2, U14: the next leader finds what is left to do, by itself."""
+    """F1, F2, F7, U14: the next leader finds what is left to do, by itself."""
     async with cluster(tmp_path_factory.mktemp("leader"), etcd) as world:
         leader = world.add("leader")
         await leader.start(kill_at=point)
         assert await world.leader() == "leader"
         await world.start("a", "b")
         topics = Topics(world, point)
-        if point in LEADER_CREATING:
-            asked = (world.tell(f"/v1/topics{each.topic}", method="PUT", via="a") for each in topics.applications)
-            await asyncio.gather(*asked)
-            await leader.wait_killed()
-            killed_at = time.monotonic()
-            async with topics.applications[0].running(), topics.applications[1].running():
-                await converged(topics, killed_at, record_property)
-                wrong = await topics.finish()
-            assert not wrong, "\n".join(wrong[:40])
-            return
         await topics.create()
         async with topics.applications[0].running(), topics.applications[1].running():
             await topics.wait_acked()
-            if point in LEADER_MOVING:
-                owners = {await world.owner_of(each.topic) for each in topics.applications}
-                await topics.unload("b" if owners == {"a"} else "a")
-            else:
-                await world.brokers["a"].kill()
+            await provoke(topics, LEADER[point])
             await leader.wait_killed()
             killed_at = time.monotonic()
             await world.restore("a", "b", "leader")
             await converged(topics, killed_at, record_property)
+            wrong = await topics.finish()
+    assert not wrong, "\n".join(wrong[:40])
+
+
+async def provoke(topics: Topics, what: str) -> None:
+    """Give the leader something to do."""
+    world = topics.world
+    match what:
+        case "move":
+            owners = {await world.owner_of(each.topic) for each in topics.applications}
+            await topics.unload("b" if owners == {"a"} else "a")
+        case "kill":
+            await topics.move("a")
+            await world.brokers["a"].kill()
+        case "drain":
+            await topics.move("a")
+            await world.tell("/v1/cluster/brokers/a/drain")
+        case "sweep":  # as if somebody had died while a topic was deleted
+            ghost = PartitionName(TopicName("default", "ghost"), 0)
+            epoch = Epoch(epoch=1, broker_id="a", store_id="none", is_archived=True)
+            world.write_key(keys.epoch(ghost), msgspec.json.encode(epoch))
+        case "adopt":  # as if somebody had lost the entries of a topic that nobody uses
+            await world.create_topic("/default/orphan", 3)
+            for key in world.keys("/cluster/brokers/"):
+                if "/default/orphan/" in key:
+                    world.delete_key(key)
+
+
+async def test_f1_a_broker_that_dies_while_it_comes_or_goes_leaves_nothing_behind_that_matters(
+    tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer
+) -> None:
+    """F1, F2: at its registration, at its election, and on its way out."""
+    async with cluster(tmp_path_factory.mktemp("coming"), etcd) as world:
+        victim = world.add("victim")
+        for point in ("member.registered", "leader.elected"):
+            await victim.start_killed(point)
+        await victim.start(kill_at="member.leaving")
+        topics = Topics(world, "coming")
+        await topics.create()
+        await world.start("a")
+        async with topics.applications[0].running(), topics.applications[1].running():
+            await topics.wait_acked()
+            assert await victim.stop() == -signal.SIGKILL
+            await topics.wait_acked()
             wrong = await topics.finish()
     assert not wrong, "\n".join(wrong[:40])

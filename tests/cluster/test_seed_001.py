@@ -1,6 +1,5 @@
 """Seed 001, its testing plan: a reliable topic that moves goes on where it was. Real brokers, a real etcd."""
 
-import base64
 from pathlib import Path
 
 import pytest
@@ -119,12 +118,10 @@ BEYOND_THE_LOG = (
 
 
 def write_state(world: World, topic: str, state: bytes | None) -> None:
-    """As nobody should."""
-    key = base64.b64encode((world.prefix + state_key(topic)).encode()).decode()
     if state is None:
-        world.etcd.call("kv/deleterange", {"key": key})  # type: ignore[union-attr]
+        world.delete_key(state_key(topic))
     else:
-        world.etcd.call("kv/put", {"key": key, "value": base64.b64encode(state).decode()})  # type: ignore[union-attr]
+        world.write_key(state_key(topic), state)
 
 
 async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:

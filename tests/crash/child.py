@@ -203,7 +203,8 @@ async def under_load(directory: str, first: int, retry: list[list[int]]) -> None
 async def until_stopped(directory: str, count: int) -> None:
     """Append until the disk fails; see that the log has stopped and still can be read; open it again and go on."""
     # One thread: strace counts the calls of each thread.
-    threads = LogThreads(*[ThreadPoolExecutor(max_workers=1)] * 2)
+    one = ThreadPoolExecutor(max_workers=1)
+    threads = LogThreads(one, one)
     log = await PartitionLog.open(directory, options=SMALL, threads=threads)
     number = 0
     with contextlib.suppress(LogStopped):

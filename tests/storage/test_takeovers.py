@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.takeover_world import World
 
-SEEDS = int(os.environ.get("SULINA_TAKEOVERS", "60"))
+SEEDS = int(os.environ.get("SULINA_TAKEOVERS", "40"))
 FIRST = int(os.environ.get("SULINA_SEED", "0"))
 STEPS = 120
 

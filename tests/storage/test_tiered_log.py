@@ -11,6 +11,7 @@ from sulina.core.log_state import Appended
 from sulina.core.retention import Retention
 from sulina.errors import (
     ArchiveFailed,
+    CorruptSegment,
     LeaseExpired,
     LogClosed,
     LogStopped,
@@ -288,6 +289,24 @@ async def test_what_the_disk_no_longer_has_is_read_from_the_archive(world: World
         first = end_of(*range(number))
         assert await a.offset_for_timestamp(1000 + number) == first
     assert await a.offset_for_timestamp(9999) is None
+
+
+@told
+async def test_l8_what_the_disk_has_lost_is_read_from_the_archive(world: World) -> None:
+    a = await world.open("a", 1, LOCAL)
+    await appended(a, *range(4))
+    await a.drain()
+    await appended(a, 4)
+    end = a.view.next_offset
+    path = Path(world.directory("a"), a.view.segments[0].name)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    assert (await a.read(Offset(0))).start_offset == 0
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptSegment):
+        await a.read(Offset(end - 1))
 
 
 @told

@@ -35,6 +35,7 @@ WAIT_SECONDS_MAX = 40.0
 POLL_SECONDS = 0.02
 HTTP_SECONDS_MAX = 15.0
 LOG_LINES_SHOWN = 40
+THERE = ("active", "draining")
 S3_ENVIRONMENT = {
     "AWS_SKIP_SIGNATURE": "true",
     "AWS_ALLOW_HTTP": "true",
@@ -78,6 +79,15 @@ class BrokerProcess:
         self._serving = await asyncio.to_thread(
             serving.start, self.data, environment=environment, http=self.address, arguments=self._arguments
         )
+
+    async def start_killed(self, kill_at: str) -> None:
+        """It reaches the step while it starts, or at once afterwards."""
+        try:
+            await self.start(kill_at=kill_at)
+        except AssertionError as failure:
+            assert "did not start" in str(failure)  # noqa: PT017
+        else:
+            await self.wait_killed()
 
     async def kill(self) -> None:
         """SIGKILL."""
@@ -253,7 +263,7 @@ class World:
         broker = self.brokers[via] if via else self.informed[0]
         response = await self.http.request(method, broker.url + path, json=body or {})
         assert response.status_code < 300, f"{method} {path}: {response.status_code} {response.text}"
-        return response.json()
+        return response.json() if response.content else None
 
     async def cluster(self, *, via: str | None = None) -> ClusterInfo | None:
         """As a broker sees it."""
@@ -300,7 +310,7 @@ class World:
         async def known() -> bool:
             found = [await self.cluster(via=broker.broker_id) for broker in self.informed]
             return all(
-                each and each.leader and set(broker_ids) <= {b.broker_id for b in each.brokers if b.state == "active"}
+                each and each.leader and set(broker_ids) <= {b.broker_id for b in each.brokers if b.state in THERE}
                 for each in found
             )
 
@@ -370,6 +380,17 @@ class World:
         member = next(member for member in members if member.is_running)
         found = member.call("kv/range", body).get("kvs", [])
         return {_text(each["key"]).removeprefix(self.prefix): _value(each.get("value", "")) for each in found}
+
+    def delete_key(self, key: str) -> None:
+        """As nobody should."""
+        member = self.etcd.members[0] if isinstance(self.etcd, EtcdCluster) else self.etcd
+        member.call("kv/deleterange", {"key": base64.b64encode((self.prefix + key).encode()).decode()})
+
+    def write_key(self, key: str, value: bytes) -> None:
+        """As nobody should."""
+        member = self.etcd.members[0] if isinstance(self.etcd, EtcdCluster) else self.etcd
+        body = {"key": (self.prefix + key).encode(), "value": value}
+        member.call("kv/put", {name: base64.b64encode(data).decode() for name, data in body.items()})
 
     def report(self) -> str:
         """Everything that helps to understand a failure."""

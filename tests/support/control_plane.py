@@ -87,7 +87,6 @@ class WatchedStore(MemoryMetadata):
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
-        self.require(len(puts) + len(deletes) <= 128, "etcd counts them together")
         self.txn_sizes.append(len(puts) + len(deletes))
         return await super().txn(compares=compares, puts=puts, deletes=deletes)
 

@@ -68,8 +68,8 @@ class Logs:
         topic = self._topic_of(partition.name.topic)
         log: Log | None = None
         try:
-            if topic is not None and partition not in topic.partitions:
-                raise TopicNotFound(topic=str(topic.name))  # it was made anew
+            if partition not in topic.partitions if topic is not None else self._tiers is not None:
+                raise TopicNotFound(topic=str(partition.name.topic))  # it has gone, or was made anew
             if self._tiers is not None and topic is not None:
                 log = await self._tiers.open(
                     partition,

@@ -223,7 +223,8 @@ class Owner:
                         await subscription.release(partition.partition, error)
                     await topic.partitions[partition.partition].close()
                     self._logs.closed(topic.partitions[partition.partition])
-                await self._logs.let_go(partition, topic.stored.topic_id)
+                    if self._catalogue.topic_if_known(partition.topic) is topic:  # else it goes with the topic
+                        await self._logs.let_go(partition, topic.stored.topic_id)
                 self._options.steps("unload.local_removed")
             else:
                 topic.dismiss_passing(error)

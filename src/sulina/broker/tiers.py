@@ -126,7 +126,8 @@ class Tiers:
         """TopicNotFound when what we know of the topic is old: it was made anew, and so was what is assigned to us."""
         if self._standing is not None:
             entry = await self._metadata.get(keys.delivery(partition.topic))
-            if entry is None or msgspec.json.decode(entry.value, type=StoredTopic).topic_id != topic_id:
+            stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
+            if stored is None or stored.topic_id != topic_id or stored.is_deleting:
                 raise TopicNotFound(topic=str(partition.topic))
 
     async def _sealed(self, partition: PartitionName) -> Sealed | None:

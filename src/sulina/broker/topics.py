@@ -272,9 +272,10 @@ class Topics:
         error = TopicNotFound(topic=str(name))
         await topic.stop_subscriptions(error)
         await self._writer.forget(topic.cursor_keys())
-        await topic.close(error)
-        self._logs.forget(topic)
-        await self._logs.remove(name, topic.stored.partitions)
+        async with topic.lock:  # somebody may be about to let go of a partition
+            await topic.close(error)
+            self._logs.forget(topic)
+            await self._logs.remove(name, topic.stored.partitions)
         self.metrics.forget(str(name))
 
     async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:

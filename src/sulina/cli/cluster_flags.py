@@ -41,6 +41,9 @@ class ClusterFlags:
         float | None,
         _flag("After so long without a word a broker is taken for dead.", f"{DEFAULT_LEASE_SECONDS:g}"),
     ] = None
+    rebalance_seconds: Annotated[
+        float | None, _flag("Even out every so often what brokers have to do; without it only when asked.")
+    ] = None
     advertise: Annotated[
         str | None, _flag("The URL under which others reach this broker; without it the one of --http.")
     ] = None

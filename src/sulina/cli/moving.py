@@ -111,18 +111,21 @@ def begun(asked: "Iterable[UnloadInfo]", before: "Placement") -> list[Move]:
     ]
 
 
-async def watch(client: "Client", topic: str, moves: list[Move], *, is_silent: bool) -> None:
-    """Show how partitions go, until each has arrived or will not. Whoever has had enough leaves it to itself."""
-    started = time.monotonic()
+async def watch(client: "Client", topic: str, moves: list[Move], *, since: float, is_silent: bool) -> None:
+    """Show how partitions go, until each has arrived or will not. Whoever has had enough leaves it to itself.
+
+    `since` is when it was asked for, by the monotonic clock.
+    """
     try:
         with drawing(lambda: table(moves), is_silent=is_silent) as draw:
+            draw()
             for move in moves:
                 _tell(move, is_silent=is_silent)
             while True:
                 under_way = {info.partition: info for info in await client.unloads(topic)}
                 places = (await client.lookup(topic)).partitions
                 for move in moves:
-                    seconds = time.monotonic() - started
+                    seconds = time.monotonic() - since
                     if not move.is_over and move.see(under_way.get(move.partition), places[move.partition], seconds):
                         _tell(move, is_silent=is_silent)
                 draw()

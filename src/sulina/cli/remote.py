@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter
 
 from sulina.errors import (
+    ArchiveFailed,
     BrokerNotFound,
     Disconnected,
     InvalidName,
     LimitReached,
+    MetadataFailed,
     NamespaceNotEmpty,
     NamespaceNotFound,
     NotReliable,
@@ -97,6 +99,10 @@ def hint_for(error: SulinaError) -> str | None:
             return "`sulina subscription list TOPIC` shows what there is"
         case SubscriptionBusy():
             return "end the consumers that are attached, or use --force where there is one"
+        case MetadataFailed() if str(vars(error).get("path", "")).startswith("etcd"):
+            return "is etcd running? `sulina doctor` checks it"
+        case ArchiveFailed():
+            return "`sulina doctor` checks the object store"
         case Recovering():
             return "`sulina broker list` shows which brokers are there"
         case NamespaceNotEmpty():

@@ -1,5 +1,6 @@
 """`sulina topic create|list|show|delete|lookup|unload|move`."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
@@ -299,11 +300,11 @@ class _Going:
     async def _ask(self, client: "Client", *, waits: bool) -> list[moving.Move]:
         if self._to is not None:
             await check_broker(client, self._to)
-        before = await client.lookup(self._topic)
+        before, since = await client.lookup(self._topic), time.monotonic()
         asked = await client.unload(self._topic, force=self._force, to=self._to, partition=self._partition, wait=False)
         moves = moving.begun(asked, before)
         if waits and moves:
-            await moving.watch(client, self._topic, moves, is_silent=self._remote.json)
+            await moving.watch(client, self._topic, moves, since=since, is_silent=self._remote.json)
         return moves
 
 

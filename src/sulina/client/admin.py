@@ -52,7 +52,7 @@ class Admin:
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._home = routes.brokers.home
+        self._options = routes.brokers.options
 
     # Namespaces
 
@@ -156,8 +156,8 @@ class Admin:
         answer = await self._routes.read(
             self._routes.route(TopicName.parse(name), partition, wait_seconds),
             lambda number: Fetch(number, name, partition, offset, max_bytes, version, min_version, wait_ms),
-            timeout_seconds=self._home.options.timeout_seconds + wait_seconds,
-            room=self._home.rooms.fetches,
+            timeout_seconds=self._options.timeout_seconds + wait_seconds,
+            room=self._routes.brokers.rooms.fetches,
         )
         return checked(answer, Fetched)
 

@@ -18,6 +18,7 @@ from sulina.errors import (
     ConsumerNotFound,
     Disconnected,
     InvalidSettings,
+    MetadataFailed,
     NotServing,
     PartitionNotFound,
     ProtocolError,
@@ -38,7 +39,14 @@ _partition = attrgetter("partition")
 class Attachment:
     """Made for a subscription, which gets what is delivered."""
 
-    def __init__(self, session: Session, credit: int, on_delivery: Callable[["Attachment", Deliver], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        credit: int,
+        on_delivery: Callable[["Attachment", Deliver], None],
+        on_trouble: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_trouble` is called when acks fail as if another owned the partition. None: there is no other."""
         self.handle = session.next_id()
         self.credit = credit  # that it begins with
         self.taken = 0  # by the application, whose credit has not been given back
@@ -50,6 +58,7 @@ class Attachment:
         self.session = session  # whose connection it is on
         self._loop = asyncio.get_running_loop()
         self._on_delivery = on_delivery
+        self._on_trouble = on_trouble
         self._surplus = 0  # credit that it has and should not have
         self._credit = 0  # to give back
         self._acks: dict[int, deque[int]] = {}  # to send: offsets by partition
@@ -203,7 +212,13 @@ class Attachment:
             return False
         try:
             held = await self.session.request(make, is_repeatable=False, is_patient=False)
-        except (ConsumerNotFound, Disconnected, NotServing, PartitionNotFound, ProtocolError):
+        except (ConsumerNotFound, Disconnected, PartitionNotFound, ProtocolError):
+            return False
+        except (MetadataFailed, NotServing) as error:
+            if self._on_trouble is not None:
+                self._on_trouble()
+            elif isinstance(error, MetadataFailed):
+                raise
             return False
         return bool(held == sum(end - start for start, end in ranges))
 

@@ -17,7 +17,7 @@ from sulina.client.attachment import Attachment
 from sulina.client.backoff import Patience
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
-from sulina.client.places import Place, Places
+from sulina.client.places import Place, Places, unowned
 from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
 from sulina.core.members import SubscriptionKind
 from sulina.errors import (
@@ -93,6 +93,10 @@ class Hold:
         return self.attachment.has_delivered or now - self.attached_at >= STEADY_SECONDS
 
 
+def _is_attached(hold: Hold) -> bool:
+    return hold.attached_at is not None and not hold.task.done()
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What a subscription is told. Deliveries come from attachments that have not been lost yet."""
@@ -119,6 +123,7 @@ class Attachments:
         self._news_until = 0.0  # so long something is expected to change
         self._old_epochs: dict[int, int] = {}  # of the partitions of which that is
         self._has_attached = False
+        self._is_first_lost = False
         self._changed = asyncio.Event()
         self._opened: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -140,11 +145,18 @@ class Attachments:
         except TimeoutError:
             if not self._has_attached:
                 await self._stop()
-                raise self._reason or self._brokers.home.late(seconds) from None
+                raise self._why_late(seconds) from None
         except BaseException:
             await self._stop()
             self.abandon()
             raise
+
+    def _why_late(self, seconds: float) -> SulinaError:
+        if self._reason is not None:
+            return self._reason
+        if self._place is not None and not self._place.owners():
+            return unowned(self._name, self._place.partitions[0])
+        return self._brokers.home.late(seconds)
 
     async def close(self) -> None:
         """Make acks durable and detach from all."""
@@ -199,8 +211,10 @@ class Attachments:
         try:
             if self._place is None:
                 self._place = await self._places.get(self._name)
-            else:
-                self._place = await self._places.look_up(self._name)
+                return
+            before, self._place = self._place, await self._places.look_up(self._name)
+            if self._old_epochs and before.partitions == self._place.partitions:
+                self._brokers.doubt_home()
         except (Disconnected, NotServing) as error:
             if self._brokers.is_closed:
                 raise
@@ -209,12 +223,13 @@ class Attachments:
     def _attach_where_needed(self) -> None:
         if self._place is None:
             return
+        is_first = not self._has_attached or not (self._is_first_lost or any(map(_is_attached, self._holds.values())))
         for url in self._place.owners():
             if url not in self._holds:
                 hold = self._holds[url] = Hold()
                 hold.task = asyncio.create_task(self._hold(url, hold), name="sulina-attachment")
                 hold.task.add_done_callback(lambda _: self._changed.set())
-            if self._terms.kind is SubscriptionKind.EXCLUSIVE and not self._has_attached:
+            if is_first and self._terms.kind is SubscriptionKind.EXCLUSIVE:
                 break
         self._share_credit()
 
@@ -222,7 +237,7 @@ class Attachments:
         """Until something has changed, or it is time to look again, which is then the answer."""
         place = self._place
         owners = {} if place is None else place.owners()
-        is_settled = all(url in self._holds and self._holds[url].attached_at is not None for url in owners)
+        is_settled = all(url in self._holds and _is_attached(self._holds[url]) for url in owners)
         if is_settled and owners and self._opened is not None and not self._opened.done():
             self._opened.set_result(None)
         if place is not None and place.is_alone:
@@ -267,6 +282,8 @@ class Attachments:
             if now < self._busy_until.setdefault(url, now + self._brokers.options.timeout_seconds):
                 return
             raise error
+        # Where nobody is attached, the owner of the lowest partition comes first; but it may be gone.
+        self._is_first_lost = hold.attached_at is None
         if is_final(error) or self._brokers.is_closed or not (self._has_attached or isinstance(error, _PASSING)):
             raise error
 
@@ -277,6 +294,11 @@ class Attachments:
             lost = getattr(error, "partition", None)
             epochs = {at.partition: at.epoch for at in self._place.partitions if lost in (None, at.partition)}
             self._old_epochs = epochs | self._old_epochs
+
+    def _doubt(self) -> None:
+        """An owner does not take acks: it may be none any more, and not know it."""
+        self._await_news(NotServing(reason="acks fail"))
+        self._changed.set()
 
     def _awaits_news(self, place: Place) -> bool:
         # One change is enough: not all that a broker has is moved from it.
@@ -307,7 +329,8 @@ class Attachments:
                 await session.reach(REACH_SECONDS)
         except SulinaError as error:
             return error
-        attachment = hold.attachment = Attachment(session, self._share(), self._listener.deliver)
+        on_trouble = None if url is None else self._doubt
+        attachment = hold.attachment = Attachment(session, self._share(), self._listener.deliver, on_trouble)
         try:
             await self._attach(url, attachment)
         except SulinaError as error:

@@ -1,7 +1,8 @@
 """The sessions of a client: its home, and one with each broker that it has something to ask.
 
 - The home is whichever broker answers, of those that were named and those that were heard of since. Whatever any broker
-  can do goes there; a node that is alone is the home, and there is nothing else.
+  can do goes there; a node that is alone is the home, and there is nothing else. A home that does not do as it is asked
+  is replaced, and stays for those who have something under way with it.
 - The others are opened when they are needed, shared by all who need them, and closed when nobody has for a while.
 - What may be under way is bounded over all of them together.
 """
@@ -20,8 +21,10 @@ from sulina.errors import Disconnected, InvalidSettings, LimitReached, QueueFull
 
 HOME_SECONDS = 3.0  # to wait for a connection to one of several
 ANSWER_SECONDS = 5.0  # to wait for its answer, before another is asked
+DOUBT_SECONDS = 3.0  # what it says may prove wrong for so long
 SWEEP_SECONDS = 30.0  # unused for so long, a session is closed
 SESSIONS_MAX = 256
+FORMER_MAX = 8
 URLS_MAX = 256
 BACKOFF_SECONDS_MAX = 1.0  # somebody waits for this broker, and for no other
 
@@ -49,15 +52,19 @@ class Brokers:
         self._given.update({other: reach(other) for other in others if other != url})
         self._learned: dict[str, Connector] = {}
         self._last_home: str | None = None  # that answered
-        self.home = Session(self._connect_home, options, url=url, rng=rng, rooms=self.rooms)
+        self._has_had_home = False
+        self._home_since = 0.0
+        self.home = self._make_home(url)
+        self._former: list[Session] = []  # homes
         self._sessions: dict[str, Session] = {}
+        self._is_closed = False
         self._sweeper: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def is_closed(self) -> bool:
         """Whether nobody is asked any more."""
-        return self.home.is_closed
+        return self._is_closed or self.home.is_closed
 
     @property
     def has_others(self) -> bool:
@@ -70,14 +77,16 @@ class Brokers:
 
     async def close(self) -> None:
         """Let go of all of them; whoever waits gets Disconnected."""
-        sessions, self._sessions = list(self._sessions.values()), {}
+        self._is_closed = True
+        sessions = [self.home, *self._former, *self._sessions.values()]
+        self._sessions, self._former = {}, []
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await asyncio.gather(self.home.close(), *(session.close() for session in sessions), *self._closing)
+        await asyncio.gather(*(session.close() for session in sessions), *self._closing)
 
     def session(self, url: str | None) -> Session:
         """With the broker at `url`; perhaps not connected yet. InvalidSettings, LimitReached."""
-        if url is None or self.home.is_closed:
+        if url is None or self.is_closed:
             return self.home
         known = self._sessions.get(url)
         if known is not None and not known.is_closed:
@@ -91,7 +100,7 @@ class Brokers:
             unused = next((known for known, session in self._sessions.items() if session.is_unused), None)
             if unused is None:
                 raise LimitReached(kind="sessions with brokers", limit=SESSIONS_MAX)
-            self._close(unused)
+            self._close(self._sessions.pop(unused))
         session = self._sessions[url] = Session(
             self._reach(url),
             self.options,
@@ -101,25 +110,30 @@ class Brokers:
             backoff_seconds_max=min(BACKOFF_SECONDS_MAX, self.options.backoff_seconds_max),
         )
         session.start()
-        if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep(), name="sulina-sessions")
+        self._sweep_later()
         return session
 
-    def _close(self, url: str) -> None:
+    def _close(self, session: Session) -> None:
         """Without waiting for it: nobody is left who would."""
-        closing = asyncio.create_task(self._sessions.pop(url).close("it was not used"), name="sulina-session-close")
+        closing = asyncio.create_task(session.close("it was not used"), name="sulina-session-close")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
+    def _sweep_later(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep(), name="sulina-sessions")
+
     async def _sweep(self) -> None:
         """Close what was not used since the last time."""
-        used: dict[str, int] = {}
-        while self._sessions:
-            used = {url: session.last_id for url, session in self._sessions.items()}
+        while self._sessions or self._former:
+            used = {session: session.last_id for session in (*self._sessions.values(), *self._former)}
             await asyncio.sleep(SWEEP_SECONDS)
-            for url, session in list(self._sessions.items()):
-                if session.is_unused and used.get(url) == session.last_id:
-                    self._close(url)
+            unused = {session for session, last_id in used.items() if session.is_unused and session.last_id == last_id}
+            self._sessions = {url: session for url, session in self._sessions.items() if session not in unused}
+            self._former = [session for session in self._former if session not in unused]
+            for session in unused:
+                if not session.is_closed:
+                    self._close(session)
         self._sweeper = None
 
     # The home
@@ -169,20 +183,33 @@ class Brokers:
         if learned:
             self._learned = learned
 
-    def leave_home(self, reason: str) -> None:
+    def leave_home(self, home: Session) -> None:
         """It does not do what it is asked: another is taken, if there are others."""
-        if self.has_others and self.home.is_connected:
-            self._last_home = None
-            self.home.drop(reason)
+        if home is not self.home or not self.has_others or not home.is_connected or self.is_closed:
+            return
+        self._last_home = None
+        self.home = self._make_home(home.url)
+        self.home.start()
+        self._former.append(home)
+        if len(self._former) > FORMER_MAX:
+            self._close(self._former.pop(0))
+        self._sweep_later()
+
+    def doubt_home(self) -> None:
+        """What it says leads nowhere: it may have lost touch with the others. Now and then another is taken."""
+        if asyncio.get_running_loop().time() - self._home_since >= DOUBT_SECONDS:
+            self.leave_home(self.home)
+
+    def _make_home(self, url: str) -> Session:
+        return Session(self._connect_home, self.options, url=url, rng=self.rng, rooms=self.rooms)
 
     async def _connect_home(self) -> Connection:
         doors = {**self._given, **self._learned}
-        if len(doors) == 1:
-            return await next(iter(doors.values()))()
+        seconds = HOME_SECONDS if len(doors) > 1 else None
         error: SulinaError | None = None
         for url in self._in_turn(doors):
             try:
-                async with asyncio.timeout(HOME_SECONDS):
+                async with asyncio.timeout(seconds):
                     connection = await doors[url]()
             except TimeoutError:
                 error = Disconnected(url=url, reason=f"no answer within {HOME_SECONDS:g} seconds")
@@ -190,16 +217,18 @@ class Brokers:
                 error = refused
             else:
                 self._last_home = self.home.url = url
+                self._has_had_home = True
+                self._home_since = asyncio.get_running_loop().time()
                 return connection
         assert error is not None
         raise error
 
     def _in_turn(self, urls: Iterable[str]) -> list[str]:
-        """As they were given, at first. Then the last one first, and after that by chance: not all on one."""
+        """As they were given, at first. Later the one that there was, and then by chance: not all to the same one."""
         known = list(urls)
-        if self.home.reconnects or self.home.last_id:
+        if self._has_had_home:
             self.rng.shuffle(known)
-            # The one that was left, or whose connection broke, may not be the best choice.
+            # One that was left comes last.
             known.sort(key=lambda url: 0 if url == self._last_home else 2 if url == self.home.url else 1)
         return known
 
@@ -211,6 +240,7 @@ class _AtHome:
         self.answer_seconds = answer_seconds
         self._brokers = brokers
         self._backoff = brokers.home.backoff()
+        self._asked = brokers.home
 
     @property
     def is_closed(self) -> bool:
@@ -222,11 +252,12 @@ class _AtHome:
         return None if home.is_connected else home.disconnected()
 
     async def session(self) -> Session:
-        await self._brokers.home.wait_connected()
-        return self._brokers.home
+        self._asked = self._brokers.home
+        await self._asked.wait_connected()
+        return self._asked
 
     async def refused(self, error: SulinaError) -> None:
         if not isinstance(error, QueueFull):
-            self._brokers.leave_home(str(error))
+            self._brokers.leave_home(self._asked)
         if not isinstance(error, Disconnected):
             await asyncio.sleep(self._backoff.next())

@@ -66,7 +66,7 @@ class Client(ClusterAdmin):
         self._codec = BatchCodec()
         self._topics = Topics(self._ask_topic, seconds=self.options.topic_seconds, first_turn=rng.randrange)
         self._lanes = Lanes(brokers, places)
-        self._publisher = Publisher(self._home, self._codec, self._topics, self._lanes)
+        self._publisher = Publisher(brokers, self._codec, self._topics, self._lanes)
         self._subscriptions: set[Subscription] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._on_close = on_close
@@ -74,12 +74,12 @@ class Client(ClusterAdmin):
     @property
     def url(self) -> str:
         """Where the node is, or the broker that is asked what any of them knows."""
-        return self._home.url
+        return self._brokers.home.url
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment; if not, one is being made."""
-        return self._home.is_connected
+        return self._brokers.home.is_connected
 
     async def open(self) -> Self:
         """Connect. Disconnected."""
@@ -89,7 +89,7 @@ class Client(ClusterAdmin):
     async def close(self) -> None:
         """Detach, flush acks, and let go. Calls that wait get Disconnected."""
         try:
-            if not self._home.is_closed:
+            if not self._brokers.is_closed:
                 await self._let_go()
         finally:  # also when this is being cancelled, a node in this process must stop
             on_close, self._on_close = self._on_close, None

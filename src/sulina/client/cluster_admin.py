@@ -114,7 +114,7 @@ class ClusterAdmin(Admin):
 
     async def _wait_moved(self, topic: TopicLike, waiting: "_Waiting") -> None:
         time = asyncio.get_running_loop().time
-        patience = Patience(PAUSE_SECONDS_MIN, POLL_SECONDS_MAX, self._home.rng)
+        patience = Patience(PAUSE_SECONDS_MIN, POLL_SECONDS_MAX, self._routes.brokers.rng)
         while True:
             if await self._has_moved(topic, waiting):
                 return
@@ -127,7 +127,7 @@ class ClusterAdmin(Admin):
             under_way = await self.unloads(topic)
             place = await self._routes.places.look_up(TopicName.parse(topic_text(topic)))
         except (Disconnected, NotServing):
-            if self._home.is_closed:
+            if self._routes.brokers.is_closed:
                 raise
             return False
         return waiting.see(under_way, place.partitions)

@@ -124,6 +124,7 @@ class Lane:
         self._returned: dict[int, Sending] = {}  # back again
         self._waiting: dict[int, Sending] = {}  # not sent yet, or to be sent again
         self._error: SulinaError | None = None  # that the last brought back
+        self._is_checking = False
         self._is_trying = False  # one alone goes first
         self._landed = asyncio.Event()  # nothing is under way
         self._keeper: asyncio.Task[None] | None = None
@@ -226,7 +227,14 @@ class Lane:
 
     async def check(self) -> None:
         """Nothing was answered for a while: if the partition has moved meanwhile, nothing will be."""
-        if await self.route.has_moved():
+        if self._is_checking:
+            return
+        self._is_checking = True
+        try:
+            has_moved = await self.route.has_moved()
+        finally:
+            self._is_checking = False
+        if has_moved:
             for sending in list(self._sent.values()):
                 assert sending.session is not None
                 if sending.session.pending.pop(sending.number, None) is not None:

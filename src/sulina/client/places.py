@@ -9,7 +9,7 @@ import asyncio
 import msgspec
 
 from sulina.client.brokers import Brokers
-from sulina.errors import SulinaError
+from sulina.errors import Disconnected, NotOwner, NotServing, Recovering, SulinaError
 from sulina.types import TopicName
 from sulina.wire.frames import Call
 from sulina.wire.messages import PartitionPlacement, Placement, TopicState
@@ -52,6 +52,13 @@ def is_served(at: PartitionPlacement) -> bool:
     return at.broker_id is not None and at.state is TopicState.ACTIVE
 
 
+def unowned(name: TopicName, at: PartitionPlacement) -> NotServing:
+    """Why nobody can be asked about a partition."""
+    if at.state is TopicState.RECOVERING and at.waits_for is not None:
+        return Recovering(topic=str(name), partition=at.partition, broker=at.waits_for)
+    return NotOwner(topic=str(name), partition=at.partition)
+
+
 class Places:
     """Of all topics that the client has to do with."""
 
@@ -74,7 +81,11 @@ class Places:
 
     async def look_up(self, name: TopicName) -> Place:
         """As it is now. TopicNotFound, Disconnected."""
-        return await asyncio.shield(self._asked(name))
+        asking = self._asked(name)
+        await asyncio.wait([asking])
+        if asking.cancelled():
+            raise Disconnected(url="anywhere", reason="the client is closed")
+        return asking.result()
 
     def look_up_soon(self, name: TopicName, than: Place | None) -> None:
         """`than` is wrong: ask, without waiting for it."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import msgspec
 
 from sulina.client.batches import BatchCodec
+from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_number, checked_text
 from sulina.client.lanes import Lanes, Sending
 from sulina.client.message import Message, header_pairs, key_bytes, value_bytes
 from sulina.client.publish_ack import PublishAck, PublishStatus, reject_reason
-from sulina.client.session import Session
 from sulina.client.topics import KnownTopic, Topics
 from sulina.core.records import Headers
 from sulina.core.routing import partition_of
@@ -141,8 +141,8 @@ def by_partition(columns: Columns, partitions: int, keyless: int) -> dict[int, C
 class Publisher:
     """Publishes for one client."""
 
-    def __init__(self, home: Session, codec: BatchCodec, topics: Topics, lanes: Lanes) -> None:
-        self._home = home
+    def __init__(self, brokers: Brokers, codec: BatchCodec, topics: Topics, lanes: Lanes) -> None:
+        self._brokers = brokers
         self._codec = codec
         self._topics = topics
         self._lanes = lanes
@@ -173,10 +173,10 @@ class Publisher:
                 return await self._topics.get(name, seconds)
             return await self._topics.refresh(name, known, seconds)
         except TimeoutError:
-            raise self._home.late(seconds) from None
+            raise self._brokers.home.late(seconds) from None
 
     def _seconds(self, options: PublishOptions) -> float:
-        return self._home.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
+        return self._brokers.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
 
     async def _attempt(
         self, topic: KnownTopic, columns: Columns, options: PublishOptions

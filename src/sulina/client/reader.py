@@ -150,9 +150,8 @@ class Reader:
         done, _ = await asyncio.wait(self._fetches, return_when=asyncio.FIRST_COMPLETED)
         if self._is_closed:
             return False
-        home = self._routes.brokers.home
-        if home.is_closed:  # the fetches were cancelled
-            raise home.disconnected()
+        if self._routes.brokers.is_closed:  # the fetches were cancelled
+            raise self._routes.brokers.home.disconnected()
         for fetch in done:
             # Another task that reads from here may have been quicker.
             place = self._fetches.pop(fetch, None)

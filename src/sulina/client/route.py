@@ -12,19 +12,18 @@ from sulina.client.asking import Make, ask
 from sulina.client.backoff import Patience
 from sulina.client.brokers import Brokers
 from sulina.client.in_flight import InFlight
-from sulina.client.places import Place, Places
+from sulina.client.places import Place, Places, unowned
 from sulina.client.session import Session
 from sulina.errors import (
     Disconnected,
     NotOwner,
     NotServing,
     QueueFull,
-    Recovering,
     SulinaError,
     TopicNotFound,
 )
 from sulina.types import TopicName
-from sulina.wire.messages import PartitionPlacement, TopicState
+from sulina.wire.messages import PartitionPlacement
 
 REACH_SECONDS = 1.0  # to wait for a connection before it is looked up again who owns the partition
 HOPS_MAX = 3  # from one broker that names another to the next
@@ -90,7 +89,7 @@ class Route:
         while True:
             place, at = await self._where()
             if self._hint is None and at is not None and at.broker_id is None:
-                self.reason = self._unowned(at)
+                self.reason = unowned(self.name, at)
                 await self._look_again(place)
                 continue
             self.url = self._hint if self._hint is not None else None if at is None else at.url
@@ -166,15 +165,11 @@ class Route:
     async def _look_again(self, than: Place) -> None:
         await self._pause()
         self._place = await self._known(than)
+        if self._place.at(self.partition) == than.at(self.partition):
+            self._brokers.doubt_home()
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._patience.next(asyncio.get_running_loop().time()))
-
-    def _unowned(self, at: PartitionPlacement) -> SulinaError:
-        topic = str(self.name)
-        if at.state is TopicState.RECOVERING and at.waits_for is not None:
-            return Recovering(topic=topic, partition=self.partition, broker=at.waits_for)
-        return NotOwner(topic=topic, partition=self.partition)
 
 
 class Routes:

@@ -83,8 +83,6 @@ class Session:
         self._outbox_filled = asyncio.Event()
         self._reason = "not connected yet"
         self._runner: asyncio.Task[None] | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._dropped: set[asyncio.Task[None]] = set()  # connections that nobody waits for
 
     @property
     def is_connected(self) -> bool:
@@ -123,12 +121,9 @@ class Session:
         """Let go of the connection; whoever waits gets Disconnected."""
         self.is_closed = True
         self._reason = reason
-        tasks = set(self._dropped)
         if self._runner is not None:
             self._runner.cancel()
-            tasks.add(self._runner)
-        if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait([self._runner])
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         """Nobody reads any more: whoever waits must hear of it, also if it is our own bug."""
@@ -263,13 +258,6 @@ class Session:
 
     # The connection
 
-    def drop(self, reason: str) -> None:
-        """Let go of a connection that is of no use, and make another. As if it had broken."""
-        self._reason = reason
-        if self._reading is not None:
-            self._reading.cancel()
-            self._lose()
-
     async def _run(self, connection: Connection | None) -> None:
         backoff = self.backoff()
         if connection is None:
@@ -295,33 +283,17 @@ class Session:
         self._connected.set()
         self._tell_reaching()
         writer = asyncio.create_task(self._write(connection), name="sulina-session-outbox")
-        self._reading = asyncio.create_task(self._read(connection, backoff), name="sulina-session-inbox")
-        is_dropped = False
-        try:
-            await asyncio.wait([self._reading])
-            is_dropped = self._reading.cancelled()
-            if not is_dropped:
-                self._reading.result()  # our own bug
-        finally:
-            self._lose()
-            for task in (writer, self._reading):
-                task.cancel()
-            await asyncio.wait([writer, self._reading])
-            closing = asyncio.create_task(connection.close(), name="sulina-session-close")
-            if is_dropped:  # the other end may not even notice
-                self._dropped.add(closing)
-                closing.add_done_callback(self._dropped.discard)
-            else:
-                await closing
-
-    async def _read(self, connection: Connection, backoff: Backoff) -> None:
         try:
             while True:
                 if self._take(await connection.receive()):
                     backoff.reset()
         except SulinaError as error:
             self._reason = _reason(error)
+        finally:
             self._lose()
+            writer.cancel()
+            await asyncio.wait([writer])
+            await connection.close()
 
     async def _write(self, connection: Connection) -> None:
         try:

@@ -61,6 +61,8 @@ class Fetcher:
         if offset is None:
             offset = await self._broker.locate(target.topic, partition, EARLIEST)
         wait_seconds = query.get("wait_ms", 0) / 1000
+        if wait_seconds and self._is_stopped:  # nobody would wake it
+            raise NotServing(reason="it is shutting down")
         fetch = self._broker.fetch(
             target.topic,
             partition,

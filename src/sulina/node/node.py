@@ -114,7 +114,8 @@ class Node:
             started_ms=int(time.time() * 1000),
             software=version("sulina"),
         )
-        await self.broker.join(registration, ClusterOptions(lease_seconds=settings.lease_seconds))
+        options = ClusterOptions(lease_seconds=settings.lease_seconds, rebalance_seconds=settings.rebalance_seconds)
+        await self.broker.join(registration, options)
 
     async def _listen(self, exits: contextlib.AsyncExitStack, tracing: Tracing | None) -> None:
         settings, limits = self.settings, self.settings.limits

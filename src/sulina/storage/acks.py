@@ -34,13 +34,16 @@ class Acks:
         self._archived = Version(-1)
         self._waiting: list[tuple[Version, int, float, _Future, Appended]] = []  # a heap
         self._numbers = itertools.count()
+        self._failure: Callable[[], SulinaError] | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def answer(self, future: _Future, appended: Appended) -> None:
         """An append is durable on disk."""
-        if self.waits and appended.version > self._archived:
+        if self._failure is not None:
+            future.set_exception(self._failure())
+        elif self.waits and appended.version > self._archived:
             entry = (appended.version, next(self._numbers), self._clock.monotonic(), future, appended)
             heapq.heappush(self._waiting, entry)
         else:
@@ -61,17 +64,19 @@ class Acks:
         else:
             future.set_exception(LeaseExpired(broker=self._broker_id))
 
-    def give_up(self, failure: ArchiveFailed) -> None:
+    def give_up(self, path: str, cause: Exception) -> None:
         """The archive has failed once more: those who have waited long are told, and may try again."""
         before = self._clock.monotonic() - ACK_SECONDS_MAX
         late = [entry for entry in self._waiting if entry[2] <= before]
         if late:
             self._waiting = [entry for entry in self._waiting if entry[2] > before]
             heapq.heapify(self._waiting)
-            self._fail(late, lambda: ArchiveFailed(path=failure.path, cause=failure.cause))
+            failed = cause.cause if isinstance(cause, ArchiveFailed) else cause
+            self._fail(late, lambda: ArchiveFailed(path=path, cause=failed))
 
     def fail(self, error: Callable[[], SulinaError]) -> None:
-        """There will be no answer. Each gets an error of its own."""
+        """There will be no more answers. Each gets an error of its own."""
+        self._failure = error
         waiting, self._waiting = self._waiting, []
         self._fail(waiting, error)
 

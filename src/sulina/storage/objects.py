@@ -303,6 +303,8 @@ class DirectoryObjects:
         with _disk_failing_at(top):
             self._made = {folder for folder in self._made if not f"{folder}/".startswith(f"{top}/")}
             remove_tree(top)
+            if os.path.isdir(top):  # somebody else was at it too, and it ended half way
+                raise OSError("not all of it is gone; delete it again")
 
     def commits(self, path: str) -> CommitStore:
         return _SharedCommits(self, self._files, f"{self._root}/{path}")

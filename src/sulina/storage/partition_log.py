@@ -33,6 +33,7 @@ from sulina.errors import (
 from sulina.ports import Bytes, Clock, Files
 from sulina.storage.directory_log import READ_BYTES, Append, DirectoryLog, LogMetrics, LogOptions, Slice
 from sulina.storage.files import OsFiles
+from sulina.storage.gate import ByteGate
 from sulina.storage.steps import Steps, no_steps
 from sulina.storage.waiters import ViewWaiters
 from sulina.types import Epoch, Offset, Version
@@ -40,6 +41,7 @@ from sulina.types import Epoch, Offset, Version
 Result = TypeVar("Result")
 
 TXN_ID_LENGTH_MAX = 200
+ARCHIVING_BYTES_MAX = 128 << 20
 CHECKPOINT_REST = 20  # times as long as the last one took
 LINGER_SECONDS_MAX = 0.005  # that a group waits for those who are just coming
 QUIET_TURNS = 2  # of the loop, without anybody coming, that end the wait
@@ -505,6 +507,7 @@ class LogThreads:
     # For archives, apart from the others: an object store may take seconds to answer.
     archive_writers: Executor | None = None
     archive_readers: Executor | None = None
+    archive_gate: ByteGate | None = None  # what is on its way to archives
 
     @classmethod
     def of(cls, *, writers: int, readers: int, archivers: int = 0) -> "LogThreads":
@@ -519,6 +522,7 @@ class LogThreads:
             threads(writers, "stage"),
             threads(archivers, "archive") if archivers else None,
             threads(archivers, "recall") if archivers else None,
+            ByteGate(ARCHIVING_BYTES_MAX) if archivers else None,
         )
 
     def shutdown(self) -> None:

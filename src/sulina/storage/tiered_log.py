@@ -21,7 +21,6 @@ from sulina.core.log_state import Appended, View
 from sulina.core.resume import End as Drained
 from sulina.core.retention import Retention, expired
 from sulina.errors import (
-    ArchiveFailed,
     CorruptLog,
     CorruptSegment,
     LogClosed,
@@ -83,6 +82,7 @@ class TieredLog:
             settings=archiving,
             clock=clock,
             threads=threads.archive_writers,
+            gate=threads.archive_gate,
             hooks=hooks,
             on_progress=self._on_archived,
             on_failure=self._on_failure,
@@ -302,8 +302,8 @@ class TieredLog:
             self._log.stop(error)
             path = self._log.directory_log.directory
             self._acks.fail(lambda: LogStopped(path=path, cause=error))
-        elif isinstance(error, ArchiveFailed):
-            self._acks.give_up(error)
+        else:
+            self._acks.give_up(self._archive.location, error)
 
     # Appending
 
@@ -446,6 +446,11 @@ class TieredLog:
                 if offset >= self._log.view.start_offset:
                     raise
                 # It went from the disk meanwhile, so the archive has it.
+            except CorruptSegment:
+                view = self._archive.view
+                if offset >= view.next_offset or view.epoch > self._log.epoch:
+                    raise
+                # The disk has lost it, the archive need not have.
         return await self._recall(lambda: self._archive.read(offset, max_bytes, until=end))
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:

@@ -12,11 +12,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from sulina.core.archive import is_state_due
+from sulina.core.archive import SLICE_BYTES_MAX, is_state_due
 from sulina.core.commit import Checkpoint, SegmentRef
 from sulina.errors import LogClosed, StaleEpoch, VersionConflict
 from sulina.ports import Clock
 from sulina.storage.archive import Archive
+from sulina.storage.gate import ByteGate
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.slicing import needs_state, next_slice
 from sulina.types import Version
@@ -81,6 +82,7 @@ class Uploader:
         settings: Archiving,
         clock: Clock,
         threads: Executor | None,
+        gate: ByteGate | None,
         hooks: ArchiveHooks,
         on_progress: Callable[[], None],
         on_failure: Callable[[Exception], None],
@@ -90,6 +92,7 @@ class Uploader:
         self._archive = archive
         self._clock = clock
         self._threads = threads
+        self._gate = gate or ByteGate(2 * SLICE_BYTES_MAX)
         self._hooks = hooks
         self._on_progress = on_progress
         self._on_failure = on_failure
@@ -228,6 +231,10 @@ class Uploader:
 
     async def _upload_one(self) -> bool:
         """Archive the next slice, if there is any."""
+        async with self._gate.holding(min(self.waiting_bytes, SLICE_BYTES_MAX)):
+            return await self._upload_next()
+
+    async def _upload_next(self) -> bool:
         view = self._archive.view
         if self._state is not None and self._state.version < view.log_version:
             self._state = None  # the archive got past it
@@ -271,7 +278,8 @@ class Uploader:
                         break
                     if self._state is None and (is_wanted or await self._is_state_due()):
                         self._state = await self._log.checkpoint()
-                    await self._upload_one()
+                    is_moving = await self._upload_one()
+                    assert is_moving or self._state is None, "there is something to archive, and no slice of it"
                 self._archive.check_ours()
             except StaleEpoch as error:
                 self.fail(error)

@@ -187,7 +187,7 @@ class LeaderWriter:
 
 
 def grouped(changes: Sequence[OwnershipChange]) -> Iterator[list[OwnershipChange]]:
-    """In their order, as many together as one transaction takes (etcd counts puts and deletes together)."""
+    """In their order, as many together as one transaction takes."""
     group: list[OwnershipChange] = []
     compares = writes = 0
     for change in changes:

@@ -21,13 +21,13 @@ from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.core import balance, keys
 from sulina.core.balance import Load, Move, Waiting
 from sulina.core.cluster import BrokerMode, LoadReport, Reason, Sealed, Unassigned
-from sulina.ports import NO_REVISION, Clock, Entry, MetadataStore
+from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Entry, MetadataStore
 from sulina.types import PartitionName, TopicName
 
 HINTS_MAX = 10_000  # partitions to look at; beyond it, all of them
 READS_AT_ONCE = 32
 SWEPT_PARTITIONS_MAX = 1_000  # in one look at everything
-SWEEP_GROUP_PARTITIONS = 32  # with four keys each, what one transaction takes
+SWEEP_GROUP_PARTITIONS = TXN_OPERATIONS_MAX // 4  # which have four keys at most
 VIEW_SECONDS = 5.0  # for the view to show what was written
 RETRY_SECONDS = 0.5
 

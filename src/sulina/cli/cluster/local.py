@@ -207,6 +207,7 @@ class LocalCluster:
         self.brokers = [
             BrokerChild(f"b{number}", directory, self._lock, port) for number, port in enumerate(ports, start=1)
         ]
+        self._is_new = not os.path.exists(os.path.join(directory, "objects"))
         self._watching: list[asyncio.Task[None]] = []
 
     @property
@@ -219,9 +220,10 @@ class LocalCluster:
         """Return when all answer. NotServing."""
         os.makedirs(os.path.join(self.directory, "objects"), exist_ok=True)
         await self.etcd.start()
-        first, *others = self.brokers
-        await first.start(self.membership)  # alone: it may have kernels to compile, once for all
-        await asyncio.gather(*(broker.start(self.membership) for broker in others))
+        waiting = list(self.brokers)
+        if self._is_new:
+            await waiting.pop(0).start(self.membership)  # alone: it may have kernels to compile, once for all
+        await asyncio.gather(*(broker.start(self.membership) for broker in waiting))
         self._note_processes()
         self._watching = [
             asyncio.create_task(self._look_after(child), name=f"look after {child.name}")

@@ -76,7 +76,7 @@ async def trouble(cluster: FakeCluster, rng: random.Random, seconds: float) -> N
         await asyncio.sleep(rng.expovariate(2.0))
         name = rng.choice(list(cluster.brokers))
         broker, part = cluster.brokers[name], rng.choice(cluster.parts)
-        match rng.randrange(8):
+        match rng.randrange(9):
             case 0 | 1 if part.state is TopicState.ACTIVE:
                 await cluster.move(part.number, name, rng.uniform(0, 0.3))
             case 2:
@@ -97,6 +97,13 @@ async def trouble(cluster: FakeCluster, rng: random.Random, seconds: float) -> N
                 await asyncio.sleep(0.2)
                 cluster.lease_faults = 0.0
             case 7:
+                broker.is_cut_off = True
+                await cluster.fail_over(name)
+                await asyncio.sleep(rng.uniform(0, 3))
+                broker.is_cut_off = False
+                cluster.tell()
+                broker.release(NotOwner(topic=TOPIC, partition=0))
+            case 8:
                 errors: list[SulinaError] = [FULL, Draining(topic=TOPIC), NotServing(reason="it starts")]
                 errors.append(NotOwner(topic=TOPIC, partition=0, owner="b", url=rng.choice([None, url_of("b")])))
                 broker.refuse_next.extend(rng.choices(errors, k=rng.randrange(4)))

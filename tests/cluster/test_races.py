@@ -36,7 +36,7 @@ LOAD_OF_ALL = Load(
 )
 BATCH = 150
 FAULT_SECONDS = 1.5  # shorter than a lease
-SLOW_SECONDS = 0.15
+SLOW_SECONDS = 0.04
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -99,7 +99,8 @@ async def test_u14_an_unload_during_a_failover_ends_with_one_owner(world: World)
     """U14, F1: the owner dies while it is asked to unload, and before anybody knows that it has died."""
     topic = "/default/race-failover"
     async with at_work(world, topic) as (application, owner):
-        await asyncio.gather(world.unload(topic, to=world.other(owner)), world.brokers[owner].kill())
+        other = world.other(owner)
+        await asyncio.gather(world.unload(topic, to=other, via=other), world.brokers[owner].kill())
         await world.wait_served(topic, not_by=owner)
         await application.wait_acked(BATCH)
         owner = await world.owner_of(topic)

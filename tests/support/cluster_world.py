@@ -355,11 +355,10 @@ class World:
         await self.wait_served(topic)
 
     async def unload(
-        self, topic: str, *, to: str | None = None, force: bool = True, partition: int | None = None
+        self, topic: str, *, to: str | None = None, force: bool = True, via: str | None = None
     ) -> list[UnloadInfo]:
         """Ask for it; the answer comes at once."""
-        body = {"force": force} | ({"to": to} if to else {}) | ({} if partition is None else {"partition": partition})
-        answer = await self.tell(f"/v1/topics{topic}/unload", body)
+        answer = await self.tell(f"/v1/topics{topic}/unload", {"force": force} | ({"to": to} if to else {}), via=via)
         return msgspec.convert(answer["unloads"], list[UnloadInfo])
 
     async def move(self, topic: str, to: str, *, force: bool = True) -> float:

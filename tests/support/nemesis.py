@@ -5,6 +5,9 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import httpx
+
+from sulina.wire.messages import TopicState
 from tests.support.cluster_world import World
 from tests.support.etcd import EtcdServer
 from tests.support.fault_proxy import FaultProxy
@@ -42,10 +45,15 @@ class Nemesis:
                 await self._pause(0.2, 1.5)
 
     async def move(self) -> None:
-        """A topic, to anybody."""
+        """A topic, to anybody. Not while it waits for a broker: to force it then is to give up what only that one has."""
+        topic, to = self._rng.choice(self._topics), self._rng.choice(["a", "b", "c"])
         try:
-            await self._world.unload(self._rng.choice(self._topics), to=self._rng.choice(["a", "b", "c"]))
-        except (AssertionError, IndexError, OSError):
+            found = await self._world.placement(topic)
+            if found is None or any(each.state == TopicState.RECOVERING for each in found.partitions):
+                self.counts["moves that had to wait"] += 1
+                return
+            await self._world.unload(topic, to=to)
+        except (AssertionError, IndexError, httpx.TransportError):
             self.counts["moves that were refused"] += 1
 
     async def kill(self) -> None:

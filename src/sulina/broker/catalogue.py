@@ -179,6 +179,7 @@ class Catalogue:
         `unassigned_ms`: in a cluster its partitions wait for an owner from now on.
         """
         namespace = self._namespaces[name.namespace]
+        first = range(min(topic.stored.partitions, ASSIGNED_TOGETHER_MAX))
         puts = [
             Put(keys.delivery(name), msgspec.json.encode(topic.stored)),
             Put(keys.policy(name), msgspec.json.encode(topic.policy)),
@@ -188,9 +189,11 @@ class Catalogue:
         ]
         if unassigned_ms is not None:
             waits = msgspec.json.encode(Unassigned(reason=Reason.CREATED, since_ms=unassigned_ms))
-            first = range(min(topic.stored.partitions, ASSIGNED_TOGETHER_MAX))
             puts += [Put(keys.unassigned(PartitionName(name, number)), waits) for number in first]
-        await self._txn([keys.delivery(name), namespace.key], puts=puts)
+        # What is left of a topic of this name must be gone: nobody may own a partition of it already.
+        epochs = [] if unassigned_ms is None else [keys.epoch(PartitionName(name, number)) for number in first]
+        unowned = [Compare(key, NO_REVISION) for key in epochs]
+        await self._txn([keys.delivery(name), namespace.key, *unowned], puts=puts)
 
     async def change_topic(self, name: TopicName, policy: Policy, schema: Schema | None) -> None:
         """Another policy; and another schema, if no record was accepted yet."""

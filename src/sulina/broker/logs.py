@@ -96,6 +96,9 @@ class Logs:
             if log is not None:
                 await log.close()
             raise
+        if topic is not None:
+            for subscription in topic.subscriptions.values():
+                subscription.clamp(partition.name.partition, log.view.next_offset)
         if log.damage is not None:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log

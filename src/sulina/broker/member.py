@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Iterable
 
 import structlog
@@ -18,9 +19,9 @@ from sulina.broker.topic import Topic
 from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
-from sulina.core.topic import Delivery
+from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy, SulinaError
-from sulina.ports import Clock, Compare, Files, MetadataStore
+from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import (
@@ -36,6 +37,7 @@ from sulina.wire.messages import (
 PLACED_SECONDS = 10.0  # to wait for owners of a new topic's partitions
 REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
 TIDY_SECONDS = 5.0
+LEFTOVERS_EVERY = 60  # rounds of tidying
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
 
 _logger = structlog.get_logger("sulina.member")
@@ -99,7 +101,12 @@ class ClusterMember(Topics):
             steps=self.options.steps,
         )
         self._standing.cluster = cluster
-        await cluster.start()
+        try:
+            await cluster.start()
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
         tasks.append(asyncio.create_task(self._tidy_regularly(), name="tidy"))
         tasks.append(asyncio.create_task(self._let_go_of_leftovers(), name="leftovers"))
         return tasks
@@ -119,11 +126,20 @@ class ClusterMember(Topics):
         await self._logs.delete_archives(name, stored)
         await super()._delete_remains(name, stored, mark)
 
+    async def _create_topic(self, name: TopicName, settings: TopicSettings) -> None:
+        if self._standing is not None:
+            # A leader that had not heard of a delete may have given what is gone to somebody.
+            gone = Compare(keys.delivery(name), NO_REVISION)
+            await self._cluster.forget(name, settings.partitions, gone)
+        await super()._create_topic(name, settings)
+
     async def _tidy_regularly(self) -> None:
         """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
-        while True:
+        for number in itertools.count(1):
             await asyncio.sleep(TIDY_SECONDS)
             self._logs.report()
+            if number % LEFTOVERS_EVERY == 0:
+                await self._let_go_of_leftovers()
             if self._cluster.election.revision is None:
                 continue
             for name in list(self._deleting):

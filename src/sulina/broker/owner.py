@@ -224,7 +224,7 @@ class Owner:
                     await topic.partitions[partition.partition].close()
                     self._logs.closed(topic.partitions[partition.partition])
                     if self._catalogue.topic_if_known(partition.topic) is topic:  # else it goes with the topic
-                        await self._logs.let_go(partition, topic.stored.topic_id)
+                        await self._let_go(partition, topic)
                 self._options.steps("unload.local_removed")
             else:
                 topic.dismiss_passing(error)
@@ -232,6 +232,13 @@ class Owner:
         self._standing.troubles.pop(partition, None)
         self._events.emit("partition_released", partition.topic, partition=partition.partition)
         self.cluster.report_load_soon()
+
+    async def _let_go(self, partition: PartitionName, topic: Topic) -> None:
+        try:
+            await self._logs.let_go(partition, topic.stored.topic_id)
+        except (SulinaError, OSError) as error:
+            # It lies there until somebody looks for leftovers, or opens it: what is ours again must not wait for that.
+            _logger.warning("directory_not_let_go", partition=str(partition), error=str(error))
 
     async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: Unload) -> None:
         topic = self._catalogue.topic_if_known(partition.topic)

@@ -182,6 +182,9 @@ class Subscription:
         """The partition is served here from now on."""
         async with self._lock:
             self._cursors[number] = cursor
+            log = self._context.partitions[number].log_if_open
+            if log is not None:
+                self.clamp(number, log.view.next_offset)
             if self.members.present and not self._is_closed:
                 try:
                     await self._start()
@@ -200,6 +203,13 @@ class Subscription:
         if (dispatcher := self._dispatchers.get(number)) is not None:
             dispatcher.resume()
 
+    def clamp(self, number: int, end_offset: int) -> None:
+        """The log ends here. Where it was given up beyond, others will have those offsets, and are to be delivered."""
+        cursor = self._cursors.get(number)
+        if cursor is not None and cursor.clamp(end_offset):
+            _logger.error("cursor_beyond_log", topic=str(self._context.topic), partition=number, subscription=self.name)
+            self._write(number, cursor)
+
     async def release(self, number: int, error: SulinaError) -> None:
         """The partition is served here no more. Consumers are let go, and look for it."""
         async with self._lock:
@@ -217,9 +227,8 @@ class Subscription:
             if number in self._dispatchers or number not in self._cursors:
                 continue
             async with partition.using() as log:
+                self.clamp(number, log.view.next_offset)
                 cursor = self._cursors[number]
-                if cursor.clamp(log.view.next_offset):
-                    _logger.error("cursor_beyond_log", partition=str(partition.name), subscription=self.name)
                 around = self._surroundings(number)
                 dispatcher = Dispatcher(partition.name, log, cursor, self.members, self._rules, around)
                 self._dispatchers[number] = dispatcher  # it watches the log, which stays open for that

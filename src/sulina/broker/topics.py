@@ -4,148 +4,47 @@ Changes run one at a time, are in the metadata store before they are seen here, 
 for them has gone. Records never wait for them.
 """
 
-import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
 
 import msgspec
-import structlog
 
-from sulina.broker.archives import Archives
-from sulina.broker.catalogue import Catalogue, CatalogueTopic, Outdated, StoredSubscription
-from sulina.broker.cursors import CursorWriter
-from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
-from sulina.broker.metrics import Metrics
-from sulina.broker.options import BrokerOptions, Counts
-from sulina.broker.partition import Partition
-from sulina.broker.standing import Standing
+from sulina.broker.catalogue import CatalogueTopic, Outdated
+from sulina.broker.known_topics import DEFAULT_NAMESPACE, KnownTopics
 from sulina.broker.stored_topic import StoredTopic
-from sulina.broker.subscription import Subscription, TopicContext
-from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.broker.whole import whole
-from sulina.clock import SystemClock
-from sulina.core.cursor import Cursor
 from sulina.core.dead_letter import dead_letter, dead_letter_topic, txn_id_of
-from sulina.core.position import Position
 from sulina.core.records import Record, encode
 from sulina.core.routing import partition_of
 from sulina.core.topic import Policy, TopicSettings, check_policy, resolved
 from sulina.core.values import checker
 from sulina.errors import (
     AlreadyExists,
-    Compacted,
-    CorruptCommit,
     InvalidInput,
     LimitReached,
     NamespaceNotEmpty,
     NamespaceNotFound,
-    NotServing,
     SchemaConflict,
-    SubscriptionNotFound,
-    SulinaError,
-    TopicNotFound,
 )
-from sulina.ports import Clock, Compare, Files, MetadataStore
-from sulina.storage.files import OsFiles
-from sulina.storage.partition_log import LogThreads
+from sulina.ports import Compare
 from sulina.types import PartitionName, TopicName, checked_namespace
 from sulina.wire.messages import NamespaceInfo, TopicInfo, TopicPage
 
-DEFAULT_NAMESPACE = "default"
 TOPICS_OF_A_PAGE_MAX = 1000
 PAGE_BYTES_MAX = 4 << 20
-AGREE_TRIES = 10
-WATCH_PAUSE_SECONDS = 0.5
-
-Result = TypeVar("Result")
-# Publishes a record of our own to a partition that another broker serves, once for its txn_id.
-Remote = Callable[[TopicName, Record, int, str], Awaitable[None]]
-
-_logger = structlog.get_logger("sulina.topics")
 
 
-class Topics:
-    """The part of a broker that knows what there is.
-
-    What is stored is the truth: every change is stored first, and then taken over by `_sync_topic`, which also takes
-    over what other brokers have stored.
-    """
-
-    def __init__(
-        self,
-        metadata: MetadataStore,
-        options: BrokerOptions,
-        *,
-        threads: LogThreads,
-        files: Files | None = None,
-        clock: Clock | None = None,
-        standing: Standing | None = None,
-        archives: Archives | None = None,
-    ) -> None:
-        self.options = options
-        self.counts = Counts()
-        self._clock = clock or SystemClock()
-        self.events = EventStream(self._clock)
-        self.metrics = Metrics()
-        self._standing = standing  # None: the node is alone
-        self._archives = archives
-        self._metadata = metadata
-        self._catalogue = Catalogue(metadata)
-        self._writer = CursorWriter(metadata)
-        tiers = None
-        if archives is not None:
-            tiers = Tiers(
-                archives,
-                metadata=metadata,
-                writer=self._writer,
-                standing=standing,
-                options=options,
-                files=files or OsFiles(),
-                clock=self._clock,
-                threads=threads,
-                metrics=self.metrics,
-                events=self.events,
-            )
-        self._logs = Logs(
-            options,
-            lambda name: self._topics.get(name),
-            threads=threads,
-            files=files or OsFiles(),
-            clock=self._clock,
-            metrics=self.metrics,
-            events=self.events,
-            tiers=tiers,
-        )
-        self._namespaces: dict[str, Policy] = {}
-        self._topics: dict[TopicName, Topic] = {}
-        self._by_text: dict[str, Topic] = {}  # the same topics, by `/ns/topic`
-        self._deleting: dict[TopicName, StoredTopic] = {}  # marked, and not yet gone
-        self._damaged: dict[TopicName, CorruptCommit] = {}  # whose metadata cannot be read
-        self._lock = asyncio.Lock()  # for changes to what exists
-        self._deletes = asyncio.Lock()  # of what is left of topics
-        self.changes: set[asyncio.Task[Any]] = set()
-        self._state = "starting"
-        self.remote: Remote | None = None  # in a cluster
+class Topics(KnownTopics):
+    """What of these may be asked for, made, changed and deleted."""
 
     async def _load(self) -> tuple[int, int]:
         """What exists; what was being deleted is finished. The revisions from which to follow changes."""
-        revisions = await self._catalogue.load()
-        for namespace in self._catalogue.namespaces():
-            self._sync_namespace(namespace)
-        if DEFAULT_NAMESPACE not in self._namespaces:
-            with contextlib.suppress(Outdated):  # another broker was first
-                await self._catalogue.put_namespace(DEFAULT_NAMESPACE, Policy())
-            await self._catalogue.refresh_namespace(DEFAULT_NAMESPACE)
-            self._sync_namespace(DEFAULT_NAMESPACE)
-        for name in self._catalogue.names():
-            await self._sync_topic(name)
+        revisions = await super()._load()
         if self._standing is None:
             for name in list(self._deleting):
                 try:
@@ -153,200 +52,6 @@ class Topics:
                 except OSError as error:
                     self.events.emit("topic_not_deleted", name, reason=str(error))
         return revisions
-
-    def _check_serving(self) -> None:
-        if self._state != "ready":
-            raise NotServing(reason=f"it is {self._state}")
-
-    # Taking over what is stored
-
-    async def _follow(self, prefix: str, after: int) -> None:
-        """Take over what others store, for ever."""
-        is_behind = False
-        while True:
-            try:
-                if is_behind:
-                    after = await self._catch_up()
-                    is_behind = False
-                async for changes in self._metadata.watch(prefix, after=after):
-                    after = changes[-1].revision
-                    namespaces, topics = self._catalogue.apply(changes)
-                    if namespaces or topics:
-                        await self._sync(namespaces, topics)
-                return  # the store is closed
-            except Compacted:
-                is_behind = True
-            except Exception as error:  # noqa: BLE001
-                # Whatever it is: who no longer hears of topics cannot serve them.
-                _logger.error("watch_failed", prefix=prefix, error=str(error))
-                is_behind = True
-                await asyncio.sleep(WATCH_PAUSE_SECONDS)
-
-    async def _catch_up(self) -> int:
-        """Take over everything; the revision from which to follow."""
-        async with self._lock:
-            known = {*self._topics, *self._deleting, *self._damaged}
-            after = min(await self._catalogue.load())
-        await self._sync({*self._namespaces, *self._catalogue.namespaces()}, {*known, *self._catalogue.names()})
-        return after
-
-    async def _sync(self, namespaces: Iterable[str], topics: Iterable[TopicName]) -> None:
-        async with self._lock:
-            for namespace in namespaces:
-                self._sync_namespace(namespace)
-            for name in topics:
-                await self._sync_topic(name)
-
-    def _sync_namespace(self, namespace: str) -> None:
-        policy = self._catalogue.namespace(namespace)
-        if policy is None:
-            self._namespaces.pop(namespace, None)
-            return
-        known = self._namespaces.get(namespace)
-        self._namespaces[namespace] = policy
-        if known is not None and known != policy:
-            for topic in self._of_namespace(namespace):
-                topic.change(topic.own_policy, policy, topic.schema)
-                self._logs.reconfigure(topic)
-
-    async def _sync_topic(self, name: TopicName) -> None:
-        """Make what is here what is stored. Called under the lock."""
-        try:
-            known = self._catalogue.topic(name)
-        except CorruptCommit as damage:
-            self._damaged[name] = damage
-            self.events.emit("topic_damaged", name, reason=str(damage))
-            return
-        self._damaged.pop(name, None)
-        topic = self._topics.get(name)
-        is_going = known is None or known.stored.is_deleting
-        if topic is not None and (is_going or known.stored.topic_id != topic.stored.topic_id):  # type: ignore[union-attr]
-            await self._remove_topic(topic)
-            topic = None
-        if known is None:
-            self._deleting.pop(name, None)
-        elif known.stored.is_deleting:
-            self._deleting[name] = known.stored
-        else:
-            self._deleting.pop(name, None)
-            if topic is None:
-                topic = self._add_topic(name, known)
-            else:
-                self._change(topic, known)
-            await self._sync_subscriptions(topic, known)
-
-    def _add_topic(self, name: TopicName, known: CatalogueTopic) -> Topic:
-        topic = Topic(
-            name,
-            known.stored,
-            policy=known.policy,
-            namespace_policy=self._namespaces.get(name.namespace, Policy()),
-            schema=known.schema,
-            metrics=self.metrics.topic(str(name)),
-            options=self.options,
-            counts=self.counts,
-            opener=self._logs.open,
-            rights=self._standing,
-            is_fixed=known.is_fixed,
-            fix_schema=self._fix_schema,
-        )
-        self._topics[name] = self._by_text[str(name)] = topic
-        self.counts.partitions += known.stored.partitions
-        return topic
-
-    def _change(self, topic: Topic, known: CatalogueTopic) -> None:
-        topic.is_fixed = topic.is_fixed or known.is_fixed
-        if (known.policy, known.schema) == (topic.own_policy, topic.schema):
-            return
-        topic.change(known.policy, self._namespaces.get(topic.name.namespace, Policy()), known.schema)
-        self._logs.reconfigure(topic)
-        self.events.emit("topic_changed", topic.name)
-
-    async def _remove_topic(self, topic: Topic) -> None:
-        """Serve it no more, and delete what is here of it: somebody has deleted it."""
-        name = topic.name
-        del self._topics[name], self._by_text[str(name)]
-        self.counts.partitions -= topic.stored.partitions
-        self.counts.subscriptions -= len(topic.subscriptions)
-        self.counts.cursors -= len(topic.subscriptions) * len(topic.partitions)
-        error = TopicNotFound(topic=str(name))
-        await topic.stop_subscriptions(error)
-        await self._writer.forget(topic.cursor_keys())
-        async with topic.lock:  # somebody may be about to let go of a partition
-            await topic.close(error)
-            self._logs.forget(topic)
-            await self._logs.remove(name, topic.stored.partitions)
-        self.metrics.forget(str(name))
-
-    async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:
-        for name, subscription in list(topic.subscriptions.items()):
-            stored = known.subscriptions.get(name)
-            if stored is None or stored.revision != subscription.revision:
-                await self._remove_subscription(topic, subscription)
-        for name, stored in known.subscriptions.items():
-            if name not in topic.subscriptions:
-                self._add_subscription(topic, name, stored)
-        try:
-            await self._make_cursors(topic)
-        except CorruptCommit as damage:
-            await self._damage(topic, damage)
-        except (SulinaError, OSError) as error:
-            # Whoever attaches tries again, and is told.
-            _logger.error("cursors_not_made", topic=str(topic.name), error=str(error))
-
-    async def _damage(self, topic: Topic, damage: CorruptCommit) -> None:
-        """A stored cursor cannot be read: nobody may guess it, so the topic is not served."""
-        self._damaged[topic.name] = damage
-        self.events.emit("topic_damaged", topic.name, reason=str(damage))
-        del self._topics[topic.name], self._by_text[str(topic.name)]
-        self.counts.partitions -= topic.stored.partitions
-        self.counts.subscriptions -= len(topic.subscriptions)
-        self.counts.cursors -= len(topic.subscriptions) * len(topic.partitions)
-        await topic.close(damage)
-        self._logs.forget(topic)
-
-    async def _make_cursors(self, topic: Topic, only: int | None = None) -> None:
-        """Give every subscription a cursor in every partition that is ours: the stored one, or a new one at its start.
-
-        CorruptCommit.
-        """
-        async with topic.lock:
-            for partition in topic.partitions:
-                number = partition.name.partition
-                is_meant = partition.place.is_here if only is None else number == only
-                lacking = [sub for sub in topic.subscriptions.values() if sub.lacks(number)]
-                if not is_meant or not lacking:
-                    continue
-                stored = await self._catalogue.cursors(topic.name)
-                for subscription in lacking:
-                    cursor = stored.get((subscription.name, number)) or await self._new_cursor(subscription, partition)
-                    if cursor is not None:
-                        await subscription.adopt(number, cursor)
-
-    async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
-        """None: the subscription has gone meanwhile, or the partition has."""
-        topic, number = partition.name.topic, partition.name.partition
-        cursor = Cursor(await partition.locate(Position.parse(subscription.settings.start)))
-        try:
-            await self._catalogue.create_cursor(topic, subscription.name, number, cursor, subscription.fences(number))
-        except Outdated:
-            return (await self._catalogue.cursors(topic)).get((subscription.name, number))
-        return cursor
-
-    async def _agreed(self, name: TopicName | str, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Make a change that builds on what is stored; anew when somebody else was first. Called under the lock."""
-        for _ in range(AGREE_TRIES):
-            try:
-                return await change()
-            except Outdated:
-                if isinstance(name, str):
-                    await self._catalogue.refresh_namespace(name)
-                    self._sync_namespace(name)
-                else:
-                    await self._catalogue.refresh(name)
-                    self._sync_namespace(name.namespace)
-                    await self._sync_topic(name)
-        raise NotServing(reason=f"others keep changing {name}")
 
     # Namespaces
 
@@ -403,9 +108,6 @@ class Topics:
         if namespace == DEFAULT_NAMESPACE:
             raise InvalidInput(f"namespace {namespace} is always there")
         await self._catalogue.delete_namespace(namespace)
-
-    def _of_namespace(self, namespace: str) -> Iterator[Topic]:
-        return (topic for name, topic in self._topics.items() if name.namespace == namespace)
 
     def _check_policy(self, policy: Policy) -> None:
         check_policy(policy, is_archiving=self._archives is not None)
@@ -471,23 +173,6 @@ class Topics:
         elif settings.policy != topic.own_policy:
             await self._catalogue.change_topic(topic.name, settings.policy, None)
 
-    async def _fix_schema(self, topic: Topic) -> None:
-        """The first record is about to be accepted. TopicNotFound when the topic has gone meanwhile."""
-        async with topic.fixing:
-            for _ in range(AGREE_TRIES):
-                if topic.is_fixed:
-                    return
-                try:
-                    await self._catalogue.fix_schema(topic.name)
-                    topic.is_fixed = True
-                except Outdated:
-                    await self._catalogue.refresh(topic.name)
-                    known = self._catalogue.topic(topic.name)
-                    if known is None or known.stored.topic_id != topic.stored.topic_id:
-                        raise TopicNotFound(topic=str(topic.name)) from None
-                    self._change(topic, known)
-        raise NotServing(reason=f"others keep changing {topic.name}")
-
     async def _placed(self, topic: Topic) -> None:
         """Return when the partitions of a new topic have owners; a node that is alone has them at once."""
 
@@ -550,46 +235,12 @@ class Topics:
             await self._logs.remove(name, stored.partitions)
         await self._catalogue.delete_topic(name, mark)
 
-    def _topic(self, name: TopicName) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            raise self._damaged.get(name) or TopicNotFound(topic=str(name))
-        return topic
-
-    def topic_named(self, text: str) -> Topic:
-        """The topic of `/ns/topic`, without checking a name that is known. TopicNotFound, InvalidName."""
-        topic = self._by_text.get(text)
-        return topic if topic is not None else self._topic(TopicName.parse(text))
-
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
         """Changes to what exists run one at a time, and only while the broker serves."""
         async with self._lock:
             self._check_serving()
             yield
-
-    # Subscriptions
-
-    def _add_subscription(self, topic: Topic, name: str, stored: StoredSubscription) -> None:
-        context = TopicContext(
-            topic=topic.name,
-            partitions=topic.partitions,
-            writer=self._writer,
-            clock=self._clock,
-            metrics=topic.metrics,
-            bury=partial(self._bury, topic),
-        )
-        topic.subscriptions[name] = Subscription(name, stored, context, topic.rules)
-        self.counts.subscriptions += 1
-        self.counts.cursors += len(topic.partitions)
-
-    async def _remove_subscription(self, topic: Topic, subscription: Subscription) -> None:
-        """Somebody has deleted it."""
-        del topic.subscriptions[subscription.name]
-        self.counts.subscriptions -= 1
-        self.counts.cursors -= len(topic.partitions)
-        await subscription.close(SubscriptionNotFound(topic=str(topic.name), subscription=subscription.name))
-        await self._writer.forget(subscription.cursor_keys())
 
     async def _bury(
         self, topic: Topic, subscription: str, partition: int, records: Sequence[Record], attempts: int

@@ -45,7 +45,7 @@ class Nemesis:
                 await self._pause(0.2, 1.5)
 
     async def move(self) -> None:
-        """A topic, to anybody. Not while it waits for a broker: to force it then is to give up what only that one has."""
+        """A topic, to anybody. Not while it waits for a broker: to force it gives up what only that one has."""
         topic, to = self._rng.choice(self._topics), self._rng.choice(["a", "b", "c"])
         try:
             found = await self._world.placement(topic)

@@ -223,7 +223,8 @@ class Owner:
                         await subscription.release(partition.partition, error)
                     await topic.partitions[partition.partition].close()
                     self._logs.closed(topic.partitions[partition.partition])
-                    if self._catalogue.topic_if_known(partition.topic) is topic:  # else it goes with the topic
+                    is_known = self._catalogue.topic_if_known(partition.topic) is topic  # else it goes with the topic
+                    if is_known and not self._comes_back(partition):
                         await self._let_go(partition, topic)
                 self._options.steps("unload.local_removed")
             else:
@@ -232,6 +233,14 @@ class Owner:
         self._standing.troubles.pop(partition, None)
         self._events.emit("partition_released", partition.topic, partition=partition.partition)
         self.cluster.report_load_soon()
+
+    def _comes_back(self, partition: PartitionName) -> bool:
+        """Whether only this broker may have it next: then its directory must be there, whatever the archive has."""
+        view, broker_id = self.cluster.view, self._options.broker_id
+        owned, waiting = view.owner(partition), view.unassigned.get(partition)
+        if owned is not None:
+            return owned.broker_id == broker_id
+        return waiting is not None and waiting.value.is_recovering and waiting.value.from_broker == broker_id
 
     async def _let_go(self, partition: PartitionName, topic: Topic) -> None:
         try:

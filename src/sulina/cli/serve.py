@@ -125,7 +125,8 @@ def _tell_ready(node: "Node", settings: Settings, *, as_json: bool) -> None:
             {"url": node.url, "data": settings.data, "broker_id": settings.broker_id, "pid": os.getpid()}
         )
     else:
-        terminal.write(f"sulina is ready: {node.url}  data {settings.data}\n".encode())
+        member = f"  broker {settings.broker_id} of {settings.metadata}" if settings.etcd is not None else ""
+        terminal.write(f"sulina is ready: {node.url}  data {settings.data}{member}\n".encode())
         sys.stdout.flush()
 
 

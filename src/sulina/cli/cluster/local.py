@@ -118,11 +118,12 @@ class Etcd(Child):
     def __init__(self, directory: str, lock: int, binary: str) -> None:
         super().__init__("etcd", directory, lock)
         self._binary = binary
+        self._ports: list[int] = []  # that it has had
 
     async def start(self) -> None:
-        """Return when it answers. NotServing."""
+        """Return when it answers; from the second time on at the same port. NotServing."""
         for _ in range(ETCD_ATTEMPTS_MAX):
-            client, peer = free_ports(2)
+            client, peer = ports = self._ports or free_ports(2)
             own, others = f"http://{HOST}:{client}", f"http://{HOST}:{peer}"
             command = [
                 self._binary,
@@ -138,7 +139,7 @@ class Etcd(Child):
             kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
             process = await self.launch(command, kept)
             if await self._answers(own, process):
-                self.url, self.is_ready = f"etcd://{HOST}:{client}", True
+                self.url, self.is_ready, self._ports = f"etcd://{HOST}:{client}", True, ports
                 return
             await self.kill()
         raise NotServing(reason=f"etcd did not start: {self.last_words()}")

@@ -128,6 +128,21 @@ async def test_u14_what_was_taken_while_away_is_lost_before_anything_may_be_ackn
 
 
 @in_virtual_time
+async def test_u14_what_was_given_and_taken_while_away_is_never_told() -> None:
+    """A watch that comes back tells all of the past, also that of an owner that never was."""
+    async with World() as world:
+        a, b = await world.join_all("a", "b")
+        b.line.cut()
+        names = await world.create("orders", 4)
+        await world.until(lambda: set(world.store.owners.values()) == {"a", "b"})
+        await world.until(lambda: set(a.owner.mine) == set(names))
+        b.line.heal()
+        await world.until(b.cluster.membership.may_ack)
+        await world.until(lambda: set(b.view.assignments) == set(names))
+        assert b.owner.told == []
+
+
+@in_virtual_time
 async def test_a_name_that_another_data_directory_has_is_refused() -> None:
     async with World() as world:
         await world.join("a", store_id="one")

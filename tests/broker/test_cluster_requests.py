@@ -187,6 +187,28 @@ async def test_what_is_archived_is_said_in_the_order_in_which_it_was_asked() -> 
 
 
 @in_virtual_time
+async def test_u14_what_an_owner_says_too_late_is_not_heard() -> None:
+    """It gave the partition back while its word was on its way; nobody has it yet, so its epoch is the newest."""
+    async with World() as world:
+        b, a = await world.join_all("b", "a")
+        names = await world.create("orders", 2)
+        await world.served(names)
+        ((name, (_, assigned)),) = a.owner.mine.items()
+        b.line.held_up = "/cluster/brokers/"  # the leader
+        a.line.held_up = keys.EPOCHS
+        late = asyncio.ensure_future(a.cluster.set_archived(name, assigned, False))
+        await a.line.is_held_up.wait()
+        assert await a.cluster.unassign(name, assigned, reason=Reason.UNLOADED, to=None)
+        a.line.let_through.set()
+        with pytest.raises(NotOwner):
+            await late
+        assert world.store.epochs[name].is_archived
+        b.line.held_up = None
+        b.line.let_through.set()
+        await world.served(names)
+
+
+@in_virtual_time
 async def test_u4_what_is_on_its_disk_alone_returns_to_a_broker_that_stopped_without_sealing_it() -> None:
     async with World() as world:
         a, b, name = await one_served(world)

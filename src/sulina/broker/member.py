@@ -36,8 +36,8 @@ from sulina.wire.messages import (
 
 PLACED_SECONDS = 10.0  # to wait for owners of a new topic's partitions
 REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
-TIDY_SECONDS = 5.0
-LEFTOVERS_EVERY = 60  # rounds of tidying
+REPORT_SECONDS = 1.0  # between two words on how far the logs have come
+TIDY_EVERY, LEFTOVERS_EVERY = 5, 300  # such rounds
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
 
 _logger = structlog.get_logger("sulina.member")
@@ -136,11 +136,11 @@ class ClusterMember(Topics):
     async def _tidy_regularly(self) -> None:
         """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
         for number in itertools.count(1):
-            await asyncio.sleep(TIDY_SECONDS)
+            await asyncio.sleep(REPORT_SECONDS)
             self._logs.report()
             if number % LEFTOVERS_EVERY == 0:
                 await self._let_go_of_leftovers()
-            if self._cluster.election.revision is None:
+            if number % TIDY_EVERY or self._cluster.election.revision is None:
                 continue
             for name in list(self._deleting):
                 try:
@@ -308,22 +308,24 @@ class ClusterMember(Topics):
         """Ask that partitions leave their owners, for `to` or for whom the leader chooses. Returns at once.
 
         A partition that waits for a broker that is away is given up as far as only that one has it, if forced.
-        SubscriptionBusy when consumers are attached, unless forced; InvalidSettings.
+        SubscriptionBusy when consumers are attached, unless forced; BrokerNotFound, InvalidSettings.
         """
         cluster, topic = self._cluster, self._topic(name)
         if to is not None and to not in cluster.view.registrations:
-            raise InvalidSettings(f"there is no broker {to}; there are {', '.join(sorted(cluster.view.registrations))}")
+            raise BrokerNotFound(broker=to, brokers=", ".join(sorted(cluster.view.registrations)))
         if partition is not None:
             topic.check_number(partition)
         places = [place for place in topic.places if partition in (None, place.name.partition)]
+        waiting = {place.name for place in places if self._is_recovering(place.name)}
+        if not force and waiting:
+            raise await self._only_there(topic, min(waiting))
         if not force and any(place.is_here for place in places):
             topic.check_idle()
         asked = []
         owners: dict[PartitionName, Ownership] = {}
         for place in places:
-            waiting = cluster.view.unassigned.get(place.name)
-            if waiting is not None and waiting.value.is_recovering:
-                asked.append(await self._give_up(topic, place.name, to, force))
+            if place.name in waiting:
+                asked.append(await self._give_up(topic, place.name, to))
             elif (owned := cluster.view.owner(place.name)) is not None and owned.broker_id != to:
                 wish = await cluster.request_unload(place.name, force=force, to=to, requested_by=self.options.broker_id)
                 asked.append(self._unload_info(place.name, wish))
@@ -349,14 +351,20 @@ class ClusterMember(Topics):
                     reason=f"consumers are attached at broker {owner.broker_id}; force lets them go",
                 )
 
-    async def _give_up(self, topic: Topic, partition: PartitionName, to: str | None, force: bool) -> UnloadInfo:
+    def _is_recovering(self, partition: PartitionName) -> bool:
+        waiting = self._cluster.view.unassigned.get(partition)
+        return waiting is not None and waiting.value.is_recovering
+
+    async def _only_there(self, topic: Topic, partition: PartitionName) -> InvalidSettings:
         info = await self._recovering_info(topic, partition)
-        if not force:
-            given_up = f"offsets {info.given_up[0]} to {info.given_up[1]}" if info.given_up else "what only it has"
-            raise InvalidSettings(
-                f"partition {partition.partition} of {topic.name} waits for broker {info.from_broker}, which alone has "
-                f"{given_up}; force gives that up"
-            )
+        given_up = f"offsets {info.given_up[0]} to {info.given_up[1]}" if info.given_up else "what only it has"
+        return InvalidSettings(
+            f"partition {partition.partition} of {topic.name} waits for broker {info.from_broker}, which alone has "
+            f"{given_up}; force gives that up"
+        )
+
+    async def _give_up(self, topic: Topic, partition: PartitionName, to: str | None) -> UnloadInfo:
+        info = await self._recovering_info(topic, partition)
         await self._cluster.force(partition, to)
         self.events.emit(
             "range_given_up",
@@ -397,7 +405,7 @@ class ClusterMember(Topics):
             held, waiting = view.unloads.get(place.name), view.unassigned.get(place.name)
             if held is not None:
                 under_way.append(self._unload_info(place.name, held.value))
-            elif waiting is not None and waiting.value.is_recovering:
+            elif self._is_recovering(place.name):
                 under_way.append(await self._recovering_info(topic, place.name))
             elif waiting is not None:
                 under_way.append(

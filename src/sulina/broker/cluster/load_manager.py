@@ -88,6 +88,8 @@ class LoadManager:
         while True:
             revision = self._election.revision
             if revision is None:
+                self._returned.clear()
+                self._is_all_due = True  # whoever comes to lead looks at everything
                 await self._pause(None)
                 continue
             try:
@@ -131,7 +133,7 @@ class LoadManager:
             self._is_all_due = False
         self._led = revision
         existing = set(self._topics.partitions()) if is_all else None
-        await self._adopt(sorted(existing if existing is not None else hints))
+        await self._adopt(existing if existing is not None else hints)
         await self._take_from_the_dead(set(self._view.registrations) if is_all else returned)
         await self._assign()
         await self._drain()
@@ -158,14 +160,14 @@ class LoadManager:
 
     # What the rounds do
 
-    async def _adopt(self, partitions: Sequence[PartitionName]) -> None:
+    async def _adopt(self, partitions: set[PartitionName]) -> None:
         """Partitions that nobody knows of come to wait for an owner."""
-        wanted = []
-        for partition in partitions:
-            is_known = partition in self._view.assignments or partition in self._view.unassigned
-            if is_known or self._topics.is_reliable(partition) is None:
-                continue
-            wanted.append(changes.waits(partition, await self._found(partition), self._view.epochs.get(partition)))
+        unknown = partitions - set(self._view.assignments) - set(self._view.unassigned)
+        wanted = [
+            changes.waits(partition, await self._found(partition), self._view.epochs.get(partition))
+            for partition in sorted(unknown)
+            if self._topics.is_reliable(partition) is not None
+        ]
         if wanted:
             await self._write(wanted, ClusterStep.LEADER_CREATED)
 
@@ -319,8 +321,8 @@ class LoadManager:
         """What is left of topics that are gone goes, a bounded part at a time; and what is left of brokers."""
         view = self._view
         gone: dict[TopicName, list[PartitionName]] = {}
-        known = {**view.epochs, **view.unassigned, **view.assignments, **view.unloads}
-        for partition in sorted(known.keys() - existing)[:SWEPT_PARTITIONS_MAX]:
+        known = set(view.epochs).union(view.unassigned, view.assignments, view.unloads)
+        for partition in sorted(known - existing)[:SWEPT_PARTITIONS_MAX]:
             gone.setdefault(partition.topic, []).append(partition)
         for topic, partitions in gone.items():
             for first in range(0, len(partitions), SWEEP_GROUP_PARTITIONS):

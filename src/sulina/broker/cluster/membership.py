@@ -172,11 +172,13 @@ class Membership:
         self._forget()
         if lease is None:
             return
-        compares, deletes = [Compare(self._key, revision)], [self._key, keys.load(self.broker_id)]
+        mine, gone = Compare(self._key, revision), [self._key, keys.load(self.broker_id)]
+        is_done = False
         if leader_revision is not None:
-            compares.append(Compare(keys.LEADER, leader_revision))
-            deletes.append(keys.LEADER)
-        await self._metadata.txn(compares=compares, deletes=deletes)
+            compares = [mine, Compare(keys.LEADER, leader_revision)]
+            is_done = (await self._metadata.txn(compares=compares, deletes=[*gone, keys.LEADER])).is_done
+        if not is_done:
+            await self._metadata.txn(compares=[mine], deletes=gone)
         self._steps(ClusterStep.MEMBER_LEAVING)
         await lease.revoke()
 

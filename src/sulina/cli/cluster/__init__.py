@@ -63,7 +63,7 @@ def start(
     brokers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=BROKERS_MAX))] = 3,
     data: str = DEFAULT_DIRECTORY,
     port: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))] = PORT,
-    lease_seconds: float = LEASE_SECONDS,
+    lease_seconds: Annotated[float, Parameter(validator=validators.Number(gte=1, lte=600))] = LEASE_SECONDS,
     restart_seconds: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
     json: bool = False,
 ) -> None:

@@ -122,7 +122,7 @@ class Bench:
 
 def benchmark(setup: Setup) -> Iterator[Result]:
     """On both stores."""
-    yield from measured(setup, "directory", open_objects(f"file://{os.path.abspath(setup.directory)}/objects"))
+    yield from measured(setup, "a directory", open_objects(f"file://{os.path.abspath(setup.directory)}/objects"))
     os.environ.setdefault("AWS_SKIP_SIGNATURE", "true")
     folder = Path(setup.directory, "s3")
     folder.mkdir()
@@ -143,15 +143,15 @@ def measured(setup: Setup, store: str, objects: Objects) -> Iterator[Result]:
 
     asyncio.run(rounds())
     for name, peer, goal in (("upload", "raw put", 0.7), ("cold read", "raw get", 0.5)):
-        yield Result(f"archive in a {store}: {name}", percentile(results[name], 50), "MB/s")
-        yield Result(f"archive in a {store}: {peer}", percentile(results[peer], 50), "MB/s")
+        yield Result(f"archive in {store}: {name}", percentile(results[name], 50), "MB/s")
+        yield Result(f"archive in {store}: {peer}", percentile(results[peer], 50), "MB/s")
         share = ratio(results[name], results[peer])
-        yield Result(f"archive in a {store}: {name} / {peer}", share, "ratio", f">= {goal:g}", share >= goal)
-    yield Result(f"archive in a {store}: taking over", 1000 / percentile(results["takeover"], 50), "ms")
+        yield Result(f"archive in {store}: {name} / {peer}", share, "ratio", f">= {goal:g}", share >= goal)
+    yield Result(f"archive in {store}: taking over", 1000 / percentile(results["takeover"], 50), "ms")
     for name in ("ack", "raw ack"):
-        yield Result(f"archive in a {store}: {name}, p50", 1000 * percentile(results[name], 50), "ms")
-        yield Result(f"archive in a {store}: {name}, p99", 1000 * percentile(results[name], 99), "ms")
-    yield Result(f"archive in a {store}: acks, {WRITERS} at once", percentile(results["acks at once"], 50), "acks/s")
+        yield Result(f"archive in {store}: {name}, p50", 1000 * percentile(results[name], 50), "ms")
+        yield Result(f"archive in {store}: {name}, p99", 1000 * percentile(results[name], 99), "ms")
+    yield Result(f"archive in {store}: acks, {WRITERS} at once", percentile(results["acks at once"], 50), "acks/s")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from sulina.errors import SulinaError
 from sulina.types import PartitionName
 from tests.support.control_plane import TTL_SECONDS, Line, Member, Serving, WatchedStore, World, in_virtual_time
 
-FIRST, LAST = (int(part) for part in os.environ.get("SULINA_SEEDS", "0:24").split(":"))
+FIRST, LAST = (int(part) for part in os.environ.get("SULINA_SEEDS", "0:16").split(":"))
 BROKERS = ["a", "b", "c", "d"]
 SIMULATED_SECONDS = 90.0
 CALM_SECONDS = 40.0  # in which everything must be served again

@@ -182,10 +182,19 @@ async def test_an_owner_that_takes_no_acks_may_be_none_any_more_f4(cluster: Fake
         await cluster.fail_over("a")
         moved = now()
         assert [await message.ack() for message in held if message.partition == 0] == [False]
+        hasty = asyncio.create_task(ack_for_ever(next(message for message in held if message.partition == 0)))
         fill(cluster, 1)
         while cluster.parts[0].acked["s"] != {0, 1, 2}:
             await (await anext(messages)).ack()
         assert now() - moved < 4
+        hasty.cancel()
+
+
+async def ack_for_ever(message: Delivered) -> None:
+    """Whoever does not give up must not keep the subscription from looking for the new owner."""
+    while True:
+        await message.ack()
+        await asyncio.sleep(0.001)
 
 
 async def test_what_nobody_owns_is_waited_for_and_the_rest_is_served(cluster: FakeCluster) -> None:
@@ -481,6 +490,24 @@ async def test_a_home_that_hangs_is_left_for_another(cluster: FakeCluster) -> No
         cluster.brokers["a"].is_hung = True
         assert (await client.info()).broker_id == "b"
         assert now() < 10
+
+
+async def test_a_home_that_was_left_serves_those_who_have_something_with_it(cluster: FakeCluster) -> None:
+    async with cluster.client(brokers="ab") as client, client.subscribe(TOPIC, "s") as messages:
+        former = client._brokers.home
+        await client.publish(TOPIC, b"", partition=0)
+        client._brokers.leave_home(former)
+        assert (await client.info()).broker_id == "b"
+        fill(cluster, 1)
+        await places(messages, 4)
+        assert len(subscribes(cluster.brokers["a"])) == 1, "nobody noticed"
+        cluster.brokers["a"].cut()
+        fill(cluster, 1)
+        await places(messages, 3)
+        assert client.url == url_of("b"), "a home that was left never becomes another"
+        await client.publish(TOPIC, b"", partition=0)
+        await asyncio.sleep(100)
+        assert not client._brokers._former
 
 
 async def test_many_who_lose_one_broker_ask_little(cluster: FakeCluster) -> None:

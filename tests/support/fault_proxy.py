@@ -156,6 +156,8 @@ class FaultProxy:
                 await self._forward(link, reader, server_reader)
         except BROKEN:
             pass
+        except asyncio.CancelledError:
+            pass  # the proxy is being closed; asyncio would log it as an error
         finally:
             link.reset()
             self._links.discard(link)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from sulina.broker.place import Place
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
-from sulina.errors import LogClosed, VersionNotRetained
+from sulina.errors import LogClosed, NotOwner, StaleEpoch, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
@@ -50,6 +50,11 @@ class Partition:
             if self.place.is_here:
                 raise
             raise self.place.refusal() from None
+        except StaleEpoch:
+            if self.place.rights is None:
+                raise
+            # There is a newer owner, of whom we have not heard yet.
+            raise NotOwner(topic=str(self.name.topic), partition=self.name.partition) from None
         finally:
             self._users -= 1
 

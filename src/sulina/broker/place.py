@@ -13,7 +13,7 @@ from sulina.ports import Compare
 from sulina.types import PartitionName
 from sulina.wire.messages import TopicState
 
-NOT_OURS = -1  # the revision that no key ever has
+NOT_OURS = (1 << 63) - 1  # a revision that no key ever has, so that no transaction that compares it is done
 
 
 class Rights(Protocol):

@@ -297,8 +297,11 @@ class Attachments:
 
     def _doubt(self) -> None:
         """An owner does not take acks: it may be none any more, and not know it."""
+        is_new = not self._old_epochs
         self._await_news(NotServing(reason="acks fail"))
-        self._changed.set()
+        if is_new:
+            self._patience.reset()
+            self._changed.set()
 
     def _awaits_news(self, place: Place) -> bool:
         # One change is enough: not all that a broker has is moved from it.
@@ -349,7 +352,9 @@ class Attachments:
         terms, session = self._terms, attachment.session
 
         def make(number: int) -> FromClient:
-            # Only now is it known over which connection it goes.
+            # Only now is it known over which connection it goes; a home may be with another broker by now.
+            if url is not None and session.url.rstrip("/") != url.rstrip("/"):
+                raise Disconnected(url=url, reason=f"{session.url} is asked by now")
             session.attach(attachment.handle, attachment)
             self.live[attachment] = None
             return Subscribe(

@@ -201,13 +201,16 @@ class Brokers:
             self.leave_home(self.home)
 
     def _make_home(self, url: str) -> Session:
-        return Session(self._connect_home, self.options, url=url, rng=self.rng, rooms=self.rooms)
+        home = Session(lambda: self._connect_home(home), self.options, url=url, rng=self.rng, rooms=self.rooms)
+        return home
 
-    async def _connect_home(self) -> Connection:
+    async def _connect_home(self, home: Session) -> Connection:
+        if home is not self.home:  # a former one: what it had under way is over
+            raise Disconnected(url=home.url, reason="another broker is asked by now")
         doors = {**self._given, **self._learned}
         seconds = HOME_SECONDS if len(doors) > 1 else None
         error: SulinaError | None = None
-        for url in self._in_turn(doors):
+        for url in self._in_turn(doors, home.url):
             try:
                 async with asyncio.timeout(seconds):
                     connection = await doors[url]()
@@ -216,20 +219,20 @@ class Brokers:
             except SulinaError as refused:
                 error = refused
             else:
-                self._last_home = self.home.url = url
+                self._last_home = home.url = url
                 self._has_had_home = True
                 self._home_since = asyncio.get_running_loop().time()
                 return connection
         assert error is not None
         raise error
 
-    def _in_turn(self, urls: Iterable[str]) -> list[str]:
+    def _in_turn(self, urls: Iterable[str], former: str) -> list[str]:
         """As they were given, at first. Later the one that there was, and then by chance: not all to the same one."""
         known = list(urls)
         if self._has_had_home:
             self.rng.shuffle(known)
             # One that was left comes last.
-            known.sort(key=lambda url: 0 if url == self._last_home else 2 if url == self.home.url else 1)
+            known.sort(key=lambda url: 0 if url == self._last_home else 2 if url == former else 1)
         return known
 
 

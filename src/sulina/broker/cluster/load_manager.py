@@ -162,6 +162,8 @@ class LoadManager:
 
     async def _adopt(self, partitions: set[PartitionName]) -> None:
         """Partitions that nobody knows of come to wait for an owner."""
+        if not partitions:
+            return
         unknown = partitions - set(self._view.assignments) - set(self._view.unassigned)
         wanted = [
             changes.waits(partition, await self._found(partition), self._view.epochs.get(partition))

@@ -497,14 +497,15 @@ async def test_a_home_that_was_left_serves_those_who_have_something_with_it(clus
         former = client._brokers.home
         await client.publish(TOPIC, b"", partition=0)
         client._brokers.leave_home(former)
-        assert (await client.info()).broker_id == "b"
+        home = (await client.info()).broker_id
+        assert home != "a"
         fill(cluster, 1)
         await places(messages, 4)
         assert len(subscribes(cluster.brokers["a"])) == 1, "nobody noticed"
         cluster.brokers["a"].cut()
         fill(cluster, 1)
         await places(messages, 3)
-        assert client.url == url_of("b"), "a home that was left never becomes another"
+        assert client.url == url_of(home), "a home that was left never becomes another"
         await client.publish(TOPIC, b"", partition=0)
         await asyncio.sleep(100)
         assert not client._brokers._former

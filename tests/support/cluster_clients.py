@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count, groupby, pairwise
 from operator import attrgetter
@@ -54,6 +55,7 @@ class Application:
     acked_at: dict[int, list[float]] = field(default_factory=dict)  # by partition: when a publish was answered
     acked_records: int = 0
     errors: list[str] = field(default_factory=list)  # that producers were given
+    journal: list[str] = field(default_factory=list)  # what consumers saw, and when, for whoever looks into a failure
     is_ending: bool = False  # nothing new is published
     _producing: list[asyncio.Task[None]] = field(default_factory=list)
     _following: list[asyncio.Task[None]] = field(default_factory=list)
@@ -129,9 +131,11 @@ class Application:
                 async for batch in messages.batches(TAKE_RECORDS_MAX):
                     for session, group in groupby(batch, key=attrgetter("attachment", "partition")):
                         taken = list(group)
-                        place = f"{name}/{id(session[0]):x}"
+                        place = f"{name}@{session[0].session.url}/{id(session[0]):x}"
                         acking = self._note(subscription, place, taken)
-                        if await messages.ack(taken):
+                        is_durable = await messages.ack(taken)
+                        self._tell(f"{place}: ack {acking} is durable: {is_durable}")
+                        if is_durable:
                             self.history.events[subscription].append(AckAnswered(acking))
 
     def _note(self, subscription: str, session: str, messages: Sequence[DeliveredMessage]) -> int:
@@ -142,7 +146,11 @@ class Application:
             self.history.saw((partition, message.offset), (message.key, message.value))
         events.append(Delivered(session, partition, messages[0].attempt, offsets))
         events.append(AckSent(session, partition, offsets, number))
+        self._tell(f"{session}: partition {partition}, {offsets[0]} to {offsets[-1]}, ack {number}")
         return number
+
+    def _tell(self, what: str) -> None:
+        self.journal.append(f"{datetime.now(UTC):%H:%M:%S.%f} {what}")
 
     async def _read(self, client: Client, name: str) -> None:
         with self._noting(name):
@@ -182,7 +190,12 @@ class Application:
             ends = {partition: len(records) for partition, records in log.items()}
             with contextlib.suppress(AssertionError):  # the rules say what is missing
                 await until("everything is consumed", partial(self._is_consumed, client, ends), FINISH_SECONDS_MAX)
-        return cluster_violations(self.history, log, feed)
+        wrong = cluster_violations(self.history, log, feed)
+        if wrong:
+            path = self.world.folder / f"journal-{self.topic.replace('/', '-')}.txt"
+            path.write_text("\n".join(self.journal))
+            wrong.append(f"what consumers saw is in {path}")
+        return wrong
 
     async def _is_consumed(self, client: Client, ends: dict[int, int]) -> bool:
         """Every reader is at the end, and so is every cursor."""

@@ -20,7 +20,7 @@ from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
 from sulina.core.topic import Delivery, TopicSettings
-from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy, SulinaError
+from sulina.errors import BrokerNotFound, InvalidSettings, LeaseExpired, SubscriptionBusy, SulinaError
 from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
@@ -257,6 +257,8 @@ class ClusterMember(Topics):
                 for p in range(topic.stored.partitions)
             ]
             return Placement(topic=str(name), topic_id=topic.stored.topic_id, partitions=alone, brokers=[])
+        if not self._standing.may_ack():
+            raise LeaseExpired(broker=self.options.broker_id)  # what it knows may be old: ask another
         view = self._standing.cluster.view
         return Placement(
             topic=str(name),

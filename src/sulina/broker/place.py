@@ -51,6 +51,11 @@ class Place:
         """Whether it is served here, and takes records."""
         return self.state is TopicState.ACTIVE
 
+    @property
+    def broker_id(self) -> str:
+        """Under whose name it was served here last."""
+        return self.epoch.broker_id if self.epoch is not None else "this one"
+
     def may_ack(self, revision: int) -> bool:
         """Whether what was taken under the assignment of `revision` may be acknowledged now."""
         return self.rights is None or (self.revision == revision and self.rights.may_ack())
@@ -65,7 +70,7 @@ class Place:
         if self.rights is None or self.state is TopicState.DRAINING:
             return Draining(topic=str(self.name.topic))
         if self.state is TopicState.ACTIVE:
-            return LeaseExpired(broker=self.epoch.broker_id if self.epoch is not None else "?")
+            return LeaseExpired(broker=self.broker_id)
         return self.rights.elsewhere(self.name)
 
     @property

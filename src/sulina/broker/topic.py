@@ -32,6 +32,7 @@ from sulina.core.values import check_values, checker
 from sulina.errors import (
     Draining,
     KeysSpanPartitions,
+    LeaseExpired,
     LogClosed,
     LogStopped,
     NotReliable,
@@ -81,7 +82,7 @@ class Accepted:
             if self.place.is_here and not _is_fenced(error):
                 raise
             # Its outcome is unknown; who asks the new owner again, with the same txn_id, is told.
-            raise self.place.refusal() from None
+            raise LeaseExpired(broker=self.place.broker_id) from None
         return Published(
             partition=self.partition,
             base_offset=answer.offset_start,

@@ -40,7 +40,8 @@ bench: setup          ## every benchmark, and docs/benchmarks.md
 chaos: setup etcd     ## the long form of the crash tests
 	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 SULINA_NODE_KILLS=100 $(BIN)/pytest -n 2 --timeout 3600 \
 	  tests/crash tests/blackbox/test_kills.py
-	@SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
+	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 \
+	  $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
 
 lock:                 ## resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \

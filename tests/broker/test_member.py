@@ -25,6 +25,7 @@ from sulina.errors import (
     TopicNotFound,
 )
 from sulina.ports import Put
+from sulina.storage.objects import open_objects
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import PartitionName, TopicName
 from sulina.wire.frames import AckRecords, Detached, Subscribe
@@ -282,7 +283,7 @@ async def test_a_deleted_topic_leaves_nothing_and_its_name_begins_anew(tmp_path:
             await until(lambda: carts not in a._topics and not list(tmp_path.glob("?/topic=shop*")))
             for prefix in ("/topics/shop", "/cluster/epochs/shop", "/cluster/unassigned/shop", "/storage/topics/shop"):
                 assert await world.keys(prefix) == []
-            assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+            assert not [path for path in (tmp_path / "objects").glob("topic=*/**/*") if path.is_file()]
         assert epochs[1] > epochs[0]
         await b.delete_namespace("shop")
 
@@ -419,7 +420,7 @@ async def test_a_node_that_is_alone_may_archive_too(tmp_path: Path) -> None:
         await again.publish_records(ORDERS, [Record(value=b"1")])
         assert await world.values(ORDERS) == [b"0", b"1"]
         await again.delete_topic(ORDERS)
-        assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+        assert not [path for path in (tmp_path / "objects").glob("topic=*/**/*") if path.is_file()]
 
 
 async def test_what_is_archived_may_go_from_disk_and_is_read_all_the_same(tmp_path: Path) -> None:
@@ -467,3 +468,12 @@ async def test_a_policy_that_asks_for_more_holds_from_then_on(tmp_path: Path) ->
 
         await until(is_local)
         assert not await is_archived(), "a local ack was given before the cluster knew"
+
+
+async def test_a_broker_with_another_object_store_does_not_join(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a") as world:
+        world.objects = open_objects(f"file://{tmp_path}/elsewhere")
+        with pytest.raises(InvalidSettings, match="elsewhere is not the object store of this cluster"):
+            await world.start("b")
+        world.objects = open_objects(f"file://{tmp_path}/objects")
+        await world.start("c")

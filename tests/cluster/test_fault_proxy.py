@@ -144,8 +144,7 @@ def test_a_server_that_is_not_there_is_a_reset() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with FaultProxy(f"127.0.0.1:{free.getsockname()[1]}") as proxy:
-            connection = dial(proxy)
-            with connection, pytest.raises(ConnectionResetError):
+            with pytest.raises(ConnectionResetError), dial(proxy) as connection:
                 connection.recv(1)
 
 

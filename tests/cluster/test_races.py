@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from functools import partial
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -129,9 +130,10 @@ async def test_f2_a_broker_that_missed_changes_and_their_compaction_lists_again(
         blind = faulty.brokers[faulty.other(owner)]
         assert blind.etcd_proxy is not None
         blind.etcd_proxy.cut()
-        topics = [f"/default/etcd-compaction-{number}" for number in range(5)]
+        topics = [f"/default/etcd-compaction-{number}" for number in range(3)]
+        settings = {"policy": {"ack": "archived"}, "schema": {"kind": "json", "definition": {"type": "object"}}}
         for topic in topics:
-            await faulty.tell(f"/v1/topics{topic}", method="PUT", via=owner)
+            await faulty.tell(f"/v1/topics{topic}", settings, method="PUT", via=owner)
         assert isinstance(faulty.etcd, EtcdServer)
         status = await asyncio.to_thread(faulty.etcd.status)
         await asyncio.to_thread(faulty.etcd.compact, int(status["header"]["revision"]))
@@ -140,6 +142,10 @@ async def test_f2_a_broker_that_missed_changes_and_their_compaction_lists_again(
         for topic in topics:
             await faulty.wait_served(topic)
             await until(f"{blind.broker_id} knows {topic}", partial(faulty.partition, topic, via=blind.broker_id))
+            await faulty.move(topic, blind.broker_id)
+            found = await faulty.ask(f"/v1/topics{topic}", via=blind.broker_id)
+            assert found["settings"]["schema"] == settings["schema"]
+            assert found["settings"]["policy"] == settings["policy"]
 
 
 async def test_u14_without_a_quorum_of_etcd_nobody_acks_beyond_its_lease_and_all_return(
@@ -222,6 +228,36 @@ async def test_u4_a_put_that_arrives_twice_is_one(faulty: World) -> None:
 
 
 # Networks
+
+
+async def test_u1_while_a_topic_leaves_publishes_are_told_to_come_again_and_then_where_to_go(faulty: World) -> None:
+    """U1: ACTIVE, DRAINING, CLOSED: first a retriable refusal, then the new owner's name."""
+    topic = "/default/told"
+    await faulty.create_topic(topic)
+    source = faulty.brokers[await faulty.owner_of(topic)]
+    target = faulty.brokers[faulty.other(source.broker_id)]
+    assert source.store_proxy is not None
+    records = f"{source.url}/v1/topics{topic}/records"
+
+    async def publish() -> httpx.Response:
+        return await faulty.http.post(records, json={"records": [{"value": "x"}]}, follow_redirects=False)
+
+    assert (await publish()).status_code == 200
+    source.store_proxy.delay(0.2)  # every request, so that it takes its time
+    await faulty.unload(topic, to=target.broker_id)
+
+    async def is_draining() -> httpx.Response | None:
+        response = await publish()
+        return None if response.status_code == 200 else response
+
+    refused = await until("it drains", is_draining)
+    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+    assert "retry-after" in refused.headers
+    source.store_proxy.heal()
+    await faulty.wait_served(topic, by=target.broker_id)
+    moved = await publish()
+    assert moved.status_code == 307
+    assert moved.headers["location"] == f"{target.url}/v1/topics{topic}/partitions/0/records"
 
 
 @pytest.mark.parametrize("fault", ["cut", "blackhole", "drop_replies"])

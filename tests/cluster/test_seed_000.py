@@ -105,7 +105,7 @@ def verify_objects(world: World) -> None:
     assert min(int(key.rsplit("/", 1)[1]) for key in objects) == 0
     assert max(value["offset_end"] for value in objects.values()) >= PRODUCED
     assert found[keys.archive_current(PARTITION)]["archived_offset"] >= PRODUCED
-    stored = {path.name for path in (world.folder / "objects").rglob("*")}
+    stored = {path.rsplit("/", 1)[-1] for path in world.stored("topic=default.seed-000-part=0")}
     assert {value["object"].rsplit("/", 1)[-1] for value in objects.values()} <= stored
 
 

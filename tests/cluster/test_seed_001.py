@@ -1,7 +1,5 @@
 """Seed 001, its testing plan: a reliable topic that moves goes on where it was. Real brokers, a real etcd."""
 
-from pathlib import Path
-
 import pytest
 
 from sulina.client import Client
@@ -147,7 +145,7 @@ async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:
             with pytest.raises(Corrupt):
                 (await client.publish(topic, "10")).raise_for_status()
         for path, data in damaged.items():
-            path.write_bytes(data)
+            world.write_object(path, data)
         write_state(world, short, None)
         for topic in (unreadable, short):
             await world.wait_served(topic)
@@ -155,12 +153,11 @@ async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:
             assert await consume(client, topic, 12) == list(range(12))
 
 
-def damage_archive(world: World, topic: str) -> dict[Path, bytes]:
+def damage_archive(world: World, topic: str) -> dict[str, bytes]:
     """Every commit of its archive; what they were."""
     name = topic.strip("/").replace("/", ".")
-    found = [p for p in (world.folder / "objects").rglob("*.json") if f"topic={name}-part=0" in str(p)]
-    assert found
-    before = {path: path.read_bytes() for path in found}
-    for path in found:
-        path.write_bytes(b"{}")
+    before = {p: world.read_object(p) for p in world.stored(f"topic={name}-part=0") if p.endswith(".json")}
+    assert before
+    for path in before:
+        world.write_object(path, b"{}")
     return before

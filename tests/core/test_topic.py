@@ -41,10 +41,11 @@ def test_a_policy_is_resolved_topic_then_namespace_then_system() -> None:
     assert policy.ack_timeout_seconds == 30.0
 
 
-def test_what_needs_a_cluster_is_refused_by_a_node_alone() -> None:
-    for ack in (Ack.REPLICATED, Ack.ARCHIVED):
-        with pytest.raises(InvalidSettings, match="needs a cluster"):
+def test_what_needs_more_than_there_is_is_refused() -> None:
+    for ack, needs in ((Ack.REPLICATED, "replicas"), (Ack.ARCHIVED, "an object store")):
+        with pytest.raises(InvalidSettings, match=f"needs {needs}"):
             check_policy(resolved(Policy(ack=ack)))
+    check_policy(resolved(Policy(ack=Ack.ARCHIVED)), is_archiving=True)
 
 
 def test_a_batch_must_fit_a_segment() -> None:

@@ -138,7 +138,7 @@ def test_u2_a_broker_killed_at_this_step_loses_nothing_to_whoever_comes_next(
     """U6, U7, U8, L13: the same broker, and then another."""
     count = counted[step]
     assert count, f"no child reaches {step}: give `every_step` in archive_child.py something that does"
-    points = range(1, count + 1) if IS_LONG else [count // 2 + 1]
+    points = range(1, count + 1) if IS_LONG else [max(1, count // 2)]  # another run may reach it less often
     for nth in points:
         home = tmp_path / str(nth)
         home.mkdir()

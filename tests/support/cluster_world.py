@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+from obstore.store import LocalStore, S3Store
 
 import sulina
 from sulina.client import Client, ClientOptions
@@ -379,6 +380,25 @@ class World:
         member = next(member for member in members if member.is_running)
         found = member.call("kv/range", body).get("kvs", [])
         return {_text(each["key"]).removeprefix(self.prefix): _value(each.get("value", "")) for each in found}
+
+    def stored(self, part: str = "") -> list[str]:
+        """The objects of the archives whose paths have this part."""
+        store, prefix = self._store()
+        found = [meta["path"] for metas in store.list(prefix) for meta in metas]
+        return sorted(path for path in found if part in path)
+
+    def read_object(self, path: str) -> bytes:
+        """All of it."""
+        return bytes(self._store()[0].get(path).bytes())
+
+    def write_object(self, path: str, data: bytes) -> None:
+        """As nobody should."""
+        self._store()[0].put(path, data)
+
+    def _store(self) -> tuple[S3Store | LocalStore, str | None]:
+        if self.s3 is not None:
+            return self.s3.store(), self.objects.split("/", 3)[3]
+        return LocalStore(self.objects.removeprefix("file://")), None
 
     def delete_key(self, key: str) -> None:
         """As nobody should."""

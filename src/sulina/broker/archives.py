@@ -3,13 +3,17 @@
 The archive of a partition lies under its topic's id, so a topic that is made anew never meets its past.
 """
 
+import secrets
 from concurrent.futures import Executor
 
 from sulina.broker.options import BrokerOptions
+from sulina.errors import ArchiveFailed
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.objects import Objects
 from sulina.types import PartitionName
+
+IDENTITY = "store-id"
 
 
 class Archives:
@@ -20,6 +24,22 @@ class Archives:
         self._options = options
         self._readers = readers
         self._cache = ArchiveCache(options.archive_cache_bytes)
+
+    def identity(self) -> str:
+        """Of the object store: made by the first who asks, and the same for all who reach the same store.
+
+        Blocks. ArchiveFailed.
+        """
+        self._objects.put_if_absent(IDENTITY, secrets.token_hex(16).encode())
+        found = self._objects.get(IDENTITY)
+        if found is None:
+            raise ArchiveFailed(path=self.location, cause=FileNotFoundError(f"{IDENTITY} was put, and is not there"))
+        return bytes(found).decode("ascii", "replace")
+
+    @property
+    def location(self) -> str:
+        """For messages."""
+        return self._objects.location
 
     def of(self, partition: PartitionName, topic_id: str) -> Archive:
         """To be loaded before anything else."""

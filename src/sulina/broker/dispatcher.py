@@ -27,6 +27,7 @@ from sulina.types import Offset, PartitionName
 
 READ_BYTES = 256 << 10
 FAILURE_PAUSE_SECONDS = 1.0
+UNSURE_PAUSE_SECONDS = 0.05
 
 _logger = structlog.get_logger("sulina.dispatcher")
 
@@ -41,6 +42,7 @@ class Surroundings:
     metrics: TopicMetrics
     bury: Bury  # puts records into the dead-letter topic
     changed: Callable[[], None]  # the cursor is to be written
+    may_send: Callable[[], bool]  # whether the partition is surely ours at this moment
 
 
 class Dispatcher:
@@ -159,6 +161,10 @@ class Dispatcher:
             return
         found = await self._log.read(Offset(wanted[0]), max_bytes=READ_BYTES)
         if self._is_paused or not self._members.present:
+            return
+        if not self._around.may_send():
+            # Another may have sent these, and had them acked, while we slept.
+            await asyncio.sleep(UNSURE_PAUSE_SECONDS)
             return
         places = bounds(found.data)
         batches = self._batches(found, places)

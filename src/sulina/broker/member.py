@@ -21,7 +21,7 @@ from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import BrokerNotFound, InvalidSettings, LeaseExpired, SubscriptionBusy, SulinaError
-from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore
+from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore, Put
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import (
@@ -75,6 +75,7 @@ class ClusterMember(Topics):
     async def _join(self, registration: Registration, options: ClusterOptions) -> list[asyncio.Task[None]]:
         """Become a member; the tasks that follow what others do."""
         assert self._standing is not None
+        await self._check_objects()
         self._catalogue.is_followed = True
         namespaces, topics = await self._load()
         tasks = [
@@ -110,6 +111,18 @@ class ClusterMember(Topics):
         tasks.append(asyncio.create_task(self._tidy_regularly(), name="tidy"))
         tasks.append(asyncio.create_task(self._let_go_of_leftovers(), name="leftovers"))
         return tasks
+
+    async def _check_objects(self) -> None:
+        """A broker with another object store would not find what the others have archived. InvalidSettings."""
+        if self._archives is None:
+            return
+        ours = (await asyncio.to_thread(self._archives.identity)).encode()
+        await self._metadata.txn(compares=[Compare(keys.OBJECTS, NO_REVISION)], puts=[Put(keys.OBJECTS, ours)])
+        agreed = await self._metadata.get(keys.OBJECTS)
+        if agreed is None or agreed.value != ours:
+            raise InvalidSettings(
+                f"{self._archives.location} is not the object store of this cluster: all its brokers must share one"
+            )
 
     async def _leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and be gone."""

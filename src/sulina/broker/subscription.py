@@ -8,6 +8,7 @@ given to another broker takes its cursor along; its consumers are let go, and fi
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -241,7 +242,7 @@ class Subscription:
             await asyncio.wait(tasks)
 
     def _surroundings(self, number: int) -> Surroundings:
-        cursor = self._cursors[number]
+        cursor, place = self._cursors[number], self._context.partitions[number].place
 
         async def bury(records: Sequence[Record], attempts: int) -> None:
             await self._context.bury(self.name, number, records, attempts)
@@ -251,6 +252,7 @@ class Subscription:
             metrics=self._context.metrics,
             bury=bury,
             changed=lambda: self._write(number, cursor),
+            may_send=partial(place.may_ack, place.revision),
         )
 
     # What consumers say

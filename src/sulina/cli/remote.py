@@ -13,6 +13,7 @@ from sulina.errors import (
     BrokerNotFound,
     Disconnected,
     InvalidName,
+    InvalidSettings,
     LimitReached,
     MetadataFailed,
     NamespaceNotEmpty,
@@ -43,7 +44,7 @@ Answer = TypeVar("Answer")
 class Remote:
     """The options of every command that speaks with a node."""
 
-    url: Annotated[str, Parameter(env_var="SULINA_URL", help="Where the node is.")] = DEFAULT_URL
+    url: Annotated[str, Parameter(env_var="SULINA_URL", help="Where the node is; brokers, with commas.")] = DEFAULT_URL
     json: Annotated[bool, Parameter(help="The result as JSON, and nothing else on standard output.")] = False
 
     def run(self, work: "Callable[[Client], Awaitable[Answer]]") -> Answer:
@@ -60,7 +61,7 @@ class Remote:
             except BrokerNotFound as error:
                 facts = vars(error)
                 known = str(facts.get("brokers", "")).split(", ")
-                near = difflib.get_close_matches(str(facts.get("broker", "")), known, n=1, cutoff=0.5)
+                near = difflib.get_close_matches(str(facts.get("broker", "")), known, n=1, cutoff=0.6)
                 error.add_note(f"did you mean {near[0]}?" if near else "`sulina broker list` shows them")
                 raise
 
@@ -81,24 +82,30 @@ def topic_name(text: str) -> str:
 
 
 async def check_broker(client: "Client", broker_id: str) -> None:
-    """BrokerNotFound, before anything is asked of it. A node that is alone says what is wrong with that itself."""
+    """BrokerNotFound, InvalidSettings when it is away, before anything is asked of it.
+
+    A node that is alone says what is wrong with that itself.
+    """
     brokers = (await client.cluster()).brokers
-    known = sorted(info.broker_id for info in brokers)
-    if broker_id not in known and any(info.url for info in brokers):
-        raise BrokerNotFound(broker=broker_id, brokers=", ".join(known))
+    state_of = {info.broker_id: info.state for info in sorted(brokers, key=lambda info: info.broker_id)}
+    if broker_id not in state_of and any(info.url for info in brokers):
+        raise BrokerNotFound(broker=broker_id, brokers=", ".join(state_of))
+    if state_of.get(broker_id) == "unreachable":
+        there = ", ".join(name for name, state in state_of.items() if state == "active") or "none"
+        raise InvalidSettings(f"broker {broker_id} is unreachable; those that take partitions: {there}")
 
 
 def hint_for(error: SulinaError) -> str | None:
     """What to do about it."""
     match error:
         case Disconnected():
-            return "is a node running? start one with `sulina serve`, or name another with --url"
+            return "is a node running? start one with `sulina serve`, or name others with --url URL,URL"
         case NamespaceNotFound():
             return f"create it with `sulina namespace create {vars(error).get('namespace', 'NAMESPACE')}`"
         case SubscriptionNotFound():
             return "`sulina subscription list TOPIC` shows what there is"
         case SubscriptionBusy():
-            return "end the consumers that are attached, or use --force where there is one"
+            return "end those consumers first, or say --force where the command has it"
         case MetadataFailed() if str(vars(error).get("path", "")).startswith("etcd"):
             return "is etcd running? `sulina doctor` checks it"
         case ArchiveFailed():

@@ -66,6 +66,7 @@ BROKERS = "/cluster/brokers/"
 UNASSIGNED = "/cluster/unassigned/"
 EPOCHS = "/cluster/epochs/"
 UNLOADS = "/cluster/unloads/"
+OBJECTS = "/cluster/objects"  # which object store all brokers share
 
 
 def register(broker_id: str) -> str:

@@ -202,8 +202,13 @@ class LocalCluster:
         self.directory = directory
         self.on_event: Callable[[str], None] = lambda _: None
         self._lease_seconds, self._restart_seconds = lease_seconds, restart_seconds
-        binary, ports = find_etcd(), _ports(port, brokers)
-        self._lock = _locked(directory)
+        binary = find_etcd()
+        self._lock = _locked(directory)  # first: of a cluster that runs there already, the ports are taken too
+        try:
+            ports = _ports(port, brokers)
+        except InvalidSettings:
+            os.close(self._lock)
+            raise
         self.etcd = Etcd(directory, self._lock, binary)
         self.brokers = [
             BrokerChild(f"b{number}", directory, self._lock, port) for number, port in enumerate(ports, start=1)

@@ -102,7 +102,7 @@ def _row(child: "BrokerChild | None", info: "BrokerInfo | None") -> tuple[Text, 
     if child is None:
         process = Text("-", "dim")
     elif child.pid is None:
-        process = Text(child.ended or "starting", "bold red")
+        process = Text("died" if child.ended else "starting", "bold red")  # how, the events say
     else:
         process = Text(str(child.pid))
     name = child.name if child is not None else info.broker_id if info is not None else "?"

@@ -13,7 +13,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -136,20 +136,20 @@ async def crowd(setup: Setup, world: World, __: S3Server) -> AsyncIterator[Resul
     as many topics may take four times as long, from the moment when the others know that it is dead."""
     sizes = CROWDS_QUICK if setup.quick else CROWDS
     beyond: dict[int, float] = {}
-    made = 0
+    others, made = sum((await partitions_of(world)).values()), 0
     for size in sizes:
         started = time.monotonic()
         await create(world, range(made, size))
         yield Result(f"{size - made:,} topics created and served", time.monotonic() - started, "s")
         made = size
-        await wait_all_served(world, size, BROKERS)
+        await wait_all_served(world, others + size, BROKERS)
         victim = BROKERS[0] if await world.leader() != BROKERS[0] else BROKERS[1]
         lost = (await partitions_of(world))[victim]
         killed_at = time.monotonic()
         await world.brokers[victim].kill()
         await wait_known_dead(world, victim)
         known_at = time.monotonic()
-        await wait_all_served(world, size, [each for each in BROKERS if each != victim])
+        await wait_all_served(world, others + size, [each for each in BROKERS if each != victim])
         seconds = time.monotonic() - killed_at
         beyond[size] = max(time.monotonic() - known_at, POLL_SECONDS)
         name = f"{size:,} topics on 3 brokers, {lost:,} of them on the one that dies"
@@ -192,8 +192,8 @@ async def wait_known_dead(world: World, victim: str) -> None:
     await until(f"{victim} is known to be dead", is_known)
 
 
-async def wait_all_served(world: World, count: int, brokers: list[str] | tuple[str, ...]) -> None:
-    """These brokers have all of them, and say so themselves."""
+async def wait_all_served(world: World, count: int, brokers: Sequence[str]) -> None:
+    """All partitions are assigned to these brokers."""
 
     async def all_served() -> bool:
         found = await world.cluster(via=brokers[0])

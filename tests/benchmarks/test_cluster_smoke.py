@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import cluster as benchmark
 from benchmarks.measure import Setup
-from tests.support.cluster_world import cluster
 from tests.support.etcd import EtcdServer, etcd
 from tests.support.s3 import S3Server, s3
 
@@ -25,8 +24,7 @@ async def test_every_claim_about_clusters_yields_figures(
 ) -> None:
     monkeypatch.setattr(benchmark, "CROWDS_QUICK", (6, 12))
     setup = Tiny(str(tmp_path), True)
-    async with cluster(tmp_path, etcd, *benchmark.BROKERS, s3=s3) as world:
-        for claim in benchmark.CLAIMS:
-            results = [result async for result in claim(setup, world, s3)]
-            assert results
-            assert all(result.value > 0 for result in results)
+    for number, claim in enumerate(benchmark.CLAIMS):
+        results = await benchmark.measured(setup, benchmark.home_of(tmp_path, str(number)), etcd, s3, claim)
+        assert results
+        assert all(result.value > 0 for result in results)

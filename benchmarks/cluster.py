@@ -19,7 +19,7 @@ from statistics import median
 
 from obstore.store import S3Store
 
-from benchmarks.measure import MIB, Result, Setup, at_least, at_most, interleaved, main, percentile, ratio
+from benchmarks.measure import MIB, Result, Setup, at_most, interleaved, main, percentile, ratio
 from benchmarks.serving.processes import Load as LoadProcess
 from benchmarks.serving.processes import load
 from sulina.core.members import SubscriptionKind
@@ -170,7 +170,7 @@ async def create(world: World, numbers: range) -> None:
 
     async def one(number: int) -> None:
         async with turns:
-            await world.tell(f"/v1/topics/default/crowd-{number}", method="PUT", via=BROKERS[number % len(BROKERS)])
+            await world.tell(f"/v1/topics/default/crowd-{number}", method="PUT", via=BROKERS[0])
 
     await asyncio.gather(*(one(number) for number in numbers))
 
@@ -236,7 +236,7 @@ async def throughput(setup: Setup, world: World, s3: S3Server) -> AsyncIterator[
     yield Result("publish, ack archived", median(archived) / MIB, "MiB/s")
     yield Result("object store, raw puts of 100 kB", median(raw) / MIB, "MiB/s")
     yield Result("publish, ack archived / raw puts", ratio(archived, raw), "ratio")
-    yield at_least("publish, ack archived", median(archived) / VALUE_BYTES, "records/s", 10_000)
+    yield Result("publish, ack archived", median(archived) / VALUE_BYTES, "records/s")
 
 
 def publishing(loading: LoadProcess, topic: str, port: int, seconds: float) -> Callable[[], float]:

@@ -143,9 +143,9 @@ def test_a_delay_comes_before_each_direction(echo: tuple[FaultProxy, bytearray])
 def test_a_server_that_is_not_there_is_a_reset() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        with FaultProxy(f"127.0.0.1:{free.getsockname()[1]}") as proxy:
-            with pytest.raises(ConnectionResetError), dial(proxy) as connection:
-                connection.recv(1)
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        with FaultProxy(nobody) as proxy, pytest.raises(ConnectionResetError), dial(proxy) as connection:
+            connection.recv(1)
 
 
 class Counting(BaseHTTPRequestHandler):

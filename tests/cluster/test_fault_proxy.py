@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -174,12 +175,19 @@ class Counting(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+class QuietServer(ThreadingHTTPServer):
+    """A connection that is reset is what these tests are about."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        assert isinstance(sys.exc_info()[1], ConnectionError), sys.exc_info()
+
+
 @pytest.fixture
 def web() -> Iterator[tuple[HttpFaultProxy, list[str]]]:
     """A proxy before a web server, and what the server has seen."""
     seen: list[str] = []
     handler = type("Handler", (Counting,), {"seen": seen})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with QuietServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

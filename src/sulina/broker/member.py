@@ -20,7 +20,7 @@ from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
 from sulina.core.topic import Delivery, TopicSettings
-from sulina.errors import BrokerNotFound, InvalidSettings, LeaseExpired, SubscriptionBusy, SulinaError
+from sulina.errors import ArchiveFailed, BrokerNotFound, InvalidSettings, LeaseExpired, SubscriptionBusy, SulinaError
 from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore, Put
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
@@ -36,6 +36,7 @@ from sulina.wire.messages import (
 
 PLACED_SECONDS = 10.0  # to wait for owners of a new topic's partitions
 REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
+OBJECTS_SECONDS, OBJECTS_PAUSE_SECONDS = 20.0, 0.5  # for the object store to answer when a broker starts
 REPORT_SECONDS = 1.0  # between two words on how far the logs have come
 TIDY_EVERY, LEFTOVERS_EVERY = 5, 300  # such rounds
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
@@ -116,13 +117,25 @@ class ClusterMember(Topics):
         """A broker with another object store would not find what the others have archived. InvalidSettings."""
         if self._archives is None:
             return
-        ours = (await asyncio.to_thread(self._archives.identity)).encode()
+        ours = (await self._identity(self._archives)).encode()
         await self._metadata.txn(compares=[Compare(keys.OBJECTS, NO_REVISION)], puts=[Put(keys.OBJECTS, ours)])
         agreed = await self._metadata.get(keys.OBJECTS)
         if agreed is None or agreed.value != ours:
             raise InvalidSettings(
                 f"{self._archives.location} is not the object store of this cluster: all its brokers must share one"
             )
+
+    async def _identity(self, archives: Archives) -> str:
+        """Of the object store, which may be away for a moment just now. ArchiveFailed."""
+        deadline = self._clock.monotonic() + OBJECTS_SECONDS
+        while True:
+            try:
+                return await asyncio.to_thread(archives.identity)
+            except ArchiveFailed as error:
+                if self._clock.monotonic() > deadline:
+                    raise
+                _logger.warning("object_store_away", error=str(error))
+                await asyncio.sleep(OBJECTS_PAUSE_SECONDS)
 
     async def _leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and be gone."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sulina.broker.cluster.load_manager import LoadManager
 from sulina.core import keys
 from sulina.core.cluster import Epoch, Sealed
 from sulina.core.position import Position
@@ -112,6 +113,41 @@ async def test_an_empty_topic_that_moves_starts_at_0_u9(tmp_path: Path) -> None:
             await world.running["a"].unload(ORDERS, to=target)
             await world.moved(ORDERS, target)
         assert await world.publish(ORDERS, b"first") == 0
+
+
+async def test_a_move_asked_for_before_there_is_an_owner_is_made_u2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at a broker that has not heard yet who the owner is: a wish is never dropped without a word."""
+    may_assign, assign = asyncio.Event(), LoadManager._assign
+
+    async def assign_later(manager: LoadManager) -> None:
+        await may_assign.wait()
+        await assign(manager)
+
+    async with brokers(tmp_path, "a", "b") as world:
+        monkeypatch.setattr(LoadManager, "_assign", assign_later)
+        await world.running["a"].put_topic(ORDERS, ARCHIVED)
+        wishes = [asyncio.create_task(world.running["a"].unload(ORDERS, to=target)) for target in "ab"]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not any(wish.done() for wish in wishes)
+        may_assign.set()
+        asked = [found for wish in wishes for found in await wish]
+        assert len(asked) == 1  # it is at one of them already
+        await world.moved(ORDERS, str(asked[0].to_broker))
+
+
+async def test_an_unload_of_what_nobody_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def assign_never(_: LoadManager) -> None:
+        return
+
+    monkeypatch.setattr("sulina.broker.member.PLACED_SECONDS", 0.05)
+    async with brokers(tmp_path, "a", "b") as world:
+        monkeypatch.setattr(LoadManager, "_assign", assign_never)
+        await world.running["a"].put_topic(ORDERS, ARCHIVED)
+        with pytest.raises(NotServing, match="has no owner yet"):
+            await world.running["a"].unload(ORDERS, to="b")
 
 
 async def test_a_txn_id_is_known_after_a_move_l13(tmp_path: Path) -> None:

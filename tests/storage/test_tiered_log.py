@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sulina.core.commit import Commit
 from sulina.core.log_state import Appended
 from sulina.core.retention import Retention
 from sulina.errors import (
@@ -238,6 +241,33 @@ async def test_u4_a_drain_that_fails_says_so_and_is_done_by_the_next(world: Worl
     assert not a.is_archived
     world.objects["a"].is_cut = False
     assert (await a.drain()).next_offset == end_of(*range(3))
+
+
+@told
+async def test_u4_a_commit_whose_reply_was_lost_is_told_to_those_who_wait_for_it(world: World) -> None:
+    """Nobody appends again: whoever looks at the archive next must tell them."""
+    a = await world.open("a", 1, ARCHIVED)
+    await appended(a, 0)
+    a._archive._log.commit = lost_reply(a._archive._log.commit)  # type: ignore[method-assign]
+    async with asyncio.timeout(10.0):
+        await appended(a, 1)
+    assert len(world.told.failures) == 1
+    assert a.view.next_offset == a.archived.next_offset == end_of(0, 1)
+    assert [slice_.object for slice_ in world.told.added] == [slice_.object for slice_ in a.archived.slices]
+
+
+def lost_reply(commit: Callable[..., Commit]) -> Callable[..., Commit]:
+    """It is done once, and its caller is told otherwise."""
+    lost: list[Commit] = []
+
+    def commits(*arguments: Any, **named: Any) -> Commit:
+        done = commit(*arguments, **named)
+        if not lost:
+            lost.append(done)
+            raise ArchiveFailed(path="here", cause=OSError("no reply"))
+        return done
+
+    return commits
 
 
 @told

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -20,7 +20,15 @@ from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
 from sulina.core.topic import Delivery, TopicSettings
-from sulina.errors import ArchiveFailed, BrokerNotFound, InvalidSettings, LeaseExpired, SubscriptionBusy, SulinaError
+from sulina.errors import (
+    ArchiveFailed,
+    BrokerNotFound,
+    InvalidSettings,
+    LeaseExpired,
+    NotServing,
+    SubscriptionBusy,
+    SulinaError,
+)
 from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore, Put
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
@@ -34,7 +42,7 @@ from sulina.wire.messages import (
     UnloadInfo,
 )
 
-PLACED_SECONDS = 10.0  # to wait for owners of a new topic's partitions
+PLACED_SECONDS = 10.0  # to wait for owners of partitions that are about to have one
 REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
 OBJECTS_SECONDS, OBJECTS_PAUSE_SECONDS = 20.0, 0.5  # for the object store to answer when a broker starts
 REPORT_SECONDS = 1.0  # between two words on how far the logs have come
@@ -336,7 +344,7 @@ class ClusterMember(Topics):
         """Ask that partitions leave their owners, for `to` or for whom the leader chooses. Returns at once.
 
         A partition that waits for a broker that is away is given up as far as only that one has it, if forced.
-        SubscriptionBusy when consumers are attached, unless forced; BrokerNotFound, InvalidSettings.
+        SubscriptionBusy when consumers are attached, unless forced; BrokerNotFound, InvalidSettings, NotServing.
         """
         cluster, topic = self._cluster, self._topic(name)
         if to is not None and to not in cluster.view.registrations:
@@ -344,6 +352,7 @@ class ClusterMember(Topics):
         if partition is not None:
             topic.check_number(partition)
         places = [place for place in topic.places if partition in (None, place.name.partition)]
+        await self._homed([place.name for place in places])
         waiting = {place.name for place in places if self._is_recovering(place.name)}
         if not force and waiting:
             raise await self._only_there(topic, min(waiting))
@@ -361,6 +370,16 @@ class ClusterMember(Topics):
         if not force:
             await self._heard(owners)
         return asked
+
+    async def _homed(self, partitions: Sequence[PartitionName]) -> None:
+        """Each has an owner, or waits for the one that alone has its records. NotServing: not even after a while."""
+        view = self._cluster.view
+
+        def homeless() -> list[PartitionName]:
+            return [name for name in partitions if view.owner(name) is None and not self._is_recovering(name)]
+
+        if not await view.wait_for(lambda _: not homeless(), PLACED_SECONDS):
+            raise NotServing(reason=f"{min(homeless())} has no owner yet")
 
     async def _heard(self, owners: dict[PartitionName, Ownership]) -> None:
         """Another owner may have consumers attached, and refuse."""

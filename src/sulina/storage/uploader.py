@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 from sulina.core.archive import SLICE_BYTES_MAX, is_state_due
@@ -105,6 +106,7 @@ class Uploader:
         self._state: Checkpoint | None = None  # that shall be in the archive
         self._state_bytes = 0
         self._swept_at = clock.monotonic()
+        self._told = archive.view  # what others know of the archive
         self._pin()
 
     def start(self) -> None:
@@ -172,6 +174,7 @@ class Uploader:
         backoff = 0.0
         while True:
             self._wake.clear()
+            self._progress()
             due = self._due_in()
             if backoff or due is None or due > 0:
                 await self._sleep(backoff or due, wakes=not backoff)
@@ -247,18 +250,32 @@ class Uploader:
             puts.append(self._archive.put_state)
         try:
             await asyncio.gather(*(self._in_thread(lambda put=put: put(new)) for put in puts))  # type: ignore[misc]
-            added = await self._in_thread(lambda: self._archive.add(new))
+            await self._in_thread(lambda: self._archive.add(new))
         except VersionConflict:
             return True  # a commit of our own, whose reply was lost, has come after all: look again
         finally:
             self._archive.landed(new)
+            self._progress()
         if new.state is not None:
             self._state_bytes = len(new.state)
             self._state = None
-        self._pin()
-        self._on_progress()
-        self.tell(lambda: self._hooks.archived(added))
         return True
+
+    def _progress(self) -> None:
+        """Tell how far the archive has come, also by a commit whose reply was lost: whoever looks next finds it."""
+        view, told = self._archive.view, self._told
+        if view.version == told.version or view.epoch > self._log.epoch:
+            return
+        self._told = view
+        if view.log_version > told.log_version:
+            self._pin()
+            self._on_progress()
+        known = {slice_.object for slice_ in told.slices[-1:]}
+        since = takewhile(
+            lambda slice_: slice_.object not in known and slice_.version_end > told.log_version, reversed(view.slices)
+        )
+        for added in reversed(list(since)):
+            self.tell(lambda added=added: self._hooks.archived(added))  # type: ignore[misc]
 
     def _pin(self) -> None:
         # The commit that the archive ends with too: the next open compares it.
@@ -312,4 +329,6 @@ class Uploader:
                 await self._in_thread(self._archive.sweep)
         except Exception as error:  # noqa: BLE001 - the next time will do
             self.fail(error)
+        finally:
+            self._wake.set()  # it may have seen what the archive has
         await asyncio.sleep(TIDY_REST * (self._clock.monotonic() - started))

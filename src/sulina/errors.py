@@ -23,19 +23,21 @@ SulinaError
 │   ├── AlreadyExists               with other settings
 │   ├── SchemaConflict              another schema than that of the data that exists
 │   ├── SubscriptionBusy            others are attached
+│   ├── ReaderAhead                 the reader has come further already; force moves it back
 │   └── NamespaceNotEmpty           it has topics
 ├── NotFound                        there is no such thing
 │   ├── NamespaceNotFound
 │   ├── TopicNotFound
 │   ├── PartitionNotFound
 │   ├── SubscriptionNotFound
+│   ├── ReaderNotFound
 │   ├── ConsumerNotFound            it has been detached
 │   └── BrokerNotFound
 ├── CursorMoved                     a seek moved the subscription: subscribe again (retry)
 ├── NotAvailable                    the log does not have it
 │   ├── NotYet                      the offset or version is not there yet    (retry)
 │   ├── OffsetOutOfRange            before the first retained offset, or past the end
-│   └── VersionNotRetained          its commit has been cleaned up
+│   ├── VersionNotRetained          its commit has been cleaned up
 ├── QueueFull                       too much is waiting to be committed       (retry)
 ├── LimitReached                    the node has as many of them as it may
 ├── NoSubscribers                   nobody is attached, and the topic keeps nothing
@@ -243,6 +245,17 @@ class SubscriptionBusy(Conflict):
         self.topic, self.subscription, self.reason = topic, subscription, reason
 
 
+class ReaderAhead(Conflict):
+    """The reader has come further already. To read again what it has read, force it."""
+
+    def __init__(self, *, topic: str, reader: str, partition: int, offset: int, current: int) -> None:
+        super().__init__(
+            f"reader {reader} is at offset {current} in partition {partition} of {topic}, and {offset} lies before it: "
+            f"force moves it back"
+        )
+        self.topic, self.reader, self.partition, self.offset, self.current = topic, reader, partition, offset, current
+
+
 class NamespaceNotEmpty(Conflict):
     """It has topics; delete them first."""
 
@@ -285,6 +298,14 @@ class SubscriptionNotFound(NotFound):
     def __init__(self, *, topic: str, subscription: str) -> None:
         super().__init__(f"{topic} has no subscription {subscription}")
         self.topic, self.subscription = topic, subscription
+
+
+class ReaderNotFound(NotFound):
+    """It never registered, was deleted, or was forgotten because nothing was heard of it."""
+
+    def __init__(self, *, topic: str, reader: str) -> None:
+        super().__init__(f"{topic} has no registered reader {reader}")
+        self.topic, self.reader = topic, reader
 
 
 class ConsumerNotFound(NotFound):

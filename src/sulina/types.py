@@ -43,6 +43,12 @@ def checked_broker(name: str) -> str:
     return name
 
 
+def checked_reader(name: str) -> str:
+    """The name itself. InvalidName."""
+    _checked("reader", name, _TOPIC)
+    return name
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
     """`/namespace/topic`, checked once, here; safe in a path, a key or a URL ever after."""

@@ -33,6 +33,7 @@ ns = "default"
 topic = "orders"
 p = 0
 sub = "billing"
+name = "nightly"
 wait_ms = 20
 """
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sulina.core.batch import BatchLimits, parse_header, validate
-from sulina.core.columns import HEADERS_TYPE, SCHEMA, decode_columns, encode_columns
+from sulina.core.batch import BatchLimits, parse_header, split, validate
+from sulina.core.columns import decode_columns, encode_columns, origins
+from sulina.core.record_columns import HEADERS_TYPE, SCHEMA
 from sulina.core.records import Record, decode, encode
 from sulina.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidBatch, InvalidInput, UnknownCodec
 
@@ -226,3 +227,20 @@ from sulina.core import batch, records
 assert batch.validate(records.encode([records.Record(value=b"v")] * 64))
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_origins_are_those_of_the_batches_and_null_where_nobody_said() -> None:
+    def encoded(rows: int, offset: int, **origin: int) -> memoryview:
+        return encode_columns(value=pa.array([b"x"] * rows), timestamp_ms=0, base_offset=offset, **origin)  # type: ignore[arg-type]
+
+    said = encoded(3, 0, producer_id=7, producer_epoch=2, base_sequence=2**31 - 2)
+    found = origins(split(bytes(said) + bytes(encoded(2, 3)))).to_pylist()
+    assert [row and (row["id"], row["epoch"], row["sequence"]) for row in found] == [
+        (7, 2, 2**31 - 2),
+        (7, 2, 2**31 - 1),
+        (7, 2, 0),
+        None,
+        None,
+    ]
+    assert origins(split(encoded(2, 0))).null_count == 2
+    assert len(origins([])) == 0

@@ -51,6 +51,12 @@ class MemoryObjects:
                 if path.startswith(f"{prefix}/")
             ]
 
+    def folders(self, prefix: str = "") -> Names:
+        start = f"{prefix}/" if prefix else ""
+        with self._lock:
+            below = [path.removeprefix(start) for path in self.held if path.startswith(start)]
+        return sorted({path.split("/")[0] for path in below if "/" in path})
+
     def delete(self, paths: Sequence[str]) -> None:
         with self._lock:
             for path in paths:
@@ -126,6 +132,9 @@ class FaultyObjects:
 
     def list(self, prefix: str) -> list[Listed]:
         return self._ask("list", prefix, lambda: self._objects.list(prefix))
+
+    def folders(self, prefix: str = "") -> Names:
+        return self._ask("folders", prefix, lambda: self._objects.folders(prefix))
 
     def delete(self, paths: Sequence[str]) -> None:
         self._ask("delete", str(paths), lambda: self._objects.delete(paths), is_change=True)

@@ -77,9 +77,9 @@ def _running(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], S3Server]]
     data.mkdir()
     ports = _free_ports(8)
     sockets = [Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock") for role in ROLES for port in ports]
-    arguments = [f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-master.volumeSizeLimitMB=64"]
+    arguments = [f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-master.volumeSizeLimitMB=256"]
     # Two more services that nobody asked for would take fixed ports.
-    arguments += ["-volume.max=50", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    arguments += ["-volume.max=100", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     for role in ROLES:
         arguments += [f"-{role}.port={ports.pop()}", f"-{role}.port.grpc={ports.pop()}"]
     endpoint = f"http://127.0.0.1:{arguments[-2].partition('=')[2]}"

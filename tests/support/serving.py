@@ -106,9 +106,11 @@ def start(
 
 
 @contextlib.contextmanager
-def serving(data: Path, *, environment: Mapping[str, str] | None = None) -> Iterator[Serving]:
+def serving(
+    data: Path, *, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> Iterator[Serving]:
     """A node for the time of a `with`; whatever happens, its process is gone afterwards."""
-    node = start(data, environment=environment)
+    node = start(data, environment=environment, arguments=arguments)
     try:
         yield node
     finally:

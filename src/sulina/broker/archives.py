@@ -19,8 +19,16 @@ IDENTITY = "store-id"
 class Archives:
     """`of` a partition; they share what they have read."""
 
-    def __init__(self, objects: Objects, options: BrokerOptions, readers: Executor | None = None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        options: BrokerOptions,
+        readers: Executor | None = None,
+        *,
+        endpoint: str | None = None,
+    ) -> None:
         self._objects = objects
+        self.endpoint = endpoint  # of the object store, where it is not the cloud's own
         self._options = options
         self._readers = readers
         self._cache = ArchiveCache(options.archive_cache_bytes)
@@ -38,7 +46,7 @@ class Archives:
 
     @property
     def location(self) -> str:
-        """For messages."""
+        """Where it is, as a URL."""
         return self._objects.location
 
     def of(self, partition: PartitionName, topic_id: str) -> Archive:

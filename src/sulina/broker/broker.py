@@ -13,6 +13,7 @@ from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
 from sulina.broker.topic import Accepted, Topic
@@ -40,6 +41,9 @@ from sulina.wire.messages import (
     NodeInfo,
     PartitionInfo,
     Published,
+    ReaderInfo,
+    ReaderPage,
+    ReaderSettings,
     SubscriptionInfo,
     SubscriptionSettings,
 )
@@ -64,6 +68,9 @@ class Broker(ClusterMember):
     ) -> None:
         super().__init__(
             metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
+        )
+        self._readers = Readers(
+            metadata, self._catalogue, options, self._topics.get, clock=self._clock, events=self.events
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._started_at = self._clock.monotonic()
@@ -124,6 +131,8 @@ class Broker(ClusterMember):
             topics=len(self._topics),
             connections=self.counts.connections,
             uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
+            objects=self._archives.location if self._archives is not None else None,
+            objects_endpoint=self._archives.endpoint if self._archives is not None else None,
         )
 
     async def _retain_regularly(self) -> None:
@@ -132,8 +141,9 @@ class Broker(ClusterMember):
             await self.retain()
 
     async def retain(self) -> int:
-        """Let topics forget what their policies say; how many segments went."""
-        return await self._logs.retain(list(self._topics.values()))
+        """Let topics forget what their policies say and no registered reader needs; how many segments went."""
+        await self._readers.look()
+        return await self._logs.retain(list(self._topics.values()), self._readers.keep_from)
 
     # Records
 
@@ -402,6 +412,30 @@ class Broker(ClusterMember):
         self.metrics.consumers.set(self.counts.consumers)
         await attachment.leave()
         self.events.emit("consumer_detached", name, consumer=attachment.consumer.name)
+
+    # Registered readers
+
+    @whole
+    async def put_reader(self, reader: str, name: TopicName, settings: ReaderSettings) -> tuple[ReaderInfo, bool]:
+        """Register it, or say where it is now; whether it is new. ReaderAhead when it would go back, unless forced."""
+        self._check_serving()
+        return await self._readers.put(reader, name, settings)
+
+    async def reader(self, reader: str, name: TopicName) -> ReaderInfo:
+        """Its positions and lag, as far as they are known here. ReaderNotFound."""
+        return await self._readers.get(reader, name)
+
+    async def readers(
+        self, *, topic: TopicName | None = None, after: str | None = None, limit: int = 100
+    ) -> ReaderPage:
+        """Of one topic or of all, by name, some at a time."""
+        return await self._readers.page(topic=topic, after=after, limit=limit)
+
+    @whole
+    async def delete_reader(self, reader: str, name: TopicName) -> None:
+        """It holds nothing back any more. ReaderNotFound."""
+        self._check_serving()
+        await self._readers.delete(reader, name)
 
     def _lags(self) -> Iterator[tuple[str, str, int]]:
         # Asked for in a thread, while others come and go.

@@ -135,6 +135,11 @@ class Catalogue:
         head = entries.get(keys.delivery(name))
         return None if head is None else _topic_of(_read(head, StoredTopic), entries.values())
 
+    async def read_topic(self, name: TopicName) -> tuple[StoredTopic, Compare] | None:
+        """As the store has it now, which is not kept; and what holds for as long as it stays so. CorruptCommit."""
+        entry = await self._metadata.get(keys.delivery(name))
+        return None if entry is None else (_read(entry, StoredTopic), Compare(entry.key, entry.revision))
+
     def _known(self, key: str) -> Entry | None:
         parts = key.split("/")
         if parts[1] == "namespaces":
@@ -220,8 +225,12 @@ class Catalogue:
         """Forget it, while `mark` holds. Its `delivery` key goes last. Outdated when somebody else was quicker."""
         entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
         entries += [entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries]
+        entries += [key for key in await self._reader_keys() if key.split("/")[3:5] == [name.namespace, name.topic]]
         await self._delete([key for key in entries if key != keys.delivery(name)], mark)
         await self._txn([mark], deletes=[keys.delivery(name), keys.namespace_topic(name)])
+
+    async def _reader_keys(self) -> list[str]:
+        return [entry.key for entry in (await self._metadata.list(keys.READERS)).entries]
 
     def mark(self, name: TopicName) -> Compare:
         """That the topic is as it is known here."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -27,7 +28,7 @@ from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import remove_tree
 from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.tiered_log import TieredLog
-from sulina.types import PartitionName, TopicName
+from sulina.types import Offset, PartitionName, TopicName
 
 FOR_EVER = Retention()
 RETRY_SECONDS = 1.0  # until a change of settings that failed is tried again
@@ -173,8 +174,11 @@ class Logs:
         else:
             log.reconfigure(self._options_of(topic))
 
-    async def retain(self, topics: Iterable[Topic]) -> int:
-        """Let topics forget what their policies say; how many segments went."""
+    async def retain(self, topics: Iterable[Topic], keep_from: Callable[[PartitionName], Offset | None]) -> int:
+        """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
+
+        What is in the archive may go from the disk all the same: it can still be read.
+        """
         removed = 0
         for topic in topics:
             policy = topic.policy
@@ -187,7 +191,8 @@ class Logs:
                     continue
                 try:
                     async with partition.using() as log:
-                        removed += len(await _retained(log, limits, local))
+                        kept = replace(limits, keep_from=keep_from(partition.name))
+                        removed += len(await _retained(log, kept, local))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.
                     _logger.error("retention_failed", partition=str(partition.name), error=str(error))

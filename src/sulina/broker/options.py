@@ -31,6 +31,7 @@ class BrokerOptions:
     consumers_max: int = 20_000
     waiting_bytes_max: int = 256 << 20  # to be committed, in all partitions together
     cursors_max: int = 100_000  # subscriptions times partitions
+    reader_positions_max: int = 10_000  # registered readers times the partitions that they read
     open_logs_max: int = 2_000
     partition_waiting_bytes_max: int = 64 << 20  # and in one of them
     retention_interval_seconds: float = 60.0

@@ -14,8 +14,9 @@ INTERRUPTED = 130  # as the shell says it of any other program
 _NODE = Group("Node", sort_key=1)
 _RECORDS = Group("Records", sort_key=2)
 _NAMES = Group("Topics", sort_key=3)
-_CLUSTER = Group("Cluster", sort_key=4)
-_ITSELF = Group("This command", sort_key=5)
+_TABLES = Group("Tables", sort_key=4)
+_CLUSTER = Group("Cluster", sort_key=5)
+_ITSELF = Group("This command", sort_key=6)
 
 
 def _default_text(value: object) -> object:
@@ -58,6 +59,16 @@ _COMMANDS = [
     ("topic", "sulina.cli.topic:app", _NAMES, "Create, list, show, delete, look up, unload and move topics."),
     ("namespace", "sulina.cli.namespace:app", _NAMES, "Create, list, show and delete namespaces."),
     ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, move and delete subscriptions."),
+    ("reader", "sulina.cli.reader:app", _NAMES, "List, show and delete registered readers."),
+    ("pipeline", "sulina.cli.pipeline:app", _TABLES, "Turn topics into Delta Lake tables, exactly once."),
+    (
+        "audit",
+        "sulina.cli.audit:audit",
+        _TABLES,
+        "Prove that every offset exists once, checksums hold, versions have no gap, and a table equals the log.\n\n"
+        "Exit code 0: all of it holds. 1: it does not, and the report says where. What comes while it runs is not "
+        "looked at.",
+    ),
     ("broker", "sulina.cli.broker:app", _CLUSTER, "List, drain and activate the brokers of a cluster."),
     ("cluster", "sulina.cli.cluster:app", _CLUSTER, "Show, rebalance, or try out a cluster of brokers."),
     ("--install-completion", "sulina.cli.completion:install", _ITSELF, "Complete commands and flags in your shell."),

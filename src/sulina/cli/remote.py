@@ -21,6 +21,7 @@ from sulina.errors import (
     NotReliable,
     OffsetOutOfRange,
     QueueFull,
+    ReaderNotFound,
     Recovering,
     SubscriptionBusy,
     SubscriptionNotFound,
@@ -104,6 +105,8 @@ def hint_for(error: SulinaError) -> str | None:
             return f"create it with `sulina namespace create {vars(error).get('namespace', 'NAMESPACE')}`"
         case SubscriptionNotFound():
             return "`sulina subscription list TOPIC` shows what there is"
+        case ReaderNotFound():
+            return "`sulina reader list` shows what there is"
         case SubscriptionBusy():
             return "end those consumers first, or say --force where the command has it"
         case MetadataFailed() if str(vars(error).get("path", "")).startswith("etcd"):

@@ -16,6 +16,7 @@ from sulina.client.checks import (
     checked,
     checked_number,
     checked_seconds,
+    checked_text,
     position_text,
     topic_text,
 )
@@ -34,6 +35,9 @@ from sulina.wire.messages import (
     NamespaceInfo,
     NodeInfo,
     PartitionInfo,
+    ReaderInfo,
+    ReaderPage,
+    ReaderSettings,
     SubscriptionInfo,
     SubscriptionSettings,
     TopicInfo,
@@ -224,6 +228,64 @@ class Admin:
                 own = {**arguments, "partition": number}
                 infos.append(await self._change_at(topic, number, "seek", SubscriptionInfo, own))
         return merged(infos)
+
+    # Registered readers
+
+    async def register_reader(
+        self,
+        name: str,
+        topic: TopicLike,
+        positions: Mapping[int, int],
+        *,
+        expires_seconds: float | None = None,
+        kind: str | None = None,
+        description: str | None = None,
+        force: bool = False,
+    ) -> ReaderInfo:
+        """Say where a query is, by partition: retention keeps what lies there and after it.
+
+        It counts until it has not been heard of for `expires_seconds`, at first 7 days: say it again now and then, also
+        when nothing has come. What is None stays as it was, and so do partitions that are not named. ReaderAhead when
+        it would go back, unless forced; PartitionNotFound, NotReliable, LimitReached.
+        """
+        given = {
+            "positions": positions, "expires_seconds": expires_seconds, "kind": kind, "description": description,
+            "force": force,
+        }  # fmt: skip
+        for what, text in (("kind", kind), ("description", description)):
+            if text is not None:
+                checked_text(what, text)
+        if isinstance(positions, Mapping):
+            given["positions"] = dict(positions)
+        settings = msgspec.to_builtins(checked(given, ReaderSettings))
+        answer: tuple[ReaderInfo, bool] = await self._change(
+            "put_reader",
+            tuple[ReaderInfo, bool],
+            reader=checked_text("reader", name),
+            topic=topic_text(topic),
+            settings=settings,
+        )
+        return answer[0]
+
+    async def reader(self, name: str, topic: TopicLike) -> ReaderInfo:
+        """Its positions, and its lag as far as the node that answers knows. ReaderNotFound."""
+        return await self._read("reader", ReaderInfo, reader=checked_text("reader", name), topic=topic_text(topic))
+
+    async def readers(self, topic: TopicLike | None = None) -> list[ReaderInfo]:
+        """All of them, or those of one topic, by name."""
+        of = None if topic is None else topic_text(topic)
+        found: list[ReaderInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._read("readers", ReaderPage, topic=of, after=after, limit=PAGE)
+            found += page.readers
+            after = page.next
+            if after is None:
+                return found
+
+    async def delete_reader(self, name: str, topic: TopicLike) -> None:
+        """It holds nothing back any more. ReaderNotFound."""
+        await self._change("delete_reader", None, reader=checked_text("reader", name), topic=topic_text(topic))
 
     async def info(self) -> NodeInfo:
         """The node that answers."""

@@ -31,7 +31,7 @@ from sulina.core.members import SubscriptionKind
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.types import TopicName
-from sulina.wire.messages import TopicInfo
+from sulina.wire.messages import Published, TopicInfo
 
 T = TypeVar("T")
 
@@ -181,6 +181,19 @@ class Client(ClusterAdmin):
             is_idempotent=self.options.idempotent if idempotent is None else idempotent,
         )
         return await self._publisher.publish(topic, messages, options)
+
+    async def publish_encoded(
+        self,
+        topic: TopicLike,
+        partition: int,
+        data: memoryview,
+        *,
+        txn_id: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Published:
+        """Record batches in Kafka's format, end to end in one buffer: stored as they are, all or nothing."""
+        options = PublishOptions(partition=partition, txn_id=txn_id, timeout_seconds=timeout_seconds)
+        return await self._publisher.publish_encoded(TopicName.parse(topic_text(topic)), partition, data, options)
 
     # Reading
 

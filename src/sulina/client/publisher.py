@@ -165,6 +165,18 @@ class Publisher:
                 answers = await self._attempt(newer, columns, options)
         return _ack(answers)
 
+    async def publish_encoded(
+        self, topic: str | TopicName, partition: int, data: memoryview, options: PublishOptions
+    ) -> Published:
+        """Batches that are encoded already, all or nothing. Whatever is wrong raises."""
+        if len(data) > DATA_BYTES_MAX:
+            raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
+        known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), options)
+        answer = await self._answer(self._sending(known, partition, data, options.txn_id, options), options)
+        if isinstance(answer, SulinaError):
+            raise answer
+        return answer
+
     async def _topic(self, name: TopicName, options: PublishOptions, known: KnownTopic | None = None) -> KnownTopic:
         """What is known of the topic; or, if that was wrong, what it is now."""
         seconds = self._seconds(options)

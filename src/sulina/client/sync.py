@@ -6,7 +6,7 @@ Nothing is done here that `client` does not do.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,6 +32,8 @@ from sulina.wire.messages import (
     NodeInfo,
     PartitionInfo,
     Placement,
+    Published,
+    ReaderInfo,
     Rebalanced,
     SubscriptionInfo,
     TopicInfo,
@@ -325,6 +327,20 @@ class SyncClient:
             )
         )
 
+    def publish_encoded(
+        self,
+        topic: TopicLike,
+        partition: int,
+        data: memoryview,
+        *,
+        txn_id: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Published:
+        """Record batches in Kafka's format, stored as they are, all or nothing."""
+        return self._run(
+            self._client.publish_encoded(topic, partition, data, txn_id=txn_id, timeout_seconds=timeout_seconds)
+        )
+
     def consume(
         self,
         topic: TopicLike,
@@ -463,6 +479,36 @@ class SyncClient:
     ) -> SubscriptionInfo:
         """Move its cursors."""
         return self._run(self._client.seek(topic, subscription, position, partition))
+
+    # Registered readers
+
+    def register_reader(
+        self,
+        name: str,
+        topic: TopicLike,
+        positions: Mapping[int, int],
+        *,
+        expires_seconds: float | None = None,
+        kind: str | None = None,
+        description: str | None = None,
+        force: bool = False,
+    ) -> ReaderInfo:
+        """Say where a query is: retention keeps what it needs."""
+        return self._run(self._client.register_reader(
+            name, topic, positions, expires_seconds=expires_seconds, kind=kind, description=description, force=force,
+        ))  # fmt: skip
+
+    def reader(self, name: str, topic: TopicLike) -> ReaderInfo:
+        """Its positions and lag."""
+        return self._run(self._client.reader(name, topic))
+
+    def readers(self, topic: TopicLike | None = None) -> list[ReaderInfo]:
+        """All of them, or those of one topic."""
+        return self._run(self._client.readers(topic))
+
+    def delete_reader(self, name: str, topic: TopicLike) -> None:
+        """It holds nothing back any more."""
+        self._run(self._client.delete_reader(name, topic))
 
     def info(self) -> NodeInfo:
         """The node that answers."""

@@ -73,13 +73,14 @@ def as_array(buffer: Bytes) -> U8:
 def check(body: Bytes, header: BatchHeader) -> int:
     """Check every record of a batch; the answer is the newest timestamp. InvalidBatch."""
     # Letting go of the interpreter for a few microseconds can mean waiting milliseconds to have it back.
-    kernel = _check_short if len(body) < _SHORT_BYTES_MAX else _check
-    fault, row, newest = kernel(as_array(body), header.record_count, header.base_timestamp)
+    checked = _check_short if len(body) < _SHORT_BYTES_MAX else _check
+    fault, row, newest = checked(as_array(body), header.record_count, header.base_timestamp)
     raise_fault(fault, row)
     return newest
 
 
-def _kernel(function: Function) -> Function:
+def kernel(function: Function) -> Function:
+    """Compile it, once for all processes where a directory can be written."""
     return _compiled(function)
 
 
@@ -131,7 +132,7 @@ def _address(array: U8) -> int:
     return int(np.int64(array.ctypes.data))  # signed: Numba adds signed and unsigned integers as floats
 
 
-@_kernel
+@kernel
 def _long_varint(position: int, end: int, bits: int) -> tuple[int, int]:
     value = np.uint64(0)
     shift = 0
@@ -158,7 +159,7 @@ def _varint(position: int, end: int, bits: int) -> tuple[int, int]:
     return 0, -1
 
 
-@_kernel
+@kernel
 def _is_utf8(position: int, end: int) -> bool:
     while position < end:
         byte = _byte(position)
@@ -182,7 +183,7 @@ def _is_utf8(position: int, end: int) -> bool:
     return True
 
 
-@_kernel
+@kernel
 def _headers(position: int, end: int, count: int) -> tuple[int, int, int]:
     """Where the headers end, or a fault; and the bytes of their keys and of their values."""
     key_bytes = value_bytes = 0
@@ -261,7 +262,7 @@ def _check_all(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, i
     return 0, 0, newest
 
 
-@_kernel
+@kernel
 def _check(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int, int]:
     return _check_all(buffer, count, base_timestamp)
 
@@ -271,7 +272,7 @@ def _check_short(buffer: U8, count: int, base_timestamp: int) -> tuple[int, int,
     return _check_all(buffer, count, base_timestamp)
 
 
-@_kernel
+@kernel
 def decode_batches(
     buffer: U8, batches: I64, state: I64,
     offsets: I64, timestamps: I64,
@@ -326,7 +327,7 @@ def decode_batches(
     return 0, 0
 
 
-@_kernel
+@kernel
 def decode_headers(
     buffer: U8, rows: I64, state: I64,
     header_ends: I32, header_starts: I32,
@@ -418,7 +419,7 @@ def _put_bytes(position: int, memory: int, size: int) -> int:
     return position
 
 
-@_kernel
+@kernel
 def _headers_size(
     first: int, count: int,
     key_ends: I32, keys: U8,
@@ -434,7 +435,7 @@ def _headers_size(
     return total
 
 
-@_kernel
+@kernel
 def encode_records(
     out: U8, timestamps: I64,
     key_ends: I32, keys: U8, key_nulls: U8,

@@ -27,18 +27,8 @@ from sulina.core.batch import (
     write_header,
 )
 from sulina.core.compression import Bytes, Codec, compress
+from sulina.core.record_columns import HEADERS_TYPE, ORIGIN_TYPE, SCHEMA
 from sulina.errors import BatchTooLarge, InvalidBatch, InvalidInput, UnknownCodec
-
-HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-SCHEMA = pa.schema(
-    [
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("ms", "UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", HEADERS_TYPE),
-    ]
-)
 
 _ARROW_BYTES_MAX = 2**31 - 1  # a binary column has offsets of 32 bits
 _RECORD_OVERHEAD_BYTES = 36  # the longest varints and one byte of attributes
@@ -51,11 +41,13 @@ def decode_columns(
     columns: Sequence[str] | None = None,
     limits: BatchLimits = DEFAULT_LIMITS,
     check_crc: bool = False,
+    headers: list[BatchHeader] | None = None,
 ) -> pa.RecordBatch:
     """The records of the batches that lie end to end in `buffer`, without those of control batches.
 
     `columns` are names of SCHEMA; what is not asked for is not copied. The CRCs are the caller's to check,
-    unless it says otherwise. InvalidBatch, CorruptBatch, UnknownCodec, BatchTooLarge, DecompressedTooLarge.
+    unless it says otherwise. Who has split the buffer already passes its `headers`. InvalidBatch, CorruptBatch,
+    UnknownCodec, BatchTooLarge, DecompressedTooLarge.
     """
     names = SCHEMA.names if columns is None else list(columns)
     unknown = set(names) - set(SCHEMA.names)
@@ -63,7 +55,8 @@ def decode_columns(
         raise InvalidInput(f"there is no column {min(unknown)!r}, only {', '.join(SCHEMA.names)}")
     if len(buffer) > _ARROW_BYTES_MAX:
         raise BatchTooLarge(size_bytes=len(buffer), limit_bytes=_ARROW_BYTES_MAX)
-    headers = split(buffer, limits, check_crc=check_crc)
+    if headers is None:
+        headers = split(buffer, limits, check_crc=check_crc)
     runs = list(_runs(buffer, headers, limits))
     target = _Target(names, sum(run.rows for run in runs), sum(run.body_bytes for run in runs))
     for run in runs:
@@ -74,6 +67,23 @@ def decode_columns(
         run.row_range = np.array([first_row, target.state[kernels.ROWS]])
     arrays = {name: target.column(name, runs) for name in names}
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=pa.schema([SCHEMA.field(name) for name in names]))
+
+
+def origins(headers: Sequence[BatchHeader]) -> pa.StructArray:
+    """Who wrote each record of these batches: producer id, epoch and sequence; null where the producer did not say."""
+    kept = [header for header in headers if not header.is_control]
+    counts = np.array([header.record_count for header in kept], np.int64)
+    rows = int(counts.sum())
+    if all(header.producer_id == NO_PRODUCER for header in kept):
+        return pa.nulls(rows, ORIGIN_TYPE)
+    ids = np.repeat(np.array([header.producer_id for header in kept], np.int64), counts)
+    epochs = np.repeat(np.array([header.producer_epoch for header in kept], np.int32), counts)
+    firsts = np.cumsum(counts) - counts
+    # A sequence goes on at 0 after the largest that 31 bits hold.
+    base = np.repeat(np.array([header.base_sequence for header in kept], np.int64) - firsts, counts)
+    sequences = (base + np.arange(rows)) & 0x7FFFFFFF
+    children = [pa.array(ids), pa.array(epochs), pa.array(sequences)]
+    return pa.StructArray.from_arrays(children, fields=list(ORIGIN_TYPE), mask=pa.array(ids == NO_PRODUCER))
 
 
 def encode_columns(

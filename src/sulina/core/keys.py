@@ -115,6 +115,27 @@ def partition_of(key: str) -> PartitionName:
     return PartitionName(TopicName(namespace, topic), int(number))
 
 
+# Registered readers
+
+READERS = "/readers/"
+
+
+def reader_prefix(reader: str, topic: TopicName) -> str:
+    """Every position of a reader in a topic."""
+    return f"{READERS}{reader}/{topic.namespace}/{topic.topic}/"
+
+
+def reader_position(reader: str, partition: PartitionName) -> str:
+    """Where a reader is in a partition."""
+    return f"{READERS}{reader}/{_path(partition)}"
+
+
+def reader_of(key: str) -> tuple[str, PartitionName]:
+    """Whose position is under a key, and where. ValueError, InvalidName."""
+    reader, namespace, topic, number = key.removeprefix(READERS).split("/")
+    return reader, PartitionName(TopicName(namespace, topic), int(number))
+
+
 # The archive
 
 

@@ -11,7 +11,7 @@ from sulina.core.position import Position
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidInput, InvalidSettings
 from sulina.types import TopicName, checked_broker
-from sulina.wire.messages import Name, SubscriptionSettings
+from sulina.wire.messages import Name, ReaderSettings, SubscriptionSettings
 
 
 class _Nothing(Struct, forbid_unknown_fields=True):
@@ -89,6 +89,23 @@ class _Seek(Struct, forbid_unknown_fields=True):
     partition: int | None = None
 
 
+class _Reader(Struct, forbid_unknown_fields=True):
+    reader: Name
+    topic: Name
+
+
+class _PutReader(Struct, forbid_unknown_fields=True):
+    reader: Name
+    topic: Name
+    settings: ReaderSettings
+
+
+class _Readers(Struct, forbid_unknown_fields=True):
+    topic: Name | None = None
+    after: Name | None = None
+    limit: int = 100
+
+
 class _Unload(Struct, forbid_unknown_fields=True):
     topic: Name
     force: bool = False
@@ -108,6 +125,11 @@ async def _unload(broker: Broker, arguments: _Unload) -> Any:
     to = None if arguments.to is None else checked_broker(arguments.to)
     name = TopicName.parse(arguments.topic)
     return await broker.unload(name, force=arguments.force, to=to, partition=arguments.partition)
+
+
+async def _readers(broker: Broker, arguments: _Readers) -> Any:
+    topic = None if arguments.topic is None else TopicName.parse(arguments.topic)
+    return await broker.readers(topic=topic, after=arguments.after, limit=arguments.limit)
 
 
 _name = TopicName.parse
@@ -145,6 +167,10 @@ METHODS: dict[str, _Method] = {
             _name(a.topic), a.subscription, Position.parse(a.position), partition=a.partition
         ),
     ),
+    "readers": (_Readers, _readers),
+    "reader": (_Reader, lambda broker, a: broker.reader(a.reader, _name(a.topic))),
+    "put_reader": (_PutReader, lambda broker, a: broker.put_reader(a.reader, _name(a.topic), a.settings)),
+    "delete_reader": (_Reader, lambda broker, a: broker.delete_reader(a.reader, _name(a.topic))),
     "lookup": (_Topic, lambda broker, a: broker.lookup(_name(a.topic))),
     "cluster": (_Nothing, lambda broker, _: broker.cluster()),
     "unload": (_Unload, _unload),

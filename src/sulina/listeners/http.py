@@ -22,6 +22,7 @@ from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
 from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
 from sulina.listeners.http_publish import Publisher
+from sulina.listeners.http_readers import Readers
 from sulina.listeners.http_resource import Bodies, Handler
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class HttpApp:
         self._fetcher = Fetcher(broker, limits)
         self._events = EventFeed(broker, limits)
         bodies = Bodies(limits)
-        routes = Pages(broker, limits).routes() | Admin(broker, bodies).routes() | Cluster(broker, bodies).routes()
+        routes = Pages(broker, limits).routes()
+        for part in (Admin, Cluster, Readers):
+            routes |= part(broker, bodies).routes()
         routes["/v1/events"] = {"GET": self._events.get_events}
         self._router = Router(
             [Route(path, _Resource(handlers)) for path, handlers in routes.items()],

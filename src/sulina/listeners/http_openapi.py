@@ -21,6 +21,9 @@ from sulina.wire.messages import (
     PartitionInfo,
     Placement,
     Published,
+    ReaderInfo,
+    ReaderPage,
+    ReaderSettings,
     Rebalanced,
     SubscriptionInfo,
     TopicInfo,
@@ -30,8 +33,8 @@ from sulina.wire.messages import (
 _REF = "#/components/schemas/{name}"
 _TYPES = (
     BrokerInfo, BrokersOut, ClusterInfo, CommitsOut, NamespaceInfo, NamespacesOut, NodeInfo, PartitionInfo, Placement,
-    Policy, PublishIn, Published, Rebalanced, RecordsOut, SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo,
-    TopicPage, TopicSettings, UnloadIn, UnloadsOut,
+    Policy, PublishIn, Published, ReaderInfo, ReaderPage, ReaderSettings, Rebalanced, RecordsOut, SubscriptionIn,
+    SubscriptionInfo, SubscriptionsOut, TopicInfo, TopicPage, TopicSettings, UnloadIn, UnloadsOut,
 )  # fmt: skip
 
 _ABOUT = """
@@ -63,6 +66,7 @@ _TAGS = {
     "records": "Publish and read.",
     "topics": "Named logs, their partitions and commits.",
     "subscriptions": "Where groups of consumers are, durably.",
+    "readers": "Queries that read at their own pace: where they are, and what must be kept for them.",
     "namespaces": "Groups of topics with common policies.",
     "cluster": "Brokers, and which of them serves what. A node that is alone is a cluster of one, which moves nothing.",
     "node": "The node itself.",

@@ -8,6 +8,7 @@ POSITION = (
     r"^(earliest|latest|(offset|version|timestamp):(0|[1-9][0-9]{0,17})"
     r"|timestamp:(19[7-9]|2[0-9]{2})[0-9]-[0-9T:.+Z-]+)$"
 )
+PARTITION = r"^(0|[1-9][0-9]{0,2}|10[01][0-9]|102[0-3])$"
 BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 # By type and field.
@@ -110,6 +111,28 @@ FIELDS: dict[tuple[str, str], str] = {
     ("CursorInfo", "end_offset"): "One past the newest record.",
     ("CursorInfo", "lag"): "Records that are not acked.",
     ("CursorInfo", "in_flight"): "Records that consumers have and have not acked.",
+    ("ReaderSettings", "positions"): "By partition: the next offset that it needs. Others stay where they are.",
+    ("ReaderSettings", "expires_seconds"): "It counts until it has not been heard of for so long; at first 7 days.",
+    ("ReaderSettings", "kind"): "What it is, in a word or two: `spark`, say.",
+    ("ReaderSettings", "description"): "What it is for.",
+    ("ReaderSettings", "force"): "Let it go back, to read again what it has read.",
+    ("ReaderInfo", "reader"): "Its name.",
+    ("ReaderInfo", "topic"): "`/namespace/topic`",
+    ("ReaderInfo", "kind"): "What it is, as it says.",
+    ("ReaderInfo", "description"): "What it is for, as it says.",
+    ("ReaderInfo", "expires_seconds"): "It counts until it has not been heard of for so long.",
+    ("ReaderInfo", "updated_ms"): "When it was last heard of: milliseconds since 1970, UTC.",
+    ("ReaderInfo", "is_expired"): "It holds nothing back, and is forgotten a day later.",
+    ("ReaderInfo", "positions"): "Where it is, by partition.",
+    ("ReaderInfo", "lag"): "Records that it has not come to; null where that of a partition is not known.",
+    ("ReaderPositionInfo", "partition"): "Its number.",
+    ("ReaderPositionInfo", "offset"): "The next record that it needs: retention keeps it, and all after it.",
+    ("ReaderPositionInfo", "updated_ms"): "When it said so: milliseconds since 1970, UTC.",
+    ("ReaderPositionInfo", "start_offset"): "The oldest record that is kept; null: another broker knows.",
+    ("ReaderPositionInfo", "end_offset"): "One past the newest record, as this broker knows it; null: it does not.",
+    ("ReaderPositionInfo", "lag"): "Records from `offset` to the end.",
+    ("ReaderPage", "readers"): "In the order of their names.",
+    ("ReaderPage", "next"): "What to give as `after` for the next page; null at the end.",
     ("CommitsOut", "commits"): "In the order of their versions.",
     ("CommitsOut", "next_version"): "Go on from here.",
     ("Commit", "version"): "Its number.",
@@ -165,6 +188,8 @@ FIELDS: dict[tuple[str, str], str] = {
     ("NodeInfo", "topics"): "How many it has.",
     ("NodeInfo", "connections"): "Open sessions.",
     ("NodeInfo", "uptime_seconds"): "Since it started.",
+    ("NodeInfo", "objects"): "Where the archives are, for whoever may read them there; null: there are none.",
+    ("NodeInfo", "objects_endpoint"): "Of that object store; null: the cloud's own.",
     ("Placement", "topic"): "`/namespace/topic`",
     ("Placement", "topic_id"): "No other topic's, also not of one that had the same name.",
     ("Placement", "partitions"): "In their order.",
@@ -255,6 +280,10 @@ def refine(name: str, schema: dict[str, Any]) -> None:
         schema["oneOf"] = [{"required": ["value"]}, {"required": ["value_b64"]}]
         both = {"key": {"type": "string"}, "key_b64": {"type": "string"}}
         schema["not"] = {"required": ["key", "key_b64"], "properties": both}
+    if name == "ReaderSettings":
+        schema["required"] = ["positions"]
+        schema["properties"]["positions"]["propertyNames"] = {"pattern": PARTITION}
+        del schema["properties"]["positions"]["default"]
     if name == "SubscriptionIn":
         for field in ("start", "seek"):
             schema["properties"][field]["pattern"] = POSITION

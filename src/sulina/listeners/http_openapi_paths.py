@@ -25,6 +25,9 @@ PARTITION_RECORDS = f"{PARTITION}/records"
 CLUSTER = "/v1/cluster"
 BROKERS = f"{CLUSTER}/brokers"
 BROKER = f"{BROKERS}/{{broker}}"
+READERS = "/v1/readers"
+READER = f"{READERS}/{{name}}/{{ns}}/{{topic}}"
+READERS_MAX = 1000
 
 
 def _ref(name: str) -> Shape:
@@ -41,6 +44,7 @@ PARAMETERS: dict[str, Shape] = {
     "p": _at("p", {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1}, "The number of the partition.", 0),
     "sub": _at("sub", _NAME, "The subscription.", "billing"),
     "broker": _at("broker", _NAME, "The name of the broker.", "b1"),
+    "name": _at("name", _NAME, "The name of the reader.", "nightly"),
     "force": {
         "name": "force",
         "in": "query",
@@ -110,7 +114,9 @@ def _operation(
 
 def paths(limits: HttpLimits) -> Shape:
     """All of them."""
-    return {**_records(limits), **_topics(), **_subscriptions(), **_namespaces(), **_cluster(), **_node()}
+    return {
+        **_records(limits), **_topics(), **_subscriptions(), **_readers(), **_namespaces(), **_cluster(), **_node(),
+    }  # fmt: skip
 
 
 def _records(limits: HttpLimits) -> Shape:
@@ -297,6 +303,43 @@ def _subscriptions() -> Shape:
             "delete": _operation(
                 "subscriptions", "deleteSubscription", "Delete a subscription", "With its cursors.",
                 {"204": {"description": "It is gone."}}, (307, 409, 422), at=(*at, "force"),
+            ),
+        },
+    }  # fmt: skip
+
+
+def _readers() -> Shape:
+    at = ("name", "ns", "topic")
+    example = {"positions": {"0": 17, "1": 4}, "expires_seconds": 86400, "description": "orders by day"}
+    body = {**_body("ReaderSettings", example), "description": "Where it is now.", "required": True}
+    listing = [
+        _asked("topic", {"type": "string", "maxLength": 500}, "Only of this topic, `/namespace/topic`."),
+        _asked("after", {"type": "string", "maxLength": 500}, "Begin after this one: `next` of the page before."),
+        _asked("limit", {**_whole(1, READERS_MAX), "default": 100}, "How many at most."),
+    ]
+    return {
+        READERS: {
+            "get": _operation(
+                "readers", "listReaders", "List registered readers",
+                "In the order of their names, a page at a time, with their lag as far as it is known.",
+                {"200": _json("ReaderPage", "Some readers.")}, (422,), parameters=listing,
+            )
+        },
+        READER: {
+            "put": _operation(
+                "readers", "putReader", "Register a reader, or say where it is now",
+                "Retention keeps what lies at its positions and after them, until it has not been heard of for "
+                "`expires_seconds`. Partitions that are not named stay where they are. It goes back only with `force`.",
+                {"201": _json("ReaderInfo", "It is new."), "200": _json("ReaderInfo", "It was registered already.")},
+                (409, 413, 415, 422), at=at, body=body,
+            ),
+            "get": _operation(
+                "readers", "getReader", "Show a registered reader", "Its positions, and how far behind it is.",
+                {"200": _json("ReaderInfo", "The reader.")}, (422,), at=at,
+            ),
+            "delete": _operation(
+                "readers", "deleteReader", "Delete a registered reader", "It holds nothing back any more.",
+                {"204": {"description": "It is gone."}}, (422,), at=at,
             ),
         },
     }  # fmt: skip

@@ -46,7 +46,7 @@ async def open_archives(settings: Settings, options: BrokerOptions) -> Archives 
     from sulina.storage.objects import open_objects
 
     objects = await asyncio.to_thread(open_objects, settings.objects, endpoint=settings.objects_endpoint)
-    return Archives(objects, options)
+    return Archives(objects, options, endpoint=settings.objects_endpoint)
 
 
 def take_directory(files: Files, data: str) -> tuple[File, str]:

@@ -34,6 +34,8 @@ PART_BYTES = 8 << 20  # larger objects are sent in parts
 _ASIDE = ".aside"
 _DELETED_AT_ONCE = 1000
 
+Names = list[str]  # inside the classes, `list` is a method
+
 _numbers = itertools.count()
 
 
@@ -72,6 +74,10 @@ class Objects(Protocol):
 
     def list(self, prefix: str) -> list[Listed]:
         """Everything below `prefix`, which is a folder, in any order."""
+        ...
+
+    def folders(self, prefix: str = "") -> Names:
+        """The names of the folders right below `prefix`, in any order."""
         ...
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -196,6 +202,14 @@ class CloudObjects:
                 for entry in page
             ]
 
+    def folders(self, prefix: str = "") -> Names:
+        import obstore
+
+        start = f"{prefix}/" if prefix else ""
+        with failing_at(f"{self.location}/{prefix}"):
+            found = obstore.list_with_delimiter(self._large, start or None)
+            return [path.rstrip("/").removeprefix(start) for path in found["common_prefixes"]]
+
     def delete(self, paths: Sequence[str]) -> None:
         import obstore
 
@@ -289,6 +303,15 @@ class DirectoryObjects:
                         continue
                     found.append(Listed(path.removeprefix(f"{top}/"), status.st_size, status.st_mtime))
         return found
+
+    def folders(self, prefix: str = "") -> Names:
+        top = f"{self._root}/{prefix}".rstrip("/")
+        with _disk_failing_at(top):
+            try:
+                with os.scandir(top) as entries:
+                    return [entry.name for entry in entries if entry.is_dir()]
+            except FileNotFoundError:
+                return []
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:

@@ -6,7 +6,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from sulina.core.members import SubscriptionKind
-from sulina.core.topic import Ack, Policy, TopicSettings
+from sulina.core.readers import ExpiresSeconds, Natural, Text
+from sulina.core.topic import PARTITIONS_OF_A_TOPIC_MAX, Ack, Policy, TopicSettings
 
 Name = Annotated[str, Meta(max_length=500)]
 
@@ -119,6 +120,54 @@ class SubscriptionInfo(Struct, frozen=True, kw_only=True):
     lag: int
 
 
+ReaderPositions = Annotated[
+    dict[Annotated[int, Meta(ge=0, lt=PARTITIONS_OF_A_TOPIC_MAX)], Natural],
+    Meta(min_length=1, max_length=PARTITIONS_OF_A_TOPIC_MAX),
+]
+
+
+class ReaderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a reader is now, by partition. What else is absent stays as it was."""
+
+    positions: ReaderPositions = {}  # the next offset that it needs
+    expires_seconds: ExpiresSeconds | None = None
+    kind: Text | None = None
+    description: Text | None = None
+    force: bool = False  # go back
+
+
+class ReaderPositionInfo(Struct, frozen=True, kw_only=True):
+    """Where a registered reader is in one partition. None: the broker that answers does not know."""
+
+    partition: int
+    offset: int  # of the next record that it needs
+    updated_ms: int
+    start_offset: int | None = None
+    end_offset: int | None = None
+    lag: int | None = None  # records from `offset` to the end
+
+
+class ReaderInfo(Struct, frozen=True, kw_only=True):
+    """A registered reader of a topic: retention keeps what it needs, until it expires."""
+
+    reader: str
+    topic: str
+    kind: str
+    description: str
+    expires_seconds: float
+    updated_ms: int  # when it was last heard of
+    is_expired: bool
+    positions: list[ReaderPositionInfo]
+    lag: int | None  # None: that of some partition is not known
+
+
+class ReaderPage(Struct, frozen=True, kw_only=True):
+    """Some readers in the order of their names; `next` is what to list after, None at the end."""
+
+    readers: list[ReaderInfo]
+    next: str | None
+
+
 class Fetched(Struct, frozen=True, kw_only=True):
     """Whole batches as they are stored; the first may begin before the offset that was asked for."""
 
@@ -138,6 +187,8 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     topics: int
     connections: int
     uptime_seconds: float
+    objects: str | None = None  # where the archives of the cluster are, for whoever may read them there
+    objects_endpoint: str | None = None  # None: the cloud's own
 
 
 # The cluster

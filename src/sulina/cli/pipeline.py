@@ -1,0 +1,303 @@
+"""`sulina pipeline init|run|status|stop|replay|backfill`."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Group, Parameter
+
+from sulina.cli import moving, terminal
+from sulina.errors import InvalidSettings
+from sulina.spark.errors import SparkUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sulina.spark.pipeline.definition import Pipeline
+    from sulina.spark.pipeline.runner import TableProgress
+    from sulina.spark.pipeline.stages import Stages
+
+COLUMNS = (
+    "table",
+    "stage",
+    "state",
+    "batch",
+    "rows",
+    "rows/s",
+    "batch time",
+    "lag",
+    "quarantined",
+    "dropped",
+    "version",
+)
+RIGHT = COLUMNS[3:]
+STOP_FILE = "stop"
+
+app = App(name="pipeline", help="Turn topics into Delta Lake tables, exactly once.", group_commands=Group("Commands"))
+File = Annotated[Path, Parameter(help="The definition.")]
+DEFAULT = Path("pipeline.toml")
+
+
+@app.command
+def init(file: File = DEFAULT, /) -> None:
+    """Write a definition to begin with."""
+    if file.exists():
+        raise InvalidSettings(f"{file} exists: move it away, or name another file")
+    file.write_text(files("sulina.spark.pipeline").joinpath("example.toml").read_text(encoding="utf-8"))
+    terminal.done(f"{file} is there: say which topics, then `sulina pipeline run {file} --once`")
+
+
+@app.command
+def run(
+    file: File = DEFAULT,
+    /,
+    *,
+    once: bool = False,
+    master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
+    json: bool = False,
+) -> None:
+    """Run a pipeline until it is stopped; what is in its tables already is not read again.
+
+    Parameters
+    ----------
+    once
+        Through everything that is there now, and no further.
+    master
+        Where Spark runs: local[*] unless told, or spark://HOST:PORT.
+    json
+        Progress as JSON, a line each time.
+    """
+    from sulina.spark.pipeline.definition import load
+
+    pipeline = load(file)
+    runner_of = _runner(pipeline, master)
+    with _stopping(_stop_file(pipeline)) as is_wanted, _showing(pipeline, as_json=json) as tell:
+        runner = runner_of(tell, is_wanted)
+        if once:
+            runner.run_once()
+        else:
+            runner.run()
+    if not json:
+        terminal.print_table(COLUMNS, [row(one) for one in runner.progress], right=RIGHT)
+
+
+@app.command
+def status(file: File = DEFAULT, /, *, json: bool = False) -> None:
+    """Show the tables of a pipeline: how far they are, and when they last changed.
+
+    Parameters
+    ----------
+    json
+        The result as JSON, and nothing else on standard output.
+    """
+    _check_spark()
+    from sulina.spark.pipeline.definition import load
+    from sulina.spark.pipeline.inspection import inspect
+
+    found = inspect(load(file))
+    if json:
+        return terminal.print_json(found)
+    columns = ("table", "stage", "version", "rows", "files", "size", "changed", "lag")
+    rows = [
+        (
+            one.table,
+            one.stage,
+            one.version,
+            one.rows,
+            one.files,
+            None if one.size_bytes is None else terminal.bytes_text(one.size_bytes),
+            None if one.changed_ms is None else _ago(one.changed_ms),
+            one.lag,
+        )
+        for one in found
+    ]
+    return terminal.print_table(columns, rows, right=columns[2:])
+
+
+@app.command
+def stop(file: File = DEFAULT, /) -> None:
+    """Let a pipeline end after the batches that it is at. It goes on there when it is run again."""
+    from sulina.spark.pipeline.definition import load
+
+    pipeline = load(file)
+    path = _stop_file(pipeline)
+    if not path.parent.is_dir():
+        raise InvalidSettings(f"pipeline {pipeline.name} does not run on this machine")
+    path.touch()
+    terminal.done(f"{pipeline.name} ends after the batches that it is at")
+
+
+@app.command
+def replay(
+    table: str,
+    into: str,
+    file: File = DEFAULT,
+    /,
+    *,
+    starting: str = "earliest",
+    to_version: int | None = None,
+    master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
+) -> None:
+    """Make a bronze or silver table anew from the log, under another name.
+
+    Parameters
+    ----------
+    table
+        A table of the pipeline.
+    into
+        The name of the new one.
+    starting
+        Where to begin: earliest, offset:N, timestamp:…, version:N.
+    to_version
+        End with this version of the log: the table is as it was then.
+    master
+        Where Spark runs: local[*] unless told.
+    """
+    stages = _stages(file, master)
+    from sulina.spark.pipeline.replaying import replay as made
+
+    count = made(stages, table, into, starting=starting, ending_version=to_version)
+    terminal.done(f"{into} has {terminal.counted(count, 'row')}: {stages.pipeline.table_uri(into)}")
+
+
+@app.command
+def backfill(
+    table: str,
+    file: File = DEFAULT,
+    /,
+    *,
+    master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
+) -> None:
+    """Bring into a bronze table what its topic has from before the table began. The pipeline may run meanwhile.
+
+    Parameters
+    ----------
+    table
+        A bronze table of the pipeline.
+    master
+        Where Spark runs: local[*] unless told.
+    """
+    stages = _stages(file, master)
+    from sulina.spark.pipeline.replaying import backfill as made
+
+    terminal.done(f"{terminal.counted(made(stages, table), 'row')} came into {table}")
+
+
+def row(one: "TableProgress") -> tuple[Any, ...]:
+    """A table's progress in a table."""
+    return (
+        one.table,
+        one.stage,
+        one.state,
+        one.batch,
+        f"{one.rows:,}",
+        f"{one.rows_per_second:,.0f}",
+        None if one.batch_seconds is None else f"{one.batch_seconds:.2f} s",
+        one.lag,
+        one.quarantined or None,
+        one.dropped or None,
+        one.version,
+    )
+
+
+def _ago(moment_ms: int) -> str:
+    return f"{terminal.seconds_text(max(0.0, time.time() - moment_ms / 1000))} ago"
+
+
+def _check_spark() -> None:
+    try:
+        import deltalake  # noqa: F401
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
+
+
+def _stages(file: Path, master: str | None) -> "Stages":
+    from sulina.spark.pipeline.definition import load
+
+    pipeline = load(file)
+    _check_spark()
+    terminal.say("starting Spark …")
+    from sulina.spark.pipeline.stages import Stages
+    from sulina.spark.session import session
+
+    spark = session(f"sulina pipeline {pipeline.name}", master=master, settings=pipeline.settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    return Stages(spark, pipeline)
+
+
+def _runner(pipeline: "Pipeline", master: str | None) -> Callable[..., Any]:
+    """Makes the runner on a session that is there: starting one takes seconds, so it is said."""
+    _check_spark()
+    terminal.say("starting Spark …")
+    from sulina.spark.pipeline.reporting import Reporter
+    from sulina.spark.pipeline.runner import Runner
+    from sulina.spark.pipeline.stages import Stages
+    from sulina.spark.session import session
+
+    spark = session(f"sulina pipeline {pipeline.name}", master=master, settings=pipeline.settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    reporter = Reporter(pipeline)
+
+    def make(tell: "Callable[[list[TableProgress]], None]", is_wanted: Callable[[], bool]) -> Runner:
+        def both(progress: "list[TableProgress]") -> None:
+            tell(progress)
+            reporter(progress)
+
+        return Runner(Stages(spark, pipeline), tell=both, is_wanted=is_wanted)
+
+    return make
+
+
+def _stop_file(pipeline: "Pipeline") -> Path:
+    state = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(state) / f"sulina-{os.getuid()}" / "pipelines" / pipeline.name / STOP_FILE
+
+
+@contextlib.contextmanager
+def _stopping(path: Path) -> Iterator[Callable[[], bool]]:
+    """Whether it is still wanted: no signal has come, and nobody has asked it to stop."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    stopped: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: not stopped and not path.exists()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _showing(pipeline: "Pipeline", *, as_json: bool) -> "Iterator[Callable[[list[TableProgress]], None]]":
+    latest: list[TableProgress] = []
+
+    def show() -> "RenderableType":
+        return terminal.make_table(COLUMNS, [row(one) for one in latest], right=RIGHT)
+
+    with moving.drawing(show, is_silent=as_json or not sys.stderr.isatty()) as draw:
+
+        def tell(progress: "list[TableProgress]") -> None:
+            latest[:] = progress
+            if as_json:
+                terminal.print_json({"pipeline": pipeline.name, "tables": progress})
+            else:
+                draw()
+
+        yield tell

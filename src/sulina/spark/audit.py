@@ -1,0 +1,471 @@
+"""Proves what a topic promises: every offset once, checksums hold, versions have no gap, the table equals the log.
+
+- What is looked at is decided at the start: first the version of the table, then the ends of the log. So whatever the
+  table has was in the log by then, and what comes later is not looked at.
+- The log is read once, by executors, from where it is, every batch checked and nothing taken from a cache. Of each
+  range of offsets they make sums (`audit_checks` says which); the table's are compared with them here.
+- Damage ends a job. It is told with its place, and the audit goes on around it, up to a limit.
+- Ranges that differ are read once more, a few of them, to say which offsets it is.
+
+Runs in the driver. Nothing is written.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+import sulina.errors as known_errors
+from sulina.core.commit import Add
+from sulina.core.scan import TopicChoice
+from sulina.errors import (
+    Corrupt,
+    DecompressedTooLarge,
+    InvalidBatch,
+    InvalidSettings,
+    OffsetOutOfRange,
+    SulinaError,
+    from_code,
+)
+from sulina.spark.audit_checks import (
+    FINDINGS_MAX,
+    OUTSIDE,
+    RANGE_OFFSETS,
+    AuditReport,
+    ByRange,
+    Finding,
+    Interval,
+    Kind,
+    PartitionAudit,
+    Place,
+    Rows,
+    Rules,
+    Sums,
+    Suspect,
+    check_commits,
+    check_log,
+    check_table,
+    check_unknown,
+    frontiers,
+    joined,
+    look_closer,
+    range_size,
+)
+from sulina.spark.delta_log import open_table
+from sulina.spark.delta_native import read_delta
+from sulina.spark.delta_place import TablePlace
+from sulina.spark.errors import SparkFailed
+from sulina.spark.logs import Logs, open_logs
+from sulina.spark.options import Place as LogPlace
+from sulina.spark.planning import to_json
+from sulina.spark.schema import RAW_COLUMNS, ddl
+from sulina.types import Offset, PartitionName, TopicName
+
+DAMAGES_MAX = 20  # that are told of one partition; what comes after the last is not read
+CLOSER_RANGES_MAX = 20
+CLOSER_OFFSETS_MAX = 1_000_000  # of one range
+STARTS_MAX = 5  # how often retention may overtake the audit of a range
+WORD_BITS = 64
+LOG_KINDS = (Kind.MISSING, Kind.REPEATED)
+HASHED = ("offset", "timestamp", "key", "value", "headers")
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_RAISED = re.compile(r"sulina\.errors\.(\w+): (.*)")
+_PARTITION = re.compile(r"-part=(\d+)")
+_OFFSET = re.compile(r"\(offset (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The rows of a table that are of the topic: partition, offset, and hash where it has whole records."""
+
+    rows: DataFrame
+    is_whole: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit:
+    """Of one topic, and of a table that was made of it."""
+
+    spark: SparkSession
+    place: LogPlace
+    topic: TopicName
+    table: str | None = None
+    quarantine: str | None = None  # what a silver table has put aside
+    is_complete: bool = False  # a table that is behind is a finding
+    range_offsets: int = RANGE_OFFSETS
+    _logs: Logs = field(init=False)
+    _rules: Rules = field(init=False)
+    _names: dict[int, PartitionName] = field(init=False, default_factory=dict)
+    _audits: dict[int, PartitionAudit] = field(init=False, default_factory=dict)
+    _findings: list[Finding] = field(init=False, default_factory=list)
+
+    def run(self) -> AuditReport:
+        """Read everything. TopicNotFound, TableNotFound, InvalidSettings, Disconnected; damage is not raised."""
+        began = time.monotonic()
+        if self.range_offsets < 1:
+            raise InvalidSettings(f"a range has 1 offset or more, not {self.range_offsets}")
+        self.spark.conf.set(PUSHDOWN, "true")  # else a partition that cannot be read would stop the others
+        self._audits, self._names, self._findings = {}, {}, []
+        held, version = None, None
+        try:
+            held, version = self._held()
+        except PySparkException as error:
+            self._unreadable(error)
+        self._fix_scope(is_whole=held is None or held.is_whole)
+        self._check_versions()
+        table = self._table_sums(held)
+        ends = frontiers(self._audits.values(), table) if table is not None else {}
+        log = self._log_sums(ends)
+        suspects: list[Suspect] = []
+        for audit in self._audits.values():
+            suspects += check_log(audit, log, self._rules)
+            if table is not None:
+                suspects += check_table(audit, log, table, ends[audit.partition], self._rules)
+        if table is not None:
+            suspects += check_unknown(table, self._names)
+        self._findings += joined(self._closer(suspects, held if table is not None else None))
+        return AuditReport(
+            topic=str(self.topic),
+            table=self.table,
+            table_version=version,
+            holds=not self._findings,
+            partitions=[self._audits[number] for number in sorted(self._audits)],
+            findings=self._findings[:FINDINGS_MAX],
+            findings_left_out=max(0, len(self._findings) - FINDINGS_MAX),
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    # What is looked at
+
+    def _fix_scope(self, *, is_whole: bool) -> None:
+        self._logs = open_logs(self.place, TopicChoice((str(self.topic),)))
+        for name in self._logs.partitions():
+            self._names[name.partition] = name
+            try:
+                start, end = self._logs.bounds(name)
+            except Corrupt as error:
+                # What its commits say is all that can be told of it.
+                self._findings.append(Finding(kind=Kind.DAMAGED, what=str(error), partition=name.partition))
+                continue
+            self._audits[name.partition] = PartitionAudit(partition=name.partition, start=start, end=end)
+        source = self._logs.source()
+        self._rules = Rules(
+            range_offsets=range_size(sum(one.end - one.start for one in self._audits.values()), self.range_offsets),
+            is_whole=is_whole,
+            must_be_complete=self.is_complete,
+            may_be_ahead=source.url is None and source.directory is None,
+        )
+
+    def _check_versions(self) -> None:
+        for number, name in self._names.items():
+            audit = self._audits.get(number)
+            seen = check_commits(
+                number,
+                self._logs.commits(name),
+                end=None if audit is None else audit.end,
+                is_kept=partial(self._is_kept, name),
+            )
+            self._findings += seen.findings
+            if audit is not None:
+                audit.versions = seen.versions
+
+    def _is_kept(self, name: PartitionName, version: int) -> bool:
+        oldest = next(self._logs.commits(name), None)
+        return oldest is not None and oldest.version <= version
+
+    # The table
+
+    def _held(self) -> tuple[Held | None, int | None]:
+        """TableNotFound, TableUnsupported, InvalidSettings."""
+        if self.table is None:
+            if self.quarantine is not None or self.is_complete:
+                raise InvalidSettings("say which table is to be compared with the log: --table TABLE")
+            return None, None
+        rows, version = self._load(self.table)
+        if set(HASHED) <= set(rows.columns):
+            if self.quarantine is not None:
+                raise InvalidSettings(f"{self.table} has every record: only a silver table has a quarantine")
+            _check_types(self.table, rows.schema)
+            return Held(_places(self._of_topic(rows, ""), "", _hash().alias("hash")), True), version
+        if not {"_partition", "_offset"} <= set(rows.columns):
+            raise InvalidSettings(
+                f"{self.table} cannot be compared with a log: a bronze table has the columns {', '.join(RAW_COLUMNS)}, "
+                f"a silver one has _partition and _offset"
+            )
+        if self.is_complete:
+            raise InvalidSettings(f"{self.table} is a silver table, which may leave records out: it is never complete")
+        found = _places(self._of_topic(rows, "_"), "_")
+        if self.quarantine is not None:
+            aside, _ = self._load(self.quarantine)
+            if not {"partition", "offset"} <= set(aside.columns):
+                raise InvalidSettings(f"{self.quarantine} is no quarantine: it lacks the columns partition and offset")
+            found = found.unionByName(_places(self._of_topic(aside, ""), ""))
+        return Held(found, False), version
+
+    def _load(self, uri: str) -> tuple[DataFrame, int]:
+        endpoint = self.place.objects_endpoint if "://" in uri and not uri.startswith("file:") else None
+        version = open_table(TablePlace.parse(uri, endpoint)).version()
+        return read_delta(self.spark, uri, version=version, endpoint=endpoint), version
+
+    def _of_topic(self, rows: DataFrame, mark: str) -> DataFrame:
+        """A table may have several topics; one that does not say has this one."""
+        for column, value in (("namespace", self.topic.namespace), ("topic", self.topic.topic)):
+            if f"{mark}{column}" in rows.columns:
+                rows = rows.filter(F.col(f"{mark}{column}") == value)
+        return rows
+
+    def _table_sums(self, held: Held | None) -> ByRange | None:
+        """None: there is no table, or it cannot be read."""
+        if held is None:
+            return None
+        if not self._audits:
+            return {}
+        starts = _looked_up({number: audit.start for number, audit in self._audits.items()})
+        ends = _looked_up({number: audit.end for number, audit in self._audits.items()})
+        offset = F.col("offset")
+        place = (
+            F.when(starts.isNull() | (offset < 0) | (offset >= ends), F.lit(int(Place.FOREIGN)))
+            .when(offset < starts, F.lit(int(Place.FORGOTTEN)))
+            .otherwise(F.lit(int(Place.HELD)))
+        )
+        rows = held.rows
+        broken = [number for number in self._names if number not in self._audits]
+        if broken:
+            rows = rows.filter(~F.col("partition").isin(broken))  # nothing is known of the log there
+        try:
+            return _sums(rows, self._rules.range_offsets, place, has_hash=held.is_whole)
+        except PySparkException as error:
+            self._unreadable(error)
+            return None
+
+    def _unreadable(self, error: PySparkException) -> None:
+        what = f"the table cannot be read: {_said(error)[1]}"
+        self._findings.append(Finding(kind=Kind.TABLE_UNREADABLE, what=what))
+
+    # The log
+
+    def _log_sums(self, ends: dict[int, int]) -> ByRange:
+        """All partitions at once; if that fails, the one that is damaged by itself, and the others again."""
+        left = {number: (audit.start, audit.end) for number, audit in self._audits.items() if audit.start < audit.end}
+        found: ByRange = {}
+        while left:
+            try:
+                return found | self._sums_of(left, ends)
+            except PySparkException as error:
+                named = _PARTITION.search(_damage(error)[1])
+            alone = [int(named[1])] if named and int(named[1]) in left else list(left)
+            for number in alone:
+                del left[number]
+                for sums in self._around_damage(self._audits[number], ends):
+                    for key, value in sums.items():
+                        found[key] = found.get(key, Sums()).plus(value)
+        return found
+
+    def _around_damage(self, audit: PartitionAudit, ends: dict[int, int]) -> Iterator[ByRange]:
+        """What can be read of a partition, piece by piece. What cannot is noted."""
+        left: list[Interval] = [(audit.start, audit.end)]
+        damages = starts = 0
+        while left:
+            start, end = left.pop()
+            try:
+                yield self._sums_of({audit.partition: (start, end)}, ends)
+                continue
+            except PySparkException as error:
+                kind, what = _damage(error)
+            if issubclass(kind, OffsetOutOfRange):
+                starts += 1
+                first = min(end, self._logs.bounds(self._names[audit.partition])[0])
+                if first <= start or starts > STARTS_MAX:
+                    raise from_code(kind.code, what, {})
+                audit.unread = sorted([*audit.unread, (start, first)])  # retention was quicker
+                left += [(first, end)] if first < end else []
+                continue
+            damages += 1
+            place = _OFFSET.search(what)
+            is_inside = place is not None and start <= int(place[1]) < end
+            at = int(place[1]) if place and is_inside else start
+            until = self._damage_end(audit.partition, at, end, is_inside) if damages < DAMAGES_MAX else end
+            audit.unread = sorted([*audit.unread, (at, until)])
+            self._findings.append(
+                Finding(
+                    kind=Kind.DAMAGED, what=what, partition=audit.partition, start=at, end=until, records=until - at
+                )
+            )
+            left += [piece for piece in ((until, end), (start, at)) if piece[0] < piece[1]]
+
+    def _damage_end(self, partition: int, offset: int, otherwise: int, is_first: bool) -> int:
+        """Where to read on: after what was added together with the damaged batch.
+
+        If that did not help, because the batch no longer leads to the next one, after the file or object.
+        """
+        name = self._names[partition]
+        if is_first:
+            with suppress(Corrupt):
+                for commit in self._logs.commits(name):
+                    for add in commit.operations:
+                        if isinstance(add, Add) and add.offset_start <= offset < add.offset_end:
+                            return min(add.offset_end, otherwise)
+        pieces = self._logs.span(name).pieces
+        return next((min(piece.end, otherwise) for piece in pieces if piece.start <= offset < piece.end), otherwise)
+
+    def _sums_of(self, wanted: dict[int, Interval], ends: dict[int, int]) -> ByRange:
+        place = F.lit(int(Place.HELD))
+        if ends:
+            is_behind = F.col("offset") >= _looked_up(ends)
+            place = F.when(is_behind, F.lit(int(Place.BEHIND))).otherwise(place)
+        has_hash = bool(ends) and self._rules.is_whole
+        return _sums(self._log(wanted, has_hash=has_hash), self._rules.range_offsets, place, has_hash=has_hash)
+
+    def _log(self, wanted: dict[int, Interval], *, has_hash: bool) -> DataFrame:
+        """The records of these intervals: partition, offset, and hash if it is asked for."""
+        where = {
+            "url": self.place.url,
+            "path": self.place.path,
+            "objects": self.place.objects,
+            "objectsEndpoint": self.place.objects_endpoint,
+        }
+        options = {name: value for name, value in where.items() if value is not None}
+        for which, at in (("startingOffsets", 0), ("endingOffsets", 1)):
+            offsets = {self._names[number]: Offset(interval[at]) for number, interval in wanted.items()}
+            options[which] = json.dumps(to_json(offsets))
+        columns = ("partition", *HASHED) if has_hash else ("partition", "offset")
+        reader = self.spark.read.format("sulina").options(**options, checkCrc="true", columns=",".join(columns))
+        rows = reader.option("topic", str(self.topic)).load()
+        if len(wanted) < len(self._names):
+            rows = rows.filter(F.col("partition").isin(sorted(wanted)))
+        return rows.select("partition", "offset", *([_hash().alias("hash")] if has_hash else []))
+
+    # A closer look
+
+    def _closer(self, suspects: list[Suspect], held: Held | None) -> Iterator[Finding]:
+        looked = 0
+        for suspect in suspects:
+            is_small = suspect.end - suspect.start <= CLOSER_OFFSETS_MAX
+            if suspect.is_exact or not is_small or looked == CLOSER_RANGES_MAX:
+                yield from suspect.findings
+                continue
+            looked += 1
+            found = self._look(suspect, held)
+            yield from found or suspect.findings
+
+    def _look(self, suspect: Suspect, held: Held | None) -> list[Finding]:
+        """The exact offsets; none where they cannot be read again."""
+        number, start, end = suspect.partition, suspect.start, suspect.end
+        audit, is_whole = self._audits[number], self._rules.is_whole
+        is_of_log = any(finding.kind in LOG_KINDS for finding in suspect.findings)
+        log = table = None
+        try:
+            if is_of_log or (is_whole and audit.start <= start):
+                has_hash = not is_of_log
+                log = _rows(self._log({number: (start, end)}, has_hash=has_hash), has_hash=has_hash)
+            if held is not None and not is_of_log:
+                some = held.rows.filter((F.col("partition") == number) & F.col("offset").between(start, end - 1))
+                table = _rows(some, has_hash=is_whole)
+        except PySparkException as error:
+            _damage(error)
+            return []
+        found = look_closer(suspect, log, table, is_whole=is_whole)
+        return [finding for finding in found if (finding.kind in LOG_KINDS) == is_of_log]
+
+
+def _places(rows: DataFrame, mark: str, *more: Column) -> DataFrame:
+    """Partition and offset of rows; one that does not say is in no log."""
+    partition, offset = (F.coalesce(F.col(f"{mark}{name}"), F.lit(-1)) for name in ("partition", "offset"))
+    return rows.select(partition.cast("int").alias("partition"), offset.cast("bigint").alias("offset"), *more)
+
+
+def _check_types(table: str, schema: StructType) -> None:
+    raw = StructType.fromDDL(ddl(HASHED))
+    assert isinstance(raw, StructType)
+    for wanted in raw:
+        ours, theirs = wanted.dataType.simpleString(), schema[wanted.name].dataType.simpleString()
+        if ours != theirs:
+            raise InvalidSettings(f"{table} is no bronze table: its column {wanted.name} is {theirs}, not {ours}")
+
+
+def _hash() -> Column:
+    """Of a whole record. Nulls are passed over by the hash, so it is said beside each value whether it is one."""
+    headers = F.transform(
+        "headers", lambda one: F.struct(one["key"].isNull(), one["key"], one["value"].isNull(), one["value"])
+    )
+    return F.xxhash64(
+        F.col("offset"),
+        F.col("timestamp"),
+        F.col("key").isNull(),
+        F.col("key"),
+        F.col("value").isNull(),
+        F.col("value"),
+        F.when(F.col("headers").isNull(), F.lit(-1)).otherwise(F.size("headers")),
+        F.when(F.size("headers") > 0, headers),
+    )
+
+
+def _looked_up(by_partition: dict[int, int]) -> Column:
+    """What the partition of a row has; null where it is not among them. An array makes that quick for any number."""
+    numbers = [by_partition.get(number) for number in range(max(by_partition) + 1)]
+    return F.get(F.array(*(F.lit(number).cast("bigint") for number in numbers)), F.col("partition"))
+
+
+def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRange:
+    """By partition, range and place. Different offsets are counted by bits, 64 to a word: exactly, in little room."""
+    within = f"{int(Place.HELD)}, {int(Place.BEHIND)}"
+    placed = rows.withColumn("place", place)
+    placed = placed.withColumn("range", F.expr(f"if(place in ({within}), offset div {size}, {OUTSIDE}L)"))
+    placed = placed.withColumn("word", F.expr(f"offset div {WORD_BITS}"))
+    words = placed.groupBy("partition", "range", "place", "word").agg(
+        F.count("*").alias("records"),
+        F.expr(f"bit_or(shiftleft(1L, cast(pmod(offset, {WORD_BITS}) as int)))").alias("bits"),
+        F.min("offset").alias("low"),
+        F.max("offset").alias("high"),
+        F.expr("bit_xor(hash)" if has_hash else "0L").alias("crossed"),
+        F.expr("sum(shiftrightunsigned(hash, 32))" if has_hash else "0L").alias("upper"),
+        F.expr("sum(hash & 4294967295L)" if has_hash else "0L").alias("lower"),
+    )
+    found = words.groupBy("partition", "range", "place").agg(
+        F.sum("records"),
+        F.expr("sum(bit_count(bits))"),
+        F.min("low"),
+        F.max("high"),
+        F.bit_xor("crossed"),
+        F.sum("upper"),
+        F.sum("lower"),
+    )
+    columns = [column.to_pylist() for column in found.toArrow().columns]
+    return {(row[0], row[1], row[2]): Sums(*row[3:]) for row in zip(*columns, strict=True)}
+
+
+def _rows(rows: DataFrame, *, has_hash: bool) -> Rows:
+    """What a closer look needs of some rows."""
+    hashed = F.col("hash") if has_hash else F.lit(0).cast("bigint")
+    found = rows.groupBy("offset").agg(
+        F.count("*").alias("records"), F.min(hashed).alias("least"), F.max(hashed).alias("largest")
+    )
+    return Rows.of(found.toArrow())
+
+
+def _said(error: PySparkException) -> tuple[type[SulinaError] | None, str]:
+    """Which of our errors ended a job, and what it said; None: it was none of ours."""
+    text = str(error)
+    for name, what in reversed(_RAISED.findall(text)):
+        kind = getattr(known_errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, SulinaError):
+            return kind, what.strip()
+    return None, next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def _damage(error: PySparkException) -> tuple[type[SulinaError], str]:
+    """Which damage ended a job, or that retention came before it. Any other error is raised, as what it was."""
+    kind, what = _said(error)
+    if kind is None:
+        raise SparkFailed(reason=what) from error
+    if not issubclass(kind, Corrupt | InvalidBatch | DecompressedTooLarge | OffsetOutOfRange):
+        raise from_code(kind.code, what, {}) from error
+    return kind, what

@@ -1,0 +1,179 @@
+"""From Avro to columns: what each part of a datum becomes.
+
+- A union of null and one other thing is that thing, or null; any other union is JSON text.
+- A type that contains itself has no columns: InvalidSettings.
+- Times of day are microseconds since midnight: Delta Lake has no type for them.
+- A logical type that does not fit what it is put on is ignored, as Avro says.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sulina.errors import InvalidSettings
+from sulina.spark.json_columns import COLUMNS_MAX, VALUE, check_names
+
+DIGITS_MAX = 38  # of a decimal, in Spark and in Arrow's 128 bits
+UUID_BYTES = 16
+
+_UTC = pa.timestamp("us", "UTC")
+_LOCAL = pa.timestamp("us")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A type without parts."""
+
+    avro: str  # null, boolean, int, long, float, double, bytes, string, fixed, enum
+    type: pa.DataType
+    size: int = 0  # bytes of a fixed
+    symbols: tuple[str, ...] = ()  # of an enum
+    times: int = 1  # what a number is multiplied with
+    over: int = 1  # what it is divided by, downwards
+    is_uuid: bool = False  # 16 bytes that are shown as text
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Something or null."""
+
+    inner: "Part"
+    null_index: int  # which of the two branches is null
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.inner.type
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    item: "Part"
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.list_(self.item.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    item: "Part"
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.map_(pa.string(), self.item.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    fields: tuple[tuple[str, "Part"], ...]
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.struct([pa.field(name, part.type) for name, part in self.fields])
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Several things: JSON text."""
+
+    branches: tuple["Part", ...]
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.string()
+
+
+Part = Leaf | Option | Array | Map | Record | Union
+
+
+def parts_of(definition: Any) -> Record:
+    """What data of this schema become; one that is no record has the column `value`. InvalidSettings."""
+    import fastavro
+
+    found = _Compiler().part(fastavro.parse_schema(definition), ())
+    return found if isinstance(found, Record) else Record(((VALUE, found),))
+
+
+class _Compiler:
+    def __init__(self) -> None:
+        self._named: dict[str, Any] = {}
+        self._count = 0
+
+    def part(self, schema: Any, inside: tuple[str, ...]) -> Part:
+        """`inside` are the records that this is a part of."""
+        self._count += 1
+        if self._count > COLUMNS_MAX:
+            raise InvalidSettings(f"the schema has more than {COLUMNS_MAX} columns")
+        if isinstance(schema, list):
+            return self._union(schema, inside)
+        if isinstance(schema, str):
+            if schema in inside:
+                raise InvalidSettings(
+                    f"record {schema} contains itself, and columns have an end: decode its values raw"
+                )
+            return self.part(self._named[schema], inside) if schema in self._named else _PLAIN[schema]
+        kind = schema["type"]
+        if not isinstance(kind, str) or kind in self._named:
+            return self.part(kind, inside)
+        if "name" in schema:
+            self._named[schema["name"]] = schema
+        if kind in ("record", "error"):
+            names = [field["name"] for field in schema["fields"]]
+            check_names(names)
+            within = (*inside, schema["name"])
+            if not names:
+                raise InvalidSettings(f"record {schema['name']} has no fields, and so no columns")
+            return Record(tuple((field["name"], self.part(field["type"], within)) for field in schema["fields"]))
+        if kind == "array":
+            return Array(self.part(schema["items"], inside))
+        if kind == "map":
+            return Map(self.part(schema["values"], inside))
+        return _leaf(kind, schema)
+
+    def _union(self, branches: list[Any], inside: tuple[str, ...]) -> Part:
+        parts = [self.part(branch, inside) for branch in branches]
+        nulls = [index for index, part in enumerate(parts) if isinstance(part, Leaf) and part.avro == "null"]
+        if len(parts) == 2 and len(nulls) == 1 and not isinstance(parts[1 - nulls[0]], Union):
+            return Option(parts[1 - nulls[0]], nulls[0])
+        return Union(tuple(parts))
+
+
+_PLAIN = {
+    "null": Leaf("null", pa.string()),
+    "boolean": Leaf("boolean", pa.bool_()),
+    "int": Leaf("int", pa.int32()),
+    "long": Leaf("long", pa.int64()),
+    "float": Leaf("float", pa.float32()),
+    "double": Leaf("double", pa.float64()),
+    "bytes": Leaf("bytes", pa.binary()),
+    "string": Leaf("string", pa.string()),
+}
+_LOGICAL = {
+    ("int", "date"): Leaf("int", pa.date32()),
+    ("int", "time-millis"): Leaf("int", pa.int64(), times=1000),
+    ("long", "time-micros"): Leaf("long", pa.int64()),
+    ("long", "timestamp-millis"): Leaf("long", _UTC, times=1000),
+    ("long", "timestamp-micros"): Leaf("long", _UTC),
+    ("long", "timestamp-nanos"): Leaf("long", _UTC, over=1000),
+    ("long", "local-timestamp-millis"): Leaf("long", _LOCAL, times=1000),
+    ("long", "local-timestamp-micros"): Leaf("long", _LOCAL),
+    ("long", "local-timestamp-nanos"): Leaf("long", _LOCAL, over=1000),
+}
+
+
+def _leaf(kind: str, schema: dict[str, Any]) -> Leaf:
+    logical = schema.get("logicalType")
+    size = schema.get("size", 0) if kind == "fixed" else 0
+    if logical == "decimal" and kind in ("bytes", "fixed"):
+        precision, scale = schema.get("precision"), schema.get("scale", 0)
+        if isinstance(precision, int) and isinstance(scale, int) and precision > 0 and 0 <= scale <= precision:
+            if precision > DIGITS_MAX:
+                raise InvalidSettings(f"a decimal of {precision} digits: Spark's have at most {DIGITS_MAX}")
+            return Leaf(kind, pa.decimal128(precision, scale), size=size)
+    if kind == "enum":
+        return Leaf(kind, pa.string(), symbols=tuple(schema["symbols"]))
+    if kind == "fixed":
+        is_uuid = logical == "uuid" and size == UUID_BYTES
+        return Leaf(kind, pa.string() if is_uuid else pa.binary(), size=size, is_uuid=is_uuid)
+    return _LOGICAL.get((kind, str(logical)), _PLAIN[kind])

@@ -1,0 +1,256 @@
+"""From Arrow batches to the Parquet files of a Delta table. Runs in executors.
+
+- A file is whole and durable under a name that nobody else has before anybody hears of it, and it is no part of the
+  table until the driver commits it. What a task that failed leaves behind is what a vacuum takes.
+- A task has one file open for each combination of partition values. How many, and how much they hold, is bounded: past
+  that the largest is finished, whatever its size.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sulina.errors import SulinaError
+from sulina.spark.delta_partitions import Values, folder_of, split
+from sulina.spark.delta_place import TablePlace
+from sulina.spark.delta_stats import Leaf, leaves, stats_json, with_nan
+from sulina.spark.errors import TableSchemaConflict
+
+TARGET_BYTES = 128 << 20
+ROW_GROUP_BYTES = 32 << 20  # in Arrow's form
+OPEN_FILES_MAX = 64
+OPEN_BYTES_MAX = 256 << 20  # of all open files of a task: what is encoded and what still waits
+SAMPLE_ROWS = 10_000
+DISTINCT_MAX = 0.5  # with more distinct values than this among the sample, a dictionary costs more than it saves
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that is there, and that no table refers to yet."""
+
+    path: str  # below the table's root, as the store has it; in the log it is percent-encoded, by delta-rs
+    size_bytes: int
+    partition_values: tuple[tuple[str, str | None], ...]
+    modified_ms: int
+    rows: int
+    stats: str
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """How rows become files. Pickled with every task."""
+
+    place: TablePlace
+    schema: pa.Schema  # of the rows, with the table's names and types, in the order of the rows
+    partition_columns: tuple[str, ...] = ()
+    target_bytes: int = TARGET_BYTES
+    open_files_max: int = OPEN_FILES_MAX
+    open_bytes_max: int = OPEN_BYTES_MAX
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """What the files have: partition columns are in the log alone."""
+        return pa.schema([field for field in self.schema if field.name not in self.partition_columns])
+
+
+def write_files(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> list[NewFile]:
+    """All rows, in files. On failure none of them are left, as far as that can be seen to."""
+    writer = FileWriter(plan)
+    try:
+        for batch in batches:
+            writer.add(batch)
+        return writer.finish()
+    except BaseException:
+        discard(plan.place, writer.done)
+        raise
+
+
+def discard(place: TablePlace, files: Sequence[NewFile]) -> None:
+    """Remove files that no table refers to. What cannot be removed now is left to a vacuum."""
+    if files:
+        with contextlib.suppress(SulinaError):
+            place.objects().delete([file.path for file in files])
+
+
+class FileWriter:
+    """The files of one task."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan, self._objects = plan, plan.place.objects()
+        self._leaves = leaves(plan.file_schema)
+        self._open: dict[Values, _OpenFile] = {}
+        self.done: list[NewFile] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows, whose columns are in the order of the plan's. TableSchemaConflict, ArchiveFailed."""
+        rows = self._aligned(batch)
+        if not self._plan.partition_columns:
+            self._add((), rows)
+            return
+        for values, some in split(rows, self._plan.partition_columns):
+            self._check_values(values)
+            self._add(values, some.select(self._plan.file_schema.names))
+
+    def finish(self) -> list[NewFile]:
+        """Put what is open. All files of this task."""
+        for values in list(self._open):
+            self._finish(values)
+        return self.done
+
+    def _add(self, values: Values, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        if values not in self._open and len(self._open) >= self._plan.open_files_max:
+            self._finish_largest()
+        file = self._open.get(values)
+        if file is None:
+            file = self._open[values] = _OpenFile(self._plan, self._leaves)
+        file.add(rows)
+        if file.encoded_bytes >= self._plan.target_bytes:
+            self._finish(values)
+        elif sum(each.size_bytes for each in self._open.values()) > self._plan.open_bytes_max:
+            self._finish_largest()
+
+    def _finish_largest(self) -> None:
+        self._finish(max(self._open, key=lambda values: self._open[values].size_bytes))
+
+    def _finish(self, values: Values) -> None:
+        data, rows, stats = self._open.pop(values).close()
+        names = self._plan.partition_columns
+        path = f"{folder_of(names, values)}part-{uuid4()}.parquet"
+        self._objects.put(path, data)
+        size = sum(len(part) for part in data)
+        partition_values = tuple(zip(names, values, strict=True))
+        self.done.append(NewFile(path, size, partition_values, int(time.time() * 1000), rows, stats))
+
+    def _aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With the table's names and types."""
+        columns = []
+        for field, column in zip(self._plan.schema, batch.columns, strict=True):
+            if not field.nullable and column.null_count:
+                self._refuse(field.name, f"{column.null_count} rows are null, and the table says NOT NULL")
+            try:
+                columns.append(column if column.type == field.type else column.cast(field.type))
+            except pa.ArrowException as error:
+                self._refuse(field.name, f"{column.type} cannot be stored as {field.type}: {error}")
+        return pa.RecordBatch.from_arrays(columns, schema=self._plan.schema)
+
+    def _check_values(self, values: Values) -> None:
+        for name, value in zip(self._plan.partition_columns, values, strict=True):
+            if value is None and not self._plan.schema.field(name).nullable:
+                self._refuse(name, "an empty string is null to Delta Lake, and the table says NOT NULL")
+
+    def _refuse(self, column: str, reason: str) -> None:
+        raise TableSchemaConflict(table=self._plan.place.location, columns=f"column {column}", reason=reason)
+
+
+class _OpenFile:
+    """Rows that wait until they are a row group, and the row groups before them."""
+
+    def __init__(self, plan: WritePlan, columns: list[Leaf]) -> None:
+        self._schema, self._leaves = plan.file_schema, columns
+        self._group_bytes = min(ROW_GROUP_BYTES, plan.target_bytes)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._sink = _Buffers()
+        self._writer: pq.ParquetWriter | None = None
+        self._nan: set[tuple[str, ...]] = set()
+
+    @property
+    def encoded_bytes(self) -> int:
+        return self._sink.size
+
+    @property
+    def size_bytes(self) -> int:
+        return self._sink.size + self._waiting_bytes
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= self._group_bytes:
+            self._flush()
+
+    def close(self) -> tuple[list[memoryview], int, str]:
+        """The file's bytes, its rows and its statistics."""
+        self._flush()
+        assert self._writer is not None
+        self._writer.close()
+        # From the bytes themselves: what readers will find.
+        metadata = pq.read_metadata(pa.BufferReader(self._sink.tail()))
+        return self._sink.parts, metadata.num_rows, stats_json(metadata, self._leaves, self._nan)
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        self._waiting, self._waiting_bytes = [], 0
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                pa.PythonFile(self._sink, mode="w"),
+                self._schema,
+                compression="snappy",
+                use_dictionary=_repetitive(table, self._leaves),
+                write_statistics=[leaf.parquet_path for leaf in self._leaves if leaf.has_stats],
+                coerce_timestamps="us",
+                store_schema=False,
+            )
+        self._nan |= with_nan(table, self._leaves)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def _repetitive(table: pa.Table, columns: Sequence[Leaf]) -> list[str]:
+    """The columns that are worth a dictionary, by a look at the first rows."""
+    sample = table.slice(0, SAMPLE_ROWS)
+    found = []
+    for leaf in columns:
+        if len(leaf.path) == 1:
+            distinct = pc.count_distinct(sample.column(leaf.path[0]), mode="only_valid").as_py()
+            if distinct > max(1, sample.num_rows * DISTINCT_MAX):
+                continue
+        found.append(leaf.parquet_path)
+    return found
+
+
+class _Buffers:
+    """A file in memory, in as many parts as it was written in: it never has to be moved while it grows."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[memoryview] = []
+        self.size = 0
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        part = memoryview(bytes(data))  # Arrow uses its buffer again
+        self.parts.append(part)
+        self.size += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def tail(self) -> bytes:
+        """The footer, which a reader finds from the end."""
+        length = int.from_bytes(self._last(8)[:4], "little") + 8
+        return self._last(length)
+
+    def _last(self, size: int) -> bytes:
+        found, missing = [], size
+        for part in reversed(self.parts):
+            found.append(part[-missing:])
+            missing -= len(found[-1])
+            if not missing:
+                break
+        return b"".join(reversed(found))

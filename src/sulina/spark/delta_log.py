@@ -1,0 +1,195 @@
+"""The log of a Delta table, as far as readers need it: what a version has, and what a commit changed.
+
+Runs in the driver. A table with a feature that would give a reader of plain Parquet other rows than the table has is
+refused.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyspark.sql.types import StructType
+
+from sulina.errors import InvalidSettings, VersionNotRetained
+from sulina.spark.delta_partitions import Values, to_texts
+from sulina.spark.delta_place import LOG_FOLDER, TablePlace
+from sulina.spark.errors import TableFailed, TableNotFound, TableUnsupported
+
+_READER_FEATURES = {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping"}
+_WRITER_FEATURES = _READER_FEATURES | {
+    "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "identityColumns",
+}  # fmt: skip
+_COMMANDS = {
+    "delta.generationExpression": "generated columns",
+    "delta.identity.start": "identity columns",
+    "delta.invariants": "column invariants",
+    "CURRENT_DEFAULT": "column defaults",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table."""
+
+    path: str  # below the root, as the store has it
+    size_bytes: int
+    partition_values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One commit: what it added for readers, and whether it took something away from them."""
+
+    version: int
+    added: tuple[TableFile, ...]
+    has_removed: bool
+    operation: str
+    paths: frozenset[str]  # of all that it added, compactions too
+
+
+# Opening
+
+
+def find_table(place: TablePlace) -> DeltaTable | None:
+    """The newest version; None: there is no table. TableFailed."""
+    try:
+        return DeltaTable(place.location, storage_options=place.storage_options())
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        if place.directory is not None and not _has_log(place):
+            return None  # a folder that is no table yet
+        raise TableFailed(table=place.location, cause=error) from error
+
+
+def _has_log(place: TablePlace) -> bool:
+    return bool(place.objects().list(LOG_FOLDER))
+
+
+def open_table(place: TablePlace, *, version: int | None = None, timestamp: str | None = None) -> DeltaTable:
+    """For readers, at a version. TableNotFound, VersionNotRetained, TableUnsupported."""
+    table = find_table(place)
+    if table is None:
+        raise TableNotFound(table=place.location)
+    if version is not None or timestamp is not None:
+        current = table.version()
+        try:
+            table.load_as_version(_moment(timestamp) if timestamp is not None else version or 0)
+        except (DeltaError, ValueError, OSError) as error:
+            if version is None:
+                raise TableFailed(table=place.location, cause=error) from error
+            raise VersionNotRetained(version=version, oldest=oldest_version(place), current=current) from error
+    check_readable(place, table)
+    return table
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise InvalidSettings(f"{text!r} is no time: say it as 2026-11-01T12:00:00Z") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def schema_of(table: DeltaTable) -> StructType:
+    """Its columns, as Spark has them."""
+    return StructType.fromJson(json.loads(table.schema().to_json()))
+
+
+def check_readable(place: TablePlace, table: DeltaTable) -> None:
+    """TableUnsupported."""
+    protocol, settings = table.protocol(), table.metadata().configuration
+    _refuse(place, set(protocol.reader_features or ()) - _READER_FEATURES)
+    if (settings.get("delta.columnMapping.mode") or "none") != "none":
+        _refuse(place, ["column mapping"])
+    if "deletionVectors" in (protocol.reader_features or ()) and pa.table(table.deletion_vectors()).num_rows:
+        _refuse(place, ["deletion vectors"])
+
+
+def check_writable(place: TablePlace, table: DeltaTable, *, overwrite: bool) -> None:
+    """TableUnsupported. A table whose rows would have to be checked or changed on their way is no table for us."""
+    protocol, settings = table.protocol(), table.metadata().configuration
+    _refuse(place, set(protocol.writer_features or ()) - _WRITER_FEATURES)
+    if (settings.get("delta.columnMapping.mode") or "none") != "none":
+        _refuse(place, ["column mapping"])
+    _refuse(place, [f"a constraint ({name})" for name in settings if name.startswith("delta.constraints.")])
+    for field in schema_of(table):
+        _refuse(place, [feature for key, feature in _COMMANDS.items() if key in (field.metadata or {})])
+    if overwrite and settings.get("delta.appendOnly") == "true":
+        _refuse(place, ["delta.appendOnly, so nothing of it may be overwritten"])
+
+
+def _refuse(place: TablePlace, features: Iterable[str]) -> None:
+    for feature in sorted(features):
+        raise TableUnsupported(table=place.location, feature=feature)
+
+
+# Versions
+
+
+def snapshot(table: DeltaTable) -> pa.Table:
+    """A row for each file: path, size_bytes, partition.NAME, min.NAME, max.NAME, null_count.NAME, num_records."""
+    return pa.table(table.get_add_actions(flatten=True))
+
+
+def files_of(place: TablePlace, found: pa.Table, partition_columns: Iterable[str]) -> list[TableFile]:
+    """The files of a snapshot, or of those of its rows that are left, in the order in which they were written."""
+    found = found.sort_by([("modification_time", "ascending"), ("path", "ascending")])
+    columns = [to_texts(found.column(f"partition.{name}").combine_chunks()) for name in partition_columns]
+    values = list(zip(*columns, strict=True)) if columns else [()] * found.num_rows
+    return [
+        TableFile(_path(place, path), size, tuple(some))
+        for path, size, some in zip(
+            found.column("path").to_pylist(), found.column("size_bytes").to_pylist(), values, strict=True
+        )
+    ]
+
+
+def read_commit(place: TablePlace, version: int, partition_columns: Iterable[str]) -> LogEntry | None:
+    """None: there is none, or no longer. TableUnsupported, ArchiveFailed."""
+    data = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
+    if data is None:
+        return None
+    added, paths, operation, has_removed = [], set(), "a commit", False
+    names = list(partition_columns)
+    for line in bytes(data).splitlines():
+        action = json.loads(line) if line.strip() else {}
+        add, remove = action.get("add"), action.get("remove")
+        if add is not None:
+            paths.add(_path(place, add["path"]))
+            if add.get("dataChange", True):
+                added.append(_added(place, add, names))
+        elif remove is not None:
+            has_removed |= bool(remove.get("dataChange", True))
+        elif "commitInfo" in action:
+            operation = str(action["commitInfo"].get("operation", operation))
+    return LogEntry(version, tuple(added), has_removed, operation, frozenset(paths))
+
+
+def _added(place: TablePlace, add: dict[str, Any], names: list[str]) -> TableFile:
+    if add.get("deletionVector") is not None:
+        _refuse(place, ["deletion vectors"])
+    values = tuple(add["partitionValues"].get(name) or None for name in names)
+    return TableFile(_path(place, add["path"]), add["size"], values)
+
+
+def _path(place: TablePlace, encoded: str) -> str:
+    if "://" in encoded or encoded.startswith("/"):
+        _refuse(place, ["files of another table (a shallow clone)"])
+    return unquote(encoded)
+
+
+def oldest_version(place: TablePlace) -> int:
+    """Of the commits that are still there."""
+    versions = [
+        int(listed.name.removesuffix(".json"))
+        for listed in place.objects().list(LOG_FOLDER)
+        if listed.name.endswith(".json") and listed.name.removesuffix(".json").isdecimal()
+    ]
+    return min(versions, default=0)

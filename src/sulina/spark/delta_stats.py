@@ -1,0 +1,175 @@
+"""Statistics of a Parquet file, from its footer, as Delta Lake's log has them.
+
+Readers leave a file out when they see from these that it has no row for them. So a lowest value is never higher than
+what is there and a highest never lower, and where that cannot be said for sure, nothing is said.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+COLUMNS_MAX = 32
+TEXT_CHARACTERS_MAX = 32
+DECIMAL_DIGITS_MAX = 15  # readers take JSON numbers for doubles, which are exact up to here
+_CODE_POINT_MAX = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of UTC, and printed as such
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One column of a Parquet file."""
+
+    path: tuple[str, ...]  # in structs
+    type: pa.DataType
+    parquet_path: str
+    has_stats: bool
+
+
+def leaves(schema: pa.Schema) -> list[Leaf]:
+    """In the order in which a Parquet file has them."""
+    found = [leaf for field in schema for leaf in _leaves(field.name, field.type, (), "", in_struct=True)]
+    return [leaf if n < COLUMNS_MAX else Leaf(leaf.path, leaf.type, leaf.parquet_path, False)
+            for n, leaf in enumerate(found)]  # fmt: skip
+
+
+def _leaves(name: str, kind: pa.DataType, above: tuple[str, ...], prefix: str, *, in_struct: bool) -> Iterator[Leaf]:
+    path, at = (*above, name), f"{prefix}{name}"
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(field.name, field.type, path, f"{at}.", in_struct=in_struct)
+    elif pa.types.is_map(kind):
+        yield from _leaves("key", kind.key_type, path, f"{at}.key_value.", in_struct=False)
+        yield from _leaves("value", kind.item_type, path, f"{at}.key_value.", in_struct=False)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _leaves("element", kind.value_type, path, f"{at}.list.", in_struct=False)
+    else:
+        is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        yield Leaf(path, kind, at, in_struct and not is_binary)
+
+
+def with_nan(batch: pa.Table, columns: Sequence[Leaf]) -> set[tuple[str, ...]]:
+    """Which of these have a NaN, which footers keep silent about, and which is the highest of numbers to Spark."""
+    found = set()
+    for leaf in columns:
+        if leaf.has_stats and pa.types.is_floating(leaf.type):
+            values = batch.column(leaf.path[0])
+            if len(leaf.path) > 1:
+                values = pc.struct_field(values, list(leaf.path[1:]))
+            if pc.any(pc.is_nan(values)).as_py():
+                found.add(leaf.path)
+    return found
+
+
+def stats_json(metadata: Any, columns: Sequence[Leaf], nan: AbstractSet[tuple[str, ...]]) -> str:
+    """Of a file with this footer. `nan`: the columns that have one."""
+    stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for number, leaf in enumerate(columns):
+        if not leaf.has_stats:
+            continue
+        low, high, nulls = _of_column(metadata, number)
+        if nulls is not None:
+            _set(stats["nullCount"], leaf.path, nulls)
+        lowest = _lowest(low, leaf.type) if low is not None else None
+        highest = _highest(high, leaf.type) if high is not None and leaf.path not in nan else None
+        if lowest is not None:
+            _set(stats["minValues"], leaf.path, lowest)
+        if highest is not None:
+            _set(stats["maxValues"], leaf.path, highest)
+    return json.dumps(stats, ensure_ascii=False, separators=(",", ":"))
+
+
+def _of_column(metadata: Any, number: int) -> tuple[Any, Any, int | None]:
+    """Lowest, highest and how many nulls; None: not known."""
+    lows, highs, nulls, is_known = [], [], 0, True
+    has_nulls_known = True
+    for group in range(metadata.num_row_groups):
+        column = metadata.row_group(group).column(number)
+        found = column.statistics
+        if found is None or not found.has_null_count:
+            has_nulls_known = False
+        else:
+            nulls += found.null_count
+        if found is not None and found.has_min_max:
+            lows.append(_raw(found, "min"))
+            highs.append(_raw(found, "max"))
+        elif found is None or not found.has_null_count or found.null_count < column.num_values:
+            is_known = False
+    null_count = nulls if has_nulls_known else None
+    if not is_known or not lows:
+        return None, None, null_count
+    return min(lows), max(highs), null_count
+
+
+def _raw(found: Any, which: str) -> Any:
+    if found.physical_type == "BYTE_ARRAY":
+        return getattr(found, which)
+    raw = getattr(found, f"{which}_raw")
+    if found.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        return int.from_bytes(raw, "big", signed=True)
+    return raw
+
+
+def _lowest(raw: Any, kind: pa.DataType) -> Any:
+    if isinstance(raw, str):
+        return raw[:TEXT_CHARACTERS_MAX]
+    return _instant(raw // 1000, kind) if pa.types.is_timestamp(kind) else _value(raw, kind)
+
+
+def _highest(raw: Any, kind: pa.DataType) -> Any:
+    if isinstance(raw, str):
+        return raw if len(raw) <= TEXT_CHARACTERS_MAX else _above(raw[:TEXT_CHARACTERS_MAX])
+    # Readers may take milliseconds: rounded up, they lose nothing.
+    return _instant(-(-raw // 1000), kind) if pa.types.is_timestamp(kind) else _value(raw, kind)
+
+
+def _above(prefix: str) -> str | None:
+    """The lowest text that is higher than everything that begins so; None: there is none."""
+    while prefix:
+        following = ord(prefix[-1]) + 1
+        if _SURROGATES[0] <= following <= _SURROGATES[1]:
+            following = _SURROGATES[1] + 1
+        if following <= _CODE_POINT_MAX:
+            return prefix[:-1] + chr(following)
+        prefix = prefix[:-1]
+    return None
+
+
+def _instant(milliseconds: int, kind: pa.DataType) -> str | None:
+    try:
+        at = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return at.isoformat(timespec="milliseconds") + ("Z" if kind.tz is not None else "")
+
+
+def _value(raw: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_integer(kind):
+        return int(raw)
+    if pa.types.is_floating(kind):
+        return float(raw) if math.isfinite(raw) else None
+    if pa.types.is_decimal(kind):
+        return _number(raw, kind.scale) if kind.precision <= DECIMAL_DIGITS_MAX else None
+    if pa.types.is_date(kind):
+        try:
+            return (date(1970, 1, 1) + timedelta(days=raw)).isoformat()
+        except OverflowError:
+            return None
+    return None  # booleans: nothing is left out for them
+
+
+def _number(unscaled: int, scale: int) -> float | int:
+    return float(unscaled) / 10**scale if scale else unscaled
+
+
+def _set(target: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        target = target.setdefault(name, {})
+    target[path[-1]] = value

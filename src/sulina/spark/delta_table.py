@@ -1,0 +1,209 @@
+"""A Delta table that is written exactly once, through delta-rs. Runs in the driver.
+
+- A commit carries who made it and the number that he gave it (an application transaction). One that is there already
+  adds nothing. The log is asked first, and again after every failure: delta-rs itself refuses only what another writer
+  committed at the same moment.
+- Files that a commit might have are never removed: where the outcome is not known, they stay, and a vacuum takes them.
+- Two writers that make the same table at once: one makes it, the other finds it made. For that, making it is never
+  tried twice by delta-rs, which would put a second beginning after the first.
+"""
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from pyspark.sql.types import StructType
+
+from sulina.errors import InvalidInput
+from sulina.spark.delta_files import TARGET_BYTES, NewFile, WritePlan, discard
+from sulina.spark.delta_log import check_writable, find_table, read_commit, schema_of
+from sulina.spark.delta_place import LOG_FOLDER, TablePlace
+from sulina.spark.delta_schema import arrow_schema, check_partition_columns, fit, table_schema
+from sulina.spark.errors import TableFailed, TableSchemaConflict
+
+ATTEMPTS_MAX = 20
+DELTA_RETRIES_MAX = 100  # of an append that other appends overtake
+PAUSE_SECONDS = 0.05
+PAUSE_SECONDS_MAX = 1.0
+CONFIGURATION = {"delta.enableDeletionVectors": "false"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTo:
+    """A table, what is written to it, and what may change of it. Pickled."""
+
+    place: TablePlace
+    schema: StructType  # of the rows
+    partition_columns: tuple[str, ...] | None = None  # None: those that the table has
+    overwrite: bool = False
+    merge_schema: bool = False
+    overwrite_schema: bool = False
+    user_metadata: str | None = None  # a word of the user's own, kept with the commit
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The table's version with these files; or its newest, where there was nothing to add to it."""
+
+    version: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The table's columns, before and after."""
+
+    schema: StructType
+    rows: StructType
+    partition_columns: tuple[str, ...]
+    added: tuple[Field, ...] = ()
+
+
+def plan_write(to: WriteTo, *, target_bytes: int = TARGET_BYTES) -> WritePlan:
+    """How executors are to write. TableSchemaConflict, TableUnsupported, InvalidSettings: nothing is written yet."""
+    shape = _shape(to, find_table(to.place))
+    return WritePlan(to.place, arrow_schema(shape.rows), shape.partition_columns, target_bytes)
+
+
+def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, version: int = 0) -> Committed:
+    """Make these files part of the table, or find that (app, version) is there already: then they are removed.
+
+    TableSchemaConflict, TableUnsupported: nothing was committed, and the files are removed. TableFailed: the outcome is
+    not known; with the same app and version it may be tried again.
+    """
+    failure: Exception | None = None
+    since: int | None = None  # the version that was there before the first attempt
+    for attempt in range(ATTEMPTS_MAX):
+        table = find_table(to.place)
+        newest = table.version() if table is not None else -1
+        since = newest if since is None else since
+        if failure is not None and (ours := _version_with(to.place, files, since, newest)) is not None:
+            return Committed(ours, True)  # an attempt that seemed to fail did not
+        if table is not None and app is not None and _has_transaction(table, app, version):
+            return _found_there(to.place, files, since, table)
+        if table is not None and not files and not to.overwrite:
+            return Committed(newest, False)
+        try:
+            return Committed(_attempt(to, table, files, app, version), True)
+        except (InvalidInput, TableSchemaConflict):
+            if failure is None:
+                discard(to.place, files)
+            raise
+        except Exception as error:  # noqa: BLE001 - delta-rs raises plain ones too; whatever it was, the log decides
+            failure = error
+        time.sleep(random.uniform(0.5, 1) * min(PAUSE_SECONDS_MAX, PAUSE_SECONDS * 2**attempt))
+    assert failure is not None
+    raise TableFailed(table=to.place.location, cause=failure)
+
+
+def _has_transaction(table: DeltaTable, app: str, version: int) -> bool:
+    recorded = table.transaction_version(app)
+    return recorded is not None and recorded >= version
+
+
+def _found_there(place: TablePlace, files: Sequence[NewFile], since: int, table: DeltaTable) -> Committed:
+    """Somebody has committed the same: we, in an attempt that seemed to fail, or another process."""
+    ours = _version_with(place, files, since, table.version())
+    if ours is not None:
+        return Committed(ours, True)
+    discard(place, files)
+    return Committed(table.version(), False)
+
+
+def _version_with(place: TablePlace, files: Sequence[NewFile], since: int, newest: int) -> int | None:
+    """Which version after `since` has one of these files. All of a commit's files are in one."""
+    paths = {file.path for file in files[:1]}
+    for version in range(since + 1, newest + 1) if paths else ():
+        entry = read_commit(place, version, ())
+        if entry is not None and entry.paths & paths:
+            return version
+    return None
+
+
+def _shape(to: WriteTo, table: DeltaTable | None) -> _Shape:
+    rows = table_schema(to.schema)
+    if table is None:
+        columns = check_partition_columns(rows, to.partition_columns or ())
+        return _Shape(rows, rows, columns)
+    check_writable(to.place, table, overwrite=to.overwrite)
+    current = tuple(table.metadata().partition_columns)
+    wanted = current if to.partition_columns is None else to.partition_columns
+    if [name.lower() for name in wanted] != [name.lower() for name in current]:
+        reason = f"its partition columns are {', '.join(current) or 'none'}, and not {', '.join(wanted) or 'none'}"
+        raise TableSchemaConflict(table=to.place.location, columns="partition columns", reason=reason)
+    if to.overwrite and to.overwrite_schema:
+        return _Shape(rows, rows, check_partition_columns(rows, current))
+    fitted = fit(to.place.location, schema_of(table), rows, merge=to.merge_schema)
+    missing = [name for name in current if name not in fitted.rows.names]
+    if missing:
+        reason = "the rows have none, and files are kept by it; add it, as null"
+        raise TableSchemaConflict(table=to.place.location, columns=f"partition column {missing[0]}", reason=reason)
+    added = tuple(Field.from_json(field.json()) for field in fitted.added)
+    return _Shape(fitted.table, fitted.rows, current, added)
+
+
+def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], app: str | None, version: int) -> int:
+    """One try. Whatever is raised by delta-rs says nothing about whether it was committed."""
+    shape = _shape(to, table)
+    properties = CommitProperties(
+        app_transactions=[] if app is None else [Transaction(app, version)],
+        max_commit_retries=0 if table is None else DELTA_RETRIES_MAX,
+        custom_metadata=None if to.user_metadata is None else {"userMetadata": to.user_metadata},
+    )
+    actions: list[AddAction | RemoveAction] = [_add(file) for file in files]
+    columns = list(shape.partition_columns)
+    if table is None:
+        create_table_with_add_actions(
+            to.place.location,
+            _schema(shape.schema),
+            [_add(file) for file in files],
+            partition_by=columns,
+            configuration=CONFIGURATION,
+            storage_options=to.place.storage_options(),
+            commit_properties=properties,
+        )
+        _make_durable(to.place, 0)
+        return 0
+    if shape.added and not to.overwrite:
+        table.alter.add_columns(list(shape.added))
+        table.update_incremental()
+    table.create_write_transaction(
+        actions,
+        "overwrite" if to.overwrite else "append",
+        _schema(shape.schema),
+        columns,
+        commit_properties=properties,
+    )
+    before = table.version()
+    table.update_incremental()
+    newest = table.version()
+    made = None if newest == before + 1 else _version_with(to.place, files, before, newest)
+    _make_durable(to.place, newest if made is None else made)
+    return newest if made is None else made
+
+
+def _add(file: NewFile) -> AddAction:
+    return AddAction(file.path, file.size_bytes, dict(file.partition_values), file.modified_ms, True, file.stats)
+
+
+def _schema(schema: StructType) -> Schema:
+    return Schema.from_json(schema.json())
+
+
+def _make_durable(place: TablePlace, version: int) -> None:
+    """delta-rs leaves that to the system. A commit that is torn by a loss of power would take the table along."""
+    if place.directory is None:
+        return
+    folder = f"{place.directory}/{LOG_FOLDER}"
+    for path in (f"{folder}/{version:020d}.json", folder):
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

@@ -1,0 +1,101 @@
+"""What Spark's side of Sulina raises on purpose: the same tree, under `sulina.errors`."""
+
+from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError
+
+
+class ExpectationFailed(InvalidInput):
+    """Rows that a pipeline must not see. Nothing of their batch was written."""
+
+    def __init__(self, *, table: str, expectation: str, rows: int, first: str) -> None:
+        super().__init__(
+            f"{rows} rows for table {table} do not meet {expectation!r}, the first is {first}: mend them at their "
+            f"source, or say what else is to become of them (otherwise = 'quarantine' or 'drop')"
+        )
+        self.table, self.expectation, self.rows, self.first = table, expectation, rows, first
+
+
+class TableUnsupported(InvalidInput):
+    """A Delta table that has a feature which this reader or writer does not have. Nothing was read or written."""
+
+    def __init__(self, *, table: str, feature: str) -> None:
+        super().__init__(f"table {table} has {feature}, which is not supported here: use an engine that has it")
+        self.table, self.feature = table, feature
+
+
+class SinkDiverged(Conflict):
+    """A task of Spark was run again and did not give the rows that it gave first. Those are there; others are not."""
+
+    def __init__(self, *, topic: str, partition: int, txn_id: str, ours: int, theirs: int) -> None:
+        super().__init__(
+            f"{txn_id} has published {theirs} records to partition {partition} of {topic}, and now has {ours}: rows "
+            f"must come in the same order when a task is run again; sort them, or write less in one task"
+        )
+        self.topic, self.partition, self.txn_id, self.ours, self.theirs = topic, partition, txn_id, ours, theirs
+
+
+class TableSchemaConflict(Conflict):
+    """The columns of the rows are not those of the table. Nothing was written."""
+
+    def __init__(self, *, table: str, columns: str, reason: str) -> None:
+        super().__init__(f"table {table}, {columns}: {reason}")
+        self.table, self.columns, self.reason = table, columns, reason
+
+
+class TableNotFound(NotFound):
+    """There is no Delta table there."""
+
+    def __init__(self, *, table: str) -> None:
+        super().__init__(f"there is no Delta table at {table}")
+        self.table = table
+
+
+class TableFileGone(NotAvailable):
+    """A file of a table was cleaned up before it was read."""
+
+    def __init__(self, *, table: str, path: str) -> None:
+        super().__init__(
+            f"table {table} no longer has {path}: it was vacuumed; read a newer version, or keep versions for longer"
+        )
+        self.table, self.path = table, path
+
+
+class TableRewritten(NotAvailable):
+    """A commit took rows of a table away, which a stream may have passed on already."""
+
+    def __init__(self, *, table: str, version: int, operation: str) -> None:
+        super().__init__(
+            f"version {version} of table {table} ({operation}) took rows away that the stream may have passed on: "
+            f"set ignoreChanges=true to read what it added, or begin again with a new checkpoint"
+        )
+        self.table, self.version, self.operation = table, version, operation
+
+
+class TableFailed(SulinaError):
+    """A table could not be read or committed to. Whether a commit was made is unknown: try again with the same txn."""
+
+    retryable = True
+
+    def __init__(self, *, table: str, cause: BaseException) -> None:
+        super().__init__(f"table {table} cannot be read or written: {cause}")
+        self.table, self.cause = table, cause
+        self.__cause__ = cause
+
+
+class PipelineFailed(SulinaError):
+    """A query of a pipeline ended with an error. What it had committed is there; the next run goes on from there."""
+
+    def __init__(self, *, pipeline: str, table: str, reason: str) -> None:
+        super().__init__(f"pipeline {pipeline}: table {table}: {reason}")
+        self.pipeline, self.table, self.reason = pipeline, table, reason
+
+
+class SparkUnavailable(SulinaError):
+    """Spark cannot run here: there is no Java, or no PySpark."""
+
+
+class SparkFailed(SulinaError):
+    """A job of Spark ended with an error that is not one of ours."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(f"Spark could not do it: {reason}")
+        self.reason = reason

@@ -1,0 +1,338 @@
+"""What a driver asks before anything is read: which partitions there are, what they hold, and where positions are."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+
+from sulina.core.commit import Commit, SegmentRef, commit_version
+from sulina.core.position import At, Position
+from sulina.core.scan import Piece, Range, Span, TopicChoice
+from sulina.core.topic import Delivery, Schema
+from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
+from sulina.spark.clients import client_of
+from sulina.spark.options import Place
+from sulina.spark.sources import Source, open_directory, open_shared
+from sulina.storage.archive import COMMITS_FOLDER, Archive
+from sulina.storage.commit_log import CommitLog
+from sulina.types import Offset, PartitionName, TopicName, Version
+from sulina.wire.messages import PartitionInfo, TopicInfo
+
+SMALL_BYTES = 8 << 20  # of what an owner has on disk and an archive too: then the owner is asked, it is quicker
+FROM_BROKERS = "none"
+COMMITS_AT_ONCE = 1000
+
+
+class Logs(Protocol):
+    """The logs of some topics, as they are now."""
+
+    def partitions(self) -> list[PartitionName]:
+        """Those that exist, in order. TopicNotFound when one that is named does not."""
+        ...
+
+    def span(self, partition: PartitionName) -> Span:
+        """What it holds, by pieces."""
+        ...
+
+    def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
+        """Its first offset and the one after its last."""
+        ...
+
+    def offset(self, partition: PartitionName, position: Position) -> Offset:
+        """The first offset at or after a position. VersionNotRetained, OffsetOutOfRange."""
+        ...
+
+    def end_of(self, partition: PartitionName, version: Version) -> Offset:
+        """Where the log ended at a version. VersionNotRetained."""
+        ...
+
+    def commits(self, partition: PartitionName) -> Iterator[Commit]:
+        """Every commit that is kept, oldest first, read anew. One that is missing is passed over. CorruptCommit."""
+        ...
+
+    def schema(self, topic: TopicName) -> Schema | None:
+        """What its values are; None: that is not known here."""
+        ...
+
+    def source(self) -> Source:
+        """For executors."""
+        ...
+
+
+def open_logs(place: Place, topics: TopicChoice) -> Logs:
+    """InvalidSettings, Disconnected."""
+    if place.url is not None:
+        return BrokerLogs(place, topics)
+    assert place.path is not None
+    return FileLogs(place.path, place.objects_endpoint, topics)
+
+
+def common_schema(logs: Logs) -> Schema:
+    """What the values of all its topics are. InvalidSettings when that is not one thing."""
+    topics = {name.topic for name in logs.partitions()}
+    found = {schema.fingerprint: schema for topic in topics if (schema := logs.schema(topic)) is not None}
+    if len(found) != 1:
+        what = "that is known to brokers only: say url" if not found else "its topics have several"
+        raise InvalidSettings(f"to decode values needs the schema of their topic, and {what}")
+    return next(iter(found.values()))
+
+
+def checked_offset(offset: int, start: Offset, end: Offset) -> Offset:
+    """The offset itself, if a log has it or ends with it. OffsetOutOfRange."""
+    if not start <= offset <= end:
+        raise OffsetOutOfRange(offset=offset, start=start, end=end)
+    return Offset(offset)
+
+
+class BrokerLogs:
+    """By asking a broker, who knows them all; and the archive, for what is in it."""
+
+    def __init__(self, place: Place, topics: TopicChoice) -> None:
+        assert place.url is not None
+        self._url, self._topics = place.url, topics
+        self._client = client_of(place.url)
+        self._known: dict[TopicName, TopicInfo] = {}
+        self._archives: dict[PartitionName, Archive] = {}
+        self._objects, self._endpoint = place.objects, place.objects_endpoint
+        if self._objects is None:
+            node = self._client.info()
+            self._objects, self._endpoint = node.objects, place.objects_endpoint or node.objects_endpoint
+        elif self._objects == FROM_BROKERS:
+            self._objects = None
+
+    def partitions(self) -> list[PartitionName]:
+        names = self._topics.names
+        if names is None:
+            found = [info for info in self._client.topics() if self._topics.has(TopicName.parse(info.topic))]
+            found = [info for info in found if info.settings.delivery == Delivery.RELIABLE]
+        else:
+            found = [self._client.topic(name) for name in names]
+        self._known = {TopicName.parse(info.topic): info for info in found}
+        for name, info in self._known.items():
+            if info.settings.delivery != Delivery.RELIABLE:
+                raise NotReliable(topic=str(name))
+        return [
+            PartitionName(name, n) for name in sorted(self._known) for n in range(self._known[name].settings.partitions)
+        ]
+
+    def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
+        info = self._partition(partition)
+        return Offset(info.start_offset), Offset(info.end_offset)
+
+    def span(self, partition: PartitionName) -> Span:
+        info = self._partition(partition)
+        start, end = Offset(info.start_offset), Offset(info.end_offset)
+        local = [
+            Piece(Offset(max(start, one.start_offset)), Offset(min(end, one.end_offset)), one.size_bytes)
+            for one in info.segments
+            if max(start, one.start_offset) < min(end, one.end_offset)
+        ]
+        first = local[0].start if local else end
+        archived = min(info.archived_offset or 0, end)
+        hot = [piece for piece in local if piece.end > archived]
+        if self._objects is None or archived <= start or (first <= start and _size(local, archived) <= SMALL_BYTES):
+            # An archive that we cannot reach is no reason to read less: its owner reads it for us.
+            older = [Piece(start, first, SMALL_BYTES)] if start < first else []
+            return Span(partition, start, end, (*older, *local))
+        slices = self._archive(partition)
+        pieces = [
+            _piece(slice_, start, archived)
+            for slice_ in slices
+            if slice_.base < archived and slice_.next_offset > start
+        ]
+        hot = [Piece(Offset(max(piece.start, archived)), piece.end, piece.size_bytes) for piece in hot]
+        return Span(partition, start, end, (*pieces, *hot))
+
+    def offset(self, partition: PartitionName, position: Position) -> Offset:
+        if position.at == At.OFFSET:
+            return checked_offset(position.value, *self.bounds(partition))
+        return Offset(self._client.locate(partition.topic, position, partition.partition))
+
+    def end_of(self, partition: PartitionName, version: Version) -> Offset:
+        commits = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
+        return commits[0].next_offset
+
+    def commits(self, partition: PartitionName) -> Iterator[Commit]:
+        start, newest = 0, self._partition(partition).version
+        last = COMMITS_AT_ONCE
+        while start <= newest:
+            end = min(newest + 1, last)
+            try:
+                yield from self._client.commits(partition.topic, partition.partition, start=start, end=end)
+                start = end
+            except VersionNotRetained as gone:
+                if gone.oldest <= start < gone.version < end:
+                    last = gone.version  # it is missing among others: those before it first
+                    continue
+                start = max(start + 1, gone.oldest)
+            last = start + COMMITS_AT_ONCE
+
+    def schema(self, topic: TopicName) -> Schema | None:
+        info = self._known.get(topic) or self._client.topic(topic)
+        return info.settings.value_schema
+
+    def source(self) -> Source:
+        return Source(
+            url=self._url,
+            objects=self._objects,
+            objects_endpoint=self._endpoint,
+            topic_ids={name: info.topic_id for name, info in self._known.items()},
+        )
+
+    def _partition(self, partition: PartitionName) -> PartitionInfo:
+        return self._client.partition(partition.topic, partition.partition)
+
+    def _archive(self, partition: PartitionName) -> Sequence[SegmentRef]:
+        archive = self._archives.get(partition)
+        if archive is None:
+            archive = self._archives[partition] = self.source().archive(partition)
+            archive.load()
+        else:
+            archive.refresh()
+        return [slice_ for slice_ in archive.view.slices if slice_.size]
+
+
+def _size(pieces: Sequence[Piece], until: int) -> int:
+    return sum(piece.size_bytes for piece in pieces if piece.start < until)
+
+
+def _piece(stored: SegmentRef, start: int, end: int) -> Piece:
+    return Piece(Offset(max(start, stored.base)), Offset(min(end, stored.next_offset)), stored.size, stored)
+
+
+class FileLogs:
+    """Without a broker: an archive (a bucket or a directory), or a broker's data directory."""
+
+    def __init__(self, path: str, endpoint: str | None, topics: TopicChoice) -> None:
+        self._topics = topics
+        self._logs: dict[PartitionName, CommitLog | Archive] = {}
+        self._url = path if "://" in path else f"file://{os.path.abspath(path)}"
+        self._endpoint = endpoint
+        self._objects = open_shared(self._url, endpoint)
+        self._directory: str | None = None
+        self._topic_ids: dict[TopicName, str] = {}
+
+    def partitions(self) -> list[PartitionName]:
+        found = {name: topic_id for name, topic_id in self._found() if self._topics.has(name.topic)}
+        for topic in self._topics.names or ():
+            if not any(name.topic == topic for name in found):
+                raise TopicNotFound(topic=str(topic))
+        ids = {name.topic: topic_id for name, topic_id in found.items() if topic_id is not None}
+        if not ids and found:
+            self._directory = self._url.removeprefix("file://")
+        self._topic_ids = ids
+        return sorted(found)
+
+    def _found(self) -> Iterator[tuple[PartitionName, str | None]]:
+        """Every partition with the id of its topic; None in a data directory, where there is one only."""
+        for folder in self._objects.folders():
+            try:
+                name = PartitionName.from_directory(folder)
+            except InvalidName:
+                continue
+            below = self._objects.folders(folder)
+            if COMMITS_FOLDER in below:
+                yield name, None
+            elif below:
+                yield name, self._newest(folder, below)
+
+    def _newest(self, folder: str, topic_ids: Sequence[str]) -> str:
+        """A topic that was made anew leaves its past behind for a while: the one that was written last counts."""
+        if len(topic_ids) == 1:
+            return topic_ids[0]
+
+        def written(topic_id: str) -> float:
+            commits = self._objects.list(f"{folder}/{topic_id}/{COMMITS_FOLDER}")
+            return max((commit.modified for commit in commits), default=0.0)
+
+        return max(topic_ids, key=written)
+
+    def _state(self, partition: PartitionName) -> tuple[Offset, Offset, Sequence[SegmentRef]]:
+        log = self._log(partition)
+        if isinstance(log, Archive):
+            view = log.load()
+            return view.start_offset, view.next_offset, view.slices
+        state = log.load()
+        return state.start_offset, state.next_offset, state.segments
+
+    def _log(self, partition: PartitionName) -> CommitLog | Archive:
+        log = self._logs.get(partition)
+        if log is None:
+            is_archive = self._directory is None
+            log = self.source().archive(partition) if is_archive else open_directory(self._directory or "", partition)
+            self._logs[partition] = log
+        return log
+
+    def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
+        start, end, _ = self._state(partition)
+        return start, end
+
+    def span(self, partition: PartitionName) -> Span:
+        start, end, stored = self._state(partition)
+        pieces = [_piece(one, start, end) for one in stored if one.size and one.next_offset > start]
+        return Span(partition, start, end, tuple(pieces))
+
+    def offset(self, partition: PartitionName, position: Position) -> Offset:
+        start, end, stored = self._state(partition)
+        match position.at:
+            case At.EARLIEST:
+                return start
+            case At.LATEST:
+                return end
+            case At.OFFSET:
+                return checked_offset(position.value, start, end)
+            case At.VERSION:
+                return self._commit(partition, Version(position.value - 1)).next_offset if position.value else start
+        found = self._first_since(partition, position.value, [one for one in stored if one.size])
+        return end if found is None else found
+
+    def _first_since(self, partition: PartitionName, timestamp_ms: int, stored: Sequence[SegmentRef]) -> Offset | None:
+        from sulina.core.columns import decode_columns  # whose kernels take a second to import
+
+        for segment in stored:
+            if segment.timestamp_max < timestamp_ms:
+                continue
+            reader = self.source().open(Range(partition, segment.base, segment.next_offset, segment.size, (segment,)))
+            offset = segment.base
+            while offset < segment.next_offset:
+                data, following = reader.read(offset)
+                columns = decode_columns(data, columns=["offset", "timestamp"])
+                times = columns.column("timestamp").cast("int64").to_numpy()
+                late = np.flatnonzero(times >= timestamp_ms)
+                if len(late):
+                    return Offset(columns.column("offset")[int(late[0])].as_py())
+                offset = following
+        return None
+
+    def _commit(self, partition: PartitionName, version: Version) -> Commit:
+        log = self._log(partition)
+        self._state(partition)
+        return log.commits(version, Version(version + 1))[0] if isinstance(log, Archive) else log.entry(version)
+
+    def end_of(self, partition: PartitionName, version: Version) -> Offset:
+        return self._commit(partition, version).next_offset
+
+    def commits(self, partition: PartitionName) -> Iterator[Commit]:
+        if self._directory is None:
+            archive = self.source().archive(partition, is_fresh=True)
+            for slice_ in archive.load().slices:
+                yield from archive.commits(slice_.version_start, slice_.version_end)
+            return
+        log = open_directory(self._directory, partition)
+        for version in map(commit_version, log.store.list()):
+            if version is not None:
+                with suppress(VersionNotRetained):  # cleaned up since
+                    yield log.entry(version)
+
+    def schema(self, topic: TopicName) -> Schema | None:
+        return None
+
+    def source(self) -> Source:
+        return Source(
+            objects=self._url if self._directory is None else None,
+            objects_endpoint=self._endpoint,
+            directory=self._directory,
+            topic_ids=self._topic_ids,
+        )

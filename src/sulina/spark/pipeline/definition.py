@@ -1,0 +1,232 @@
+"""What a pipeline is: topics become bronze tables, those silver ones, those gold ones.
+
+Read from `pipeline.toml`, or made in Python; checked whole before anything runs.
+
+- A bronze table has the records of topics as they are, each once.
+- A silver table has what a bronze one holds, decoded and held to expectations. What does not fit is dropped, put aside
+  with its offset and the reason, or ends the run.
+- A gold table is the answer to a question in SQL, asked of silver and bronze tables.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sulina.core.position import Position
+from sulina.core.scan import TopicChoice
+from sulina.errors import InvalidName, InvalidSettings
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+TABLES_MAX = 200
+EXPECTATIONS_MAX = 100
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class Otherwise(StrEnum):
+    """What becomes of a row that does not meet an expectation."""
+
+    DROP = "drop"
+    QUARANTINE = "quarantine"
+    FAIL = "fail"
+
+
+class GoldMode(StrEnum):
+    """How the answer becomes a table."""
+
+    COMPLETE = "complete"  # asked anew of all rows when there are new ones; the table is replaced
+    APPEND = "append"  # of new rows only; windows are added once the watermark has passed them
+
+
+class Watermark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How late rows may come, by a column that has their time."""
+
+    column: str
+    delay: str  # as Spark says it: "10 minutes"
+
+
+class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is true of every good row, in SQL."""
+
+    name: str
+    that: str
+    otherwise: Otherwise = Otherwise.QUARANTINE
+
+
+class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Topics, as they are."""
+
+    table: str
+    topic: str
+    starting: str = "earliest"
+    partition_by: list[str] = []
+    rows_per_batch_max: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decoded, checked, and each once."""
+
+    table: str
+    source: str = msgspec.field(name="from")
+    decode: str = "schema"  # of the topic; or raw
+    sql: str | None = None  # over `input`: the decoded rows
+    quarantine: str | None = None  # the table of what does not fit; None: {table}_quarantine
+    expect: list[Expectation] = []
+    deduplicate: list[str] = []  # columns that make a row the same as another
+    watermark: Watermark | None = None
+    partition_by: list[str] = []
+
+    @property
+    def quarantine_table(self) -> str:
+        return self.quarantine or f"{self.table}_quarantine"
+
+
+class Gold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question, and its answer as a table."""
+
+    table: str
+    sql: str
+    mode: GoldMode = GoldMode.COMPLETE
+    source: str | None = msgspec.field(default=None, name="from")  # with append: the table whose new rows are read
+    watermark: Watermark | None = None
+    partition_by: list[str] = []
+
+
+Table = Bronze | Silver | Gold
+
+
+class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of it. `tables` and `checkpoints` are directories or URLs of an object store."""
+
+    name: str
+    tables: str
+    url: str | None = None  # of a broker
+    path: str | None = None  # or where topics lie
+    checkpoints: str | None = None  # None: beside the tables
+    trigger_seconds: Seconds = 1.0
+    progress_topic: str | None = "/system/pipelines"
+    bronze: list[Bronze] = []
+    silver: list[Silver] = []
+    gold: list[Gold] = []
+    settings: dict[str, str] = {}  # of Spark
+
+    @property
+    def checkpoint_root(self) -> str:
+        return self.checkpoints or f"{self.tables.rstrip('/')}/_checkpoints/{self.name}"
+
+    def table_uri(self, table: str) -> str:
+        """Where a table is."""
+        return f"{self.tables.rstrip('/')}/{table}"
+
+    @property
+    def all_tables(self) -> list[Table]:
+        """In the order in which they are made."""
+        return [*self.bronze, *self.silver, *self.gold]
+
+    def names(self) -> Iterator[str]:
+        """Every table that it makes."""
+        yield from (one.table for one in self.all_tables)
+        yield from (one.quarantine_table for one in self.silver)
+
+    def find(self, table: str) -> Table:
+        """How a table is made. InvalidSettings."""
+        for one in self.all_tables:
+            if one.table == table:
+                return one
+        raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names())}")
+
+    def bronze_of(self, table: str) -> Bronze:
+        """The bronze table that a bronze or silver one comes from."""
+        found = self.find(table)
+        if isinstance(found, Silver):
+            return self.bronze_of(found.source)
+        if isinstance(found, Gold):
+            raise InvalidSettings(f"{table} is gold: it is made of whole tables, not of one")
+        return found
+
+
+def load(path: str | Path) -> Pipeline:
+    """Read and check a file. InvalidSettings says what is wrong, and where."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidSettings(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return parse(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettings(f"{path} is not TOML: {error}") from None
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{path}: {error}") from None
+
+
+def parse(given: dict[str, Any]) -> Pipeline:
+    """From what TOML or Python has. InvalidSettings."""
+    try:
+        made = msgspec.convert(given, Pipeline)
+    except msgspec.ValidationError as error:
+        raise InvalidSettings(str(error).replace("`$.", "`").replace("`$`", "the pipeline")) from None
+    check(made)
+    return made
+
+
+def check(pipeline: Pipeline) -> None:
+    """Everything that can be known without running it. InvalidSettings."""
+    if (pipeline.url is None) == (pipeline.path is None):
+        raise InvalidSettings("say either url (of a broker) or path (where topics lie)")
+    _check_names(pipeline)
+    for bronze in pipeline.bronze:
+        try:
+            TopicChoice.parse(bronze.topic)
+        except InvalidName as error:
+            raise InvalidSettings(f"bronze table {bronze.table}: {error}") from None
+        if not bronze.starting.lstrip().startswith("{"):
+            Position.parse(bronze.starting)
+    bronze_names = {one.table for one in pipeline.bronze}
+    for silver in pipeline.silver:
+        _check_silver(silver, bronze_names)
+    sources = bronze_names | {one.table for one in pipeline.silver}
+    for gold in pipeline.gold:
+        _check_gold(gold, sources)
+
+
+def _check_names(pipeline: Pipeline) -> None:
+    names = list(pipeline.names())
+    if not pipeline.bronze:
+        raise InvalidSettings("a pipeline has at least one bronze table: [[bronze]] with table and topic")
+    if len(names) > TABLES_MAX:
+        raise InvalidSettings(f"a pipeline has {TABLES_MAX} tables at most")
+    for name in (pipeline.name, *names):
+        if not NAME.fullmatch(name):
+            raise InvalidSettings(f"{name!r} is no name: small letters, digits and _, the first a letter, 63 at most")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidSettings(f"table {twice} is made twice")
+
+
+def _check_silver(silver: Silver, bronze: set[str]) -> None:
+    where = f"silver table {silver.table}"
+    if silver.source not in bronze:
+        raise InvalidSettings(f"{where}: there is no bronze table {silver.source!r}")
+    if silver.decode not in ("schema", "raw"):
+        raise InvalidSettings(f"{where}: decode is schema or raw, not {silver.decode!r}")
+    if len(silver.expect) > EXPECTATIONS_MAX:
+        raise InvalidSettings(f"{where}: {EXPECTATIONS_MAX} expectations at most")
+    names = [one.name for one in silver.expect]
+    if len(set(names)) < len(names):
+        raise InvalidSettings(f"{where}: two expectations have one name")
+    if silver.deduplicate and silver.watermark is None:
+        raise InvalidSettings(f"{where}: deduplicate needs a watermark, or it would remember every row for ever")
+
+
+def _check_gold(gold: Gold, sources: set[str]) -> None:
+    where = f"gold table {gold.table}"
+    if gold.mode == GoldMode.APPEND and (gold.source is None or gold.watermark is None):
+        raise InvalidSettings(f"{where}: mode append needs from (a table) and a watermark")
+    if gold.source is not None and gold.source not in sources:
+        raise InvalidSettings(f"{where}: there is no table {gold.source!r} to read from")

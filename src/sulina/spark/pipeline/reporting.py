@@ -1,0 +1,92 @@
+"""Tells others how a pipeline is coming along: a topic of reports, and its positions as a registered reader.
+
+What a bronze query has committed is its position: retention keeps everything after it. Reports are for people; when
+they cannot be sent the pipeline goes on, and says so once.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from sulina.client import SyncClient
+from sulina.errors import AlreadyExists, SulinaError
+from sulina.spark.clients import client_of
+from sulina.spark.pipeline.definition import Pipeline
+from sulina.spark.pipeline.runner import TableProgress
+from sulina.types import TopicName
+
+REPORT_SECONDS = 5.0
+EXPIRES_SECONDS = 30 * 86_400.0
+REPEAT_SECONDS = 3600.0  # that a position is said again after, so that it does not expire
+
+_logger = structlog.get_logger("sulina.pipeline")
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """One record of the topic of reports."""
+
+    pipeline: str
+    at_ms: int
+    tables: list[TableProgress]
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Called with every look at the progress; sends now and then, and what is new at the end."""
+
+    pipeline: Pipeline
+    clock: Callable[[], float] = time.monotonic
+    _sent_at: float = float("-inf")
+    _positions: dict[str, tuple[dict[str, int], float]] = field(default_factory=dict)
+    _is_ready: bool = False
+    _is_failing: bool = False
+
+    def __call__(self, progress: list[TableProgress], *, is_last: bool = False) -> None:
+        if self.pipeline.url is None or (not is_last and self.clock() - self._sent_at < REPORT_SECONDS):
+            return
+        self._sent_at = self.clock()
+        try:
+            client = client_of(self.pipeline.url)
+            self._register(client, progress)
+            self._publish(client, progress)
+            self._is_failing = False
+        except SulinaError as error:
+            if not self._is_failing:
+                _logger.warning("pipeline_not_reported", pipeline=self.pipeline.name, error=str(error))
+            self._is_failing = True
+
+    def _register(self, client: SyncClient, progress: list[TableProgress]) -> None:
+        for one in progress:
+            for topic, offsets in (one.offsets or {}).items():
+                said, at = self._positions.get(f"{one.table}{topic}", (None, 0.0))
+                if said == offsets and self.clock() - at < REPEAT_SECONDS:
+                    continue
+                client.register_reader(
+                    f"{self.pipeline.name}.{one.table}",
+                    topic,
+                    {int(number): offset for number, offset in offsets.items()},
+                    expires_seconds=EXPIRES_SECONDS,
+                    description=f"pipeline {self.pipeline.name}, bronze table {one.table}",
+                )
+                self._positions[f"{one.table}{topic}"] = (dict(offsets), self.clock())
+
+    def _publish(self, client: SyncClient, progress: list[TableProgress]) -> None:
+        topic = self.pipeline.progress_topic
+        if topic is None:
+            return
+        if not self._is_ready:
+            _make(client, TopicName.parse(topic))
+            self._is_ready = True
+        report = Report(pipeline=self.pipeline.name, at_ms=int(time.time() * 1000), tables=progress)
+        client.publish(topic, msgspec.json.encode(report), key=self.pipeline.name).raise_for_status()
+
+
+def _make(client: SyncClient, topic: TopicName) -> None:
+    for make in (lambda: client.create_namespace(topic.namespace), lambda: client.create_topic(topic)):
+        try:
+            make()
+        except AlreadyExists:
+            continue

@@ -1,0 +1,175 @@
+"""From the bytes of ranges to Arrow batches with the columns of a topic."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from sulina.core.batch import BatchHeader, split
+from sulina.core.columns import decode_columns, origins
+from sulina.core.commit import Add
+from sulina.core.record_columns import SCHEMA
+from sulina.core.scan import Range
+from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange, VersionNotRetained
+from sulina.spark.decoding import Decoder, Mode
+from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
+from sulina.spark.sources import RangeReader, Source
+from sulina.types import Offset, PartitionName, Version
+
+COMMITS_AT_ONCE = 1000
+
+
+def read_ranges(
+    source: Source,
+    wanted: Sequence[Range],
+    columns: Sequence[str],
+    *,
+    fail_on_data_loss: bool,
+    check_crc: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The records of these ranges, in their order. With `check_crc` nothing is believed that somebody else checked."""
+    for one in wanted:
+        reader = source.open(one, is_fresh=check_crc)
+        yield from read_range(reader, one, columns, fail_on_data_loss=fail_on_data_loss, check_crc=check_crc)
+
+
+def read_range(
+    reader: RangeReader, wanted: Range, columns: Sequence[str], *, fail_on_data_loss: bool, check_crc: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The records of one range. OffsetOutOfRange when some are gone, unless told to go on with those that are left.
+
+    CorruptSegment.
+    """
+    versions = _Versions(reader, wanted.start) if "version" in columns else None
+    offset = wanted.start
+    while offset < wanted.end:
+        try:
+            data, following = reader.read(offset)
+        except OffsetOutOfRange as gone:
+            if fail_on_data_loss or not offset < gone.start <= gone.end:
+                raise
+            offset = Offset(gone.start)
+            continue
+        headers = _checked(data, wanted.partition) if check_crc else split(data, check_crc=False)
+        yield from _rows(data, headers, offset, wanted, columns, versions)
+        offset = following
+
+
+def _checked(data: memoryview, partition: PartitionName) -> list[BatchHeader]:
+    """The headers of batches, each checked. CorruptSegment says which is not what was written."""
+    try:
+        return split(data)
+    except CorruptBatch:
+        pass
+    position, headers = 0, split(data, check_crc=False)
+    for header in headers:
+        try:
+            split(data[position : position + header.size_bytes])
+        except CorruptBatch as error:
+            path = f"what was read of {partition.directory}"
+            raise CorruptSegment(path=path, position=position, offset=header.base_offset, reason=str(error)) from error
+        position += header.size_bytes
+    raise AssertionError("one of them is damaged")
+
+
+def _rows(
+    data: memoryview,
+    headers: list[BatchHeader],
+    offset: Offset,
+    wanted: Range,
+    columns: Sequence[str],
+    versions: "_Versions | None",
+) -> Iterator[pa.RecordBatch]:
+    stored = dict.fromkeys(["offset", *(name for name in columns if name in SCHEMA.names)])
+    decoded = decode_columns(data, columns=list(stored), headers=headers)
+    offsets = decoded.column("offset").to_numpy(zero_copy_only=True)
+    first, last = (int(at) for at in np.searchsorted(offsets, [offset, wanted.end]))
+    if first == last:
+        return
+    arrays = {}
+    for name in columns:
+        if name in stored:
+            arrays[name] = decoded.column(name).slice(first, last - first)
+        elif name == "version":
+            assert versions is not None
+            arrays[name] = versions.of(offsets[first:last])
+        elif name == "origin":
+            arrays[name] = origins(headers).slice(first, last - first)
+        else:
+            arrays[name] = _constant(name, wanted.partition, last - first)
+    if "timestamp" in arrays:
+        arrays["timestamp"] = arrays["timestamp"].cast(RAW_SCHEMA.field("timestamp").type)
+    schema = pa.schema([RAW_SCHEMA.field(name) for name in columns])
+    yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+
+
+def _constant(name: str, partition: PartitionName, rows: int) -> pa.Array:
+    value = {
+        "namespace": partition.topic.namespace,
+        "topic": partition.topic.topic,
+        "partition": partition.partition,
+    }[name]
+    return pa.repeat(pa.scalar(value, RAW_SCHEMA.field(name).type), rows)
+
+
+def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) -> pa.RecordBatch:
+    """The same rows with what their values decode to. In quarantine, a value itself is kept where it does not."""
+    found = decoder.decode(rows.column("value"))
+    if found.value_rows is not None:  # a value of Arrow may have any number of rows
+        rows = rows.take(found.value_rows)
+    arrays = {name: rows.column(name) for name in columns}
+    if decoder.mode == Mode.QUARANTINE and "value" in arrays:
+        arrays["value"] = pc.if_else(found.error.is_valid(), arrays["value"], pa.scalar(None, pa.binary()))
+    fields = [RAW_SCHEMA.field(name) for name in columns]
+    fields += [pa.field(DATA, found.data.type), pa.field(ERROR, found.error.type)]
+    return pa.RecordBatch.from_arrays([*arrays.values(), found.data, found.error], schema=pa.schema(fields))
+
+
+class _Versions:
+    """Which commit brought which offsets. What is no longer kept is null."""
+
+    def __init__(self, reader: RangeReader, start: Offset) -> None:
+        self._reader = reader
+        self._starts, self._ends, self._versions = (np.empty(0, np.int64) for _ in range(3))
+        self._newest = Version(-1)
+        self._load(start)
+
+    def of(self, offsets: NDArray[np.int64]) -> pa.Array:
+        """The version of each of these offsets, which rise."""
+        if not len(self._ends) or offsets[-1] >= self._ends[-1]:
+            self._load(Offset(int(offsets[0])))  # there were none so new when we looked
+        if not len(self._ends):
+            return pa.nulls(len(offsets), pa.int64())
+        at = np.minimum(np.searchsorted(self._ends, offsets, side="right"), len(self._ends) - 1)
+        is_known = (self._starts[at] <= offsets) & (offsets < self._ends[at])
+        return pa.array(self._versions[at], mask=~is_known)
+
+    def _load(self, start: Offset) -> None:
+        """Walk back from the newest commit until what is known, or `start`, is reached."""
+        newest = self._reader.newest()
+        pages, end = [], Version(newest + 1)
+        while end > self._newest + 1:
+            first = Version(max(self._newest + 1, end - COMMITS_AT_ONCE))
+            try:
+                page = self._reader.commits(first, end)
+            except VersionNotRetained as gone:
+                page = self._reader.commits(Version(gone.oldest), end) if gone.oldest < end else []
+                first = Version(self._newest + 1)  # there are none before
+            pages.append(page)
+            if page and page[0].next_offset <= start:
+                break
+            end = first
+        added = [
+            (operation.offset_start, operation.offset_end, commit.version)
+            for page in reversed(pages)
+            for commit in page
+            for operation in commit.operations
+            if isinstance(operation, Add)
+        ]
+        columns = np.array(added, np.int64).reshape(-1, 3).T
+        self._starts, self._ends, self._versions = (
+            np.concatenate(pair) for pair in zip((self._starts, self._ends, self._versions), columns, strict=True)
+        )
+        self._newest = newest

@@ -1,0 +1,187 @@
+"""`spark.read.format("sulina")` and `spark.readStream.format("sulina")`.
+
+Spark makes these objects in Python workers of the driver, pickles them, and calls `read` in executors. Whatever is
+opened belongs to the process: see `clients` and `sources`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from sulina.core.scan import Range
+from sulina.spark.decoding import Decoder
+from sulina.spark.filters import Bounds
+from sulina.spark.logs import common_schema, open_logs
+from sulina.spark.options import ReadOptions
+from sulina.spark.planning import Offsets, Planner, Tasks, from_json, to_json
+from sulina.spark.schema import data_ddl, ddl
+from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
+from sulina.spark.sources import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Task(InputPartition):
+    """What one executor core reads, one range after the other."""
+
+    ranges: tuple[Range, ...]
+    source: Source
+
+
+def _tasks(found: Tasks, source: Source) -> list[InputPartition]:
+    return [Task(ranges, source) for ranges in found]
+
+
+def _read(task: InputPartition, options: ReadOptions, decoder: Decoder | None) -> Iterator[pa.RecordBatch]:
+    from sulina.spark.rows import read_ranges, with_data  # for executors: its kernels take a second to import
+
+    assert isinstance(task, Task)
+    lacks_value = decoder is not None and "value" not in options.columns
+    columns = (*options.columns, "value") if lacks_value else options.columns
+    for rows in read_ranges(
+        task.source,
+        task.ranges,
+        columns,
+        fail_on_data_loss=options.fail_on_data_loss,
+        check_crc=options.check_crc,
+    ):
+        yield rows if decoder is None else with_data(rows, decoder, options.columns)
+
+
+def _decoder(options: ReadOptions) -> Decoder | None:
+    """As the topics have it now. InvalidSettings."""
+    if options.mode is None:
+        return None
+    return Decoder.of(common_schema(open_logs(options.place, options.topics)), options.mode)
+
+
+class SulinaDataSource(DataSource):
+    """Topics as tables and streams."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sulina"
+
+    def schema(self) -> str:
+        # A stream's options are checked when it is read: only then it is known that it is one.
+        options = {name: value for name, value in self.options.items() if not name.lower().startswith("ending")}
+        read = ReadOptions.of(options, is_stream=False)
+        decoder = _decoder(read)
+        return ddl(read.columns) if decoder is None else f"{ddl(read.columns)}, {data_ddl(decoder.type)}"
+
+    def reader(self, schema: StructType) -> "SulinaReader":
+        return SulinaReader(ReadOptions.of(self.options, is_stream=False))
+
+    def writer(self, schema: StructType, overwrite: bool) -> SulinaWriter:
+        return SulinaWriter(WriteOptions.of(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SulinaStreamWriter:
+        return SulinaStreamWriter(WriteOptions.of(self.options, schema, overwrite=overwrite))
+
+    def streamReader(self, schema: StructType) -> "SulinaStreamReader":
+        return SulinaStreamReader(ReadOptions.of(self.options, is_stream=True))
+
+
+class SulinaReader(DataSourceReader):
+    """One scan."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._decoder = _decoder(options)
+        self._bounds = Bounds()
+        # Spark refuses a reader that defines `pushFilters` where its setting for that is off, which it is by default.
+        # One that only seems not to is asked where the setting is on, and left alone where it is not.
+        self.pushFilters = _PushFilters(self._bounds)  # type: ignore[method-assign]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        planner = Planner.of(self._options)
+        # Without any task, Spark would make one of its own, that says nothing.
+        return _tasks(planner.scan(self._bounds) or [()], planner.logs.source())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options, self._decoder)
+
+
+class _PushFilters:
+    """Takes filters as bounds; Spark applies them all to the rows that are left."""
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds.take(filters)
+        return filters
+
+
+class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream, for as long as its query runs. Its offsets are those of the next records."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._decoder = _decoder(options)
+        self._planner: Planner | None = None
+        self._target: Offsets | None = None  # where a query ends that reads what is there now
+
+    def _planning(self) -> Planner:
+        if self._planner is None:
+            self._planner = Planner.of(self._options)
+        return self._planner
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {"_options": self._options, "_decoder": self._decoder, "_planner": None, "_target": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return to_json(self._planning().starting())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.rows_max is not None:
+            return ReadMaxRows(self._options.rows_max)
+        if self._options.bytes_max is not None:
+            return ReadMaxBytes(self._options.bytes_max)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        planner = self._planning()
+        newest = planner.newest() if self._target is None else self._target
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        end = planner.next(
+            from_json(start),
+            newest,
+            rows_max=self._options.rows_max if is_limited else None,
+            bytes_max=self._options.bytes_max if is_limited else None,
+        )
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return to_json(self._planning().newest())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planning().newest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        planner = self._planning()
+        return _tasks(planner.between(from_json(start), from_json(end)), planner.logs.source())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options, self._decoder)

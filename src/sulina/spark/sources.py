@@ -1,0 +1,167 @@
+"""How executors get at the bytes of a range: from its owner, from an archive, or from a data directory.
+
+A `Source` is pickled with every task. Nothing is ever written here. Whoever reads files reads what is committed and
+nothing else, whether a broker runs or not, and every byte is checked.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+from sulina.clock import SystemClock
+from sulina.core.archive import ArchiveView
+from sulina.core.commit import Commit
+from sulina.core.scan import Range
+from sulina.core.segment import SegmentLimits
+from sulina.errors import CorruptSegment, OffsetOutOfRange
+from sulina.spark.clients import client_of
+from sulina.storage.archive import COMMITS_FOLDER, Archive
+from sulina.storage.archive_cache import ArchiveCache
+from sulina.storage.commit_log import CommitLog
+from sulina.storage.commit_store import DirectoryCommits
+from sulina.storage.files import OsFiles
+from sulina.storage.objects import Objects, open_objects
+from sulina.storage.segments import Segments
+from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
+
+READ_BYTES = 4 << 20
+CACHE_BYTES = 48 << 20
+THREADS = 4
+
+
+class RangeReader(Protocol):
+    """One range of one partition."""
+
+    def read(self, offset: Offset) -> tuple[memoryview, Offset]:
+        """Whole batches from the one that holds `offset` on, and where to read on. OffsetOutOfRange, Corrupt."""
+        ...
+
+    def newest(self) -> Version:
+        """The newest version whose commit may be asked for."""
+        ...
+
+    def commits(self, start: Version, end: Version) -> list[Commit]:
+        """The commits of versions [start, end). VersionNotRetained."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the partitions of some topics are."""
+
+    url: str | None = None
+    objects: str | None = None
+    objects_endpoint: str | None = None
+    directory: str | None = None
+    topic_ids: Mapping[TopicName, str] = field(default_factory=dict)  # of those in the archive
+
+    def open(self, wanted: Range, *, is_fresh: bool = False) -> RangeReader:
+        """Read a range that was planned on this source; if it is to be fresh, nothing comes from a cache."""
+        if not wanted.stored:
+            assert self.url is not None
+            return _AtBroker(self.url, wanted)
+        if self.directory is not None:
+            return _InDirectory(self.directory, wanted)
+        return _InArchive(self.archive(wanted.partition, is_fresh=is_fresh), wanted)
+
+    def archive(self, partition: PartitionName, *, is_fresh: bool = False) -> Archive:
+        """The archive of a partition, not loaded."""
+        assert self.objects is not None
+        path = f"{partition.directory}/{self.topic_ids[partition.topic]}"
+        objects = open_shared(self.objects, self.objects_endpoint)
+        cache = ArchiveCache(CACHE_BYTES) if is_fresh else _cache()
+        return Archive(objects, path, cache=cache, readers=_threads())
+
+
+def open_directory(directory: str, partition: PartitionName) -> CommitLog:
+    """The commit log of a partition in a data directory, to be loaded and read only."""
+    store = DirectoryCommits(OsFiles(), f"{directory}/{partition.directory}/{COMMITS_FOLDER}")
+    return CommitLog(store, clock=SystemClock(), writer="")
+
+
+@lru_cache(maxsize=8)
+def open_shared(url: str, endpoint: str | None) -> Objects:
+    """One store for each place and process."""
+    return open_objects(url, endpoint=endpoint)
+
+
+@lru_cache(maxsize=1)
+def _cache() -> ArchiveCache:
+    return ArchiveCache(CACHE_BYTES)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="sulina-archive")
+
+
+class _AtBroker:
+    """The hot tail, from whoever owns the partition now."""
+
+    def __init__(self, url: str, wanted: Range) -> None:
+        self._client = client_of(url)
+        self._topic, self._partition = wanted.partition.topic, wanted.partition.partition
+
+    def read(self, offset: Offset) -> tuple[memoryview, Offset]:
+        found = self._client.fetch(self._topic, self._partition, offset, max_bytes=READ_BYTES)
+        return found.data, Offset(found.next_offset)
+
+    def newest(self) -> Version:
+        return Version(self._client.partition(self._topic, self._partition).version)
+
+    def commits(self, start: Version, end: Version) -> list[Commit]:
+        return self._client.commits(self._topic, self._partition, start=start, end=end)
+
+
+class _InArchive:
+    """Objects of an archive, as they were when the scan was planned; merged ones are found again."""
+
+    def __init__(self, archive: Archive, wanted: Range) -> None:
+        slices = wanted.stored
+        self._archive, self._end = archive, slices[-1].next_offset
+        self._newest = Version(slices[-1].version_end - 1)
+        archive.view = ArchiveView(
+            Version(0), Epoch(0), None, slices[0].base, slices[-1].next_offset, self._newest, slices
+        )
+
+    def read(self, offset: Offset) -> tuple[memoryview, Offset]:
+        found = self._archive.read(offset, READ_BYTES, until=self._end)
+        return found.data, found.next_offset
+
+    def newest(self) -> Version:
+        return self._newest
+
+    def commits(self, start: Version, end: Version) -> list[Commit]:
+        return self._archive.commits(start, end)
+
+
+class _InDirectory:
+    """Segments of a data directory. The files may be gone by now: then retention has taken them."""
+
+    def __init__(self, directory: str, wanted: Range) -> None:
+        self._log = open_directory(directory, wanted.partition)
+        self._segments = Segments(OsFiles(), f"{directory}/{wanted.partition.directory}", limits=SegmentLimits())
+        self._stored = wanted.stored
+        self._is_loaded = False
+
+    def read(self, offset: Offset) -> tuple[memoryview, Offset]:
+        segment = next(one for one in self._stored if one.base <= offset < one.next_offset)
+        try:
+            found = self._segments.read(segment, offset, end=segment.next_offset, max_bytes=READ_BYTES)
+        except CorruptSegment:
+            state = self._log.load()
+            if offset < state.start_offset:
+                raise OffsetOutOfRange(offset=offset, start=state.start_offset, end=state.next_offset) from None
+            raise
+        return found.data, found.next_offset
+
+    def newest(self) -> Version:
+        self._is_loaded = True
+        return self._log.load().version
+
+    def commits(self, start: Version, end: Version) -> list[Commit]:
+        if not self._is_loaded:
+            self.newest()
+        return list(self._log.entries(start, end))

@@ -1,0 +1,105 @@
+"""What registered readers still need (S7), and for how long it counts."""
+
+import pytest
+
+from sulina.core import keys
+from sulina.core.readers import (
+    EXPIRES_SECONDS,
+    EXPIRES_SECONDS_MAX,
+    SHOWN_SECONDS,
+    Reader,
+    ReaderPosition,
+    gone_back,
+    grouped,
+    needed,
+)
+from sulina.errors import CorruptCommit, InvalidName
+from sulina.types import PartitionName, TopicName, checked_reader
+
+ORDERS, CARTS = TopicName.parse("/default/orders"), TopicName.parse("/default/carts")
+DAY = 24 * 3600
+
+
+def at(offset: int, *, day: float = 0, expires_days: float = 7) -> ReaderPosition:
+    return ReaderPosition(offset=offset, updated_ms=int(day * DAY * 1000), expires_seconds=expires_days * DAY)
+
+
+def on(day: float) -> int:
+    return int(day * DAY * 1000)
+
+
+def test_s7_the_lowest_position_of_the_live_readers_is_kept() -> None:
+    readers = [
+        Reader("a", ORDERS, {0: at(17), 1: at(4)}),
+        Reader("b", ORDERS, {0: at(9, day=3)}),
+        Reader("c", CARTS, {0: at(1)}),
+    ]
+    kept = {PartitionName(ORDERS, 0): 9, PartitionName(ORDERS, 1): 4, PartitionName(CARTS, 0): 1}
+    assert needed(readers, on(6)) == kept
+    assert needed(readers, on(7.5)) == {PartitionName(ORDERS, 0): 9}, "only b has been heard of since"
+    assert needed(readers, on(11)) == {}
+    assert needed([], on(0)) == {}
+
+
+def test_s7_a_reader_that_is_heard_of_in_one_partition_counts_in_all() -> None:
+    reader = Reader("a", ORDERS, {0: at(17), 1: at(4, day=10, expires_days=2)})
+    assert not reader.is_expired(on(11.9))
+    assert needed([reader], on(11.9))[PartitionName(ORDERS, 0)] == 17
+    assert reader.is_expired(on(12.1)), "by what it said last"
+
+
+def test_s7_an_expired_reader_is_shown_for_a_day_then_forgotten() -> None:
+    reader = Reader("a", ORDERS, {0: at(17)})
+    just = on(0) + int(EXPIRES_SECONDS * 1000)
+    assert (reader.is_expired(just), reader.is_expired(just + 1)) == (False, True)
+    assert not reader.is_forgotten(just + SHOWN_SECONDS * 1000)
+    assert reader.is_forgotten(just + SHOWN_SECONDS * 1000 + 1)
+
+
+def test_s7_a_position_that_cannot_be_read_holds_everything() -> None:
+    partition = PartitionName(ORDERS, 0)
+    assert needed([Reader("a", ORDERS, {0: at(17)})], on(0), [partition]) == {partition: 0}
+
+
+def test_positions_are_grouped_by_reader_and_topic() -> None:
+    partitions = [PartitionName(ORDERS, 0), PartitionName(CARTS, 0), PartitionName(ORDERS, 3)]
+    found = grouped(("a", partition, at(1)) for partition in partitions)
+    assert {key: sorted(reader.positions) for key, reader in found.items()} == {
+        ("a", ORDERS): [0, 3], ("a", CARTS): [0],
+    }  # fmt: skip
+
+
+def test_s7_going_back_is_noticed() -> None:
+    before = {0: at(17), 1: at(4)}
+    assert gone_back(before, {0: 17, 1: 5, 2: 0}) is None
+    assert gone_back(before, {1: 3, 0: 16}) == 0
+    assert gone_back({}, {0: 0}) is None
+
+
+def test_a_position_is_stored_and_loaded() -> None:
+    position = ReaderPosition(offset=2**62, updated_ms=5, expires_seconds=1.5, kind="spark", description="a b")
+    assert ReaderPosition.load("k", position.stored()) == position
+    for data in (
+        b"", b"{}", b"\xff", b'{"offset":-1,"updated_ms":0}', b'{"offset":1,"updated_ms":0,"expires_seconds":0}',
+        b'{"offset":1,"updated_ms":0,"expires_seconds":%d}' % (EXPIRES_SECONDS_MAX + 1),
+        b'{"offset":1,"updated_ms":0,"kind":"%s"}' % (b"x" * 201),
+    ):  # fmt: skip
+        with pytest.raises(CorruptCommit, match="/readers/x"):
+            ReaderPosition.load("/readers/x", data)
+
+
+def test_a_key_names_its_reader_and_partition() -> None:
+    partition = PartitionName(ORDERS, 12)
+    key = keys.reader_position("nightly.v2", partition)
+    assert key == "/readers/nightly.v2/default/orders/12"
+    assert key.startswith(keys.reader_prefix("nightly.v2", ORDERS))
+    assert keys.reader_of(key) == ("nightly.v2", partition)
+    for other in ("/readers/a", "/readers/a/b/c", "/readers/a/b/c/d/e", "/readers/a/b/c/x", "/readers/a/../c/0"):
+        with pytest.raises((ValueError, InvalidName)):
+            keys.reader_of(other)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\0b", "x" * 201, "naïve", " a"])
+def test_s7_the_name_of_a_reader_is_checked(name: str) -> None:
+    with pytest.raises(InvalidName, match="reader name"):
+        checked_reader(name)

@@ -1,0 +1,67 @@
+"""One Spark session and one node for all tests of a worker; each test has topics of its own."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sulina
+from sulina.client import SyncClient
+from sulina.spark.session import session
+from tests.support import serving
+
+_numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of them by one worker: a session is large, and takes long to start."""
+    for item in items:
+        if "tests/spark" in str(item.path):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """On two cores of this machine."""
+    folder = tmp_path_factory.mktemp("spark")
+    made = session(
+        "tests",
+        master="local[2]",
+        settings={"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")},
+    )
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Serving]:
+    """A real node with an archive in a folder."""
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "objects").mkdir()
+    with serving.serving(folder / "data", arguments=["--objects", f"file://{folder}/objects"]) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def client(node: serving.Serving) -> Iterator[SyncClient]:
+    with sulina.connect(node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(client: SyncClient) -> Callable[..., str]:
+    """Makes a topic that nobody else has."""
+
+    def make(partitions: int = 1, **settings: object) -> str:
+        name = f"/default/spark-{next(_numbers)}"
+        client.create_topic(name, partitions=partitions, **settings)  # type: ignore[arg-type]
+        return name
+
+    return make
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path)

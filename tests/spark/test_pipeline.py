@@ -1,0 +1,187 @@
+"""Topics become tables: S3, S4, S7, on a real session and a real node."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from sulina.client import Message, SyncClient
+from sulina.errors import InvalidSettings
+from sulina.spark.delta_native import read_delta
+from sulina.spark.errors import PipelineFailed
+from sulina.spark.pipeline.definition import Pipeline, parse
+from sulina.spark.pipeline.replaying import backfill, replay
+from sulina.spark.pipeline.reporting import Reporter
+from sulina.spark.pipeline.runner import Runner
+from sulina.spark.pipeline.stages import Stages
+from tests.support.serving import Serving
+
+Topic = Callable[..., str]
+SCHEMA = {
+    "kind": "json",
+    "definition": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer"},
+            "country": {"type": "string"},
+            "amount": {"type": "number"},
+            "at": {"type": "string", "format": "date-time"},
+        },
+        "required": ["id", "country", "amount"],
+        "additionalProperties": False,
+    },
+}
+_numbers = itertools.count()
+
+
+def pipeline_of(node: Serving, topic: str, folder: Path, name: str | None = None, **silver: Any) -> Pipeline:
+    return parse(
+        {
+            "name": name or f"shop{next(_numbers)}",
+            "url": node.url,
+            "tables": str(folder / "tables"),
+            "bronze": [{"table": "raw", "topic": topic, "starting": silver.pop("starting", "earliest")}],
+            "silver": [
+                {
+                    "table": "orders",
+                    "from": "raw",
+                    "expect": [{"name": "positive", "that": "amount > 0"}],
+                    **silver,
+                }
+            ],
+            "gold": [
+                {
+                    "table": "revenue",
+                    "sql": "select country, count(*) as n, sum(amount) as total from orders group by country",
+                }
+            ],
+        }
+    )
+
+
+def run_once(spark: SparkSession, pipeline: Pipeline) -> Runner:
+    runner = Runner(Stages(spark, pipeline))
+    runner.run_once()
+    return runner
+
+
+def order(number: int, **more: Any) -> str:
+    return json.dumps({"id": number, "country": "RO" if number % 2 else "BG", "amount": number + 1.0} | more)
+
+
+def rows(spark: SparkSession, pipeline: Pipeline, table: str) -> list[Any]:
+    return read_delta(spark, pipeline.table_uri(table)).collect()
+
+
+def test_s3_a_topic_becomes_bronze_silver_and_gold_tables_each_record_once(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    name = topic(2, schema=SCHEMA)
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)])
+    bad = ["{", '{"id": "x", "country": "RO", "amount": 1}', order(7, colour="red"), order(-9), ""]
+    client.publish_batch(name, [Message(value, key="bad") for value in bad])
+    pipeline = pipeline_of(node, name, tmp_path)
+    runner = run_once(spark, pipeline)
+    raw = rows(spark, pipeline, "raw")
+    ends = [client.partition(name, number).end_offset for number in range(2)]
+    assert sorted((row.partition, row.offset) for row in raw) == [(p, o) for p in range(2) for o in range(ends[p])]
+    good = rows(spark, pipeline, "orders")
+    assert sorted((row.id, row.country, row.amount) for row in good) == sorted(
+        (n, "RO" if n % 2 else "BG", n + 1.0) for n in range(40)
+    )
+    aside = rows(spark, pipeline, "orders_quarantine")
+    assert {bytes(row.value).decode() for row in aside} == set(bad)
+    places = {(row.partition, row.offset): bytes(row.value) for row in raw}
+    assert all(places[row.partition, row.offset] == row.value for row in aside)
+    assert all(row.reasons for row in aside)
+    assert next(row.reasons for row in aside if row.value == order(-9).encode()) == ["positive"]
+    assert {row.country: row.n for row in rows(spark, pipeline, "revenue")} == {"RO": 20, "BG": 20}
+    progress = {one.table: one for one in runner.progress}
+    assert (progress["raw"].rows, progress["orders"].quarantined) == (45, 5)
+    assert progress["orders"].reasons["positive"] == 1
+
+    versions = {table: DeltaTable(pipeline.table_uri(table)).version() for table in ("raw", "orders", "revenue")}
+    run_once(spark, pipeline)
+    assert versions == {table: DeltaTable(pipeline.table_uri(table)).version() for table in versions}, "nothing is new"
+    client.publish(name, order(100), key="100").raise_for_status()
+    run_once(spark, pipeline)
+    assert [row.id for row in rows(spark, pipeline, "orders") if row.id >= 100] == [100]
+    assert sum(row.n for row in rows(spark, pipeline, "revenue")) == 41
+
+
+def test_s3_an_expectation_that_must_hold_ends_the_run_and_writes_nothing(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    name = topic(schema=SCHEMA)
+    client.publish_batch(name, [order(1), order(-5)])
+    must = [{"name": "positive", "that": "amount > 0", "otherwise": "fail"}]
+    pipeline = pipeline_of(node, name, tmp_path, expect=must)
+    with pytest.raises(PipelineFailed, match=r"'positive', the first is .* at offset 1"):
+        run_once(spark, pipeline)
+    assert not (tmp_path / "tables" / "orders").exists()
+    mended = pipeline_of(node, name, tmp_path, pipeline.name, expect=[must[0] | {"otherwise": "drop"}])
+    run_once(spark, mended)
+    assert [row.id for row in rows(spark, mended, "orders")] == [1]
+
+
+def test_s3_rows_that_are_the_same_come_once(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    name = topic(schema=SCHEMA)
+    at = "2026-01-01T10:00:00Z"
+    client.publish_batch(name, [order(n % 5, at=at) for n in range(20)] + ["{", "{"])
+    pipeline = pipeline_of(node, name, tmp_path, deduplicate=["id"], watermark={"column": "at", "delay": "1 hour"})
+    run_once(spark, pipeline)
+    client.publish_batch(name, [order(n, at=at) for n in range(6)])
+    run_once(spark, pipeline)
+    assert sorted(row.id for row in rows(spark, pipeline, "orders")) == list(range(6))
+    assert len(rows(spark, pipeline, "orders_quarantine")) == 2
+
+
+def test_s7_a_pipeline_is_a_registered_reader_and_reports(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    name = topic(schema=SCHEMA)
+    client.publish_batch(name, [order(n) for n in range(10)])
+    pipeline = pipeline_of(node, name, tmp_path)
+    runner = run_once(spark, pipeline)
+    Reporter(pipeline)(runner.progress, is_last=True)
+    reader = client.reader(f"{pipeline.name}.raw", name)
+    assert [(one.partition, one.offset) for one in reader.positions] == [(0, 10)]
+    assert reader.lag == 0
+    reports = [json.loads(record.value or b"") for record in client.consume("/system/pipelines", follow=False)]
+    mine = [report for report in reports if report["pipeline"] == pipeline.name]
+    assert {table["table"] for table in mine[-1]["tables"]} == {"raw", "orders", "revenue"}
+
+
+def test_s4_a_replay_to_a_version_is_the_table_as_it_was_then_and_a_backfill_brings_what_was_before(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    name = topic(schema=SCHEMA)
+    client.publish_batch(name, [order(n) for n in range(10)])
+    pipeline = pipeline_of(node, name, tmp_path)
+    run_once(spark, pipeline)
+    version, then = client.partition(name).version, sorted(row.id for row in rows(spark, pipeline, "orders"))
+    client.publish_batch(name, [order(n) for n in range(10, 30)])
+    run_once(spark, pipeline)
+    stages = Stages(spark, pipeline)
+    assert replay(stages, "orders", "then", ending_version=version) == 10
+    assert sorted(row.id for row in read_delta(spark, pipeline.table_uri("then")).collect()) == then
+    assert replay(stages, "raw", "late", starting="offset:25") == 5
+    with pytest.raises(InvalidSettings, match="already"):
+        replay(stages, "orders", "then")
+
+    begun_late = pipeline_of(node, name, tmp_path / "late", starting="latest")
+    run_once(spark, begun_late)
+    client.publish_batch(name, [order(n) for n in range(30, 35)])
+    run_once(spark, begun_late)
+    late = Stages(spark, begun_late)
+    assert backfill(late, "raw") == 30
+    assert backfill(late, "raw") == 0
+    run_once(spark, begun_late)
+    assert sorted(row.id for row in rows(spark, begun_late, "orders")) == list(range(35))

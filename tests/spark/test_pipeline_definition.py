@@ -1,0 +1,63 @@
+"""What a pipeline may say, and what is told to whoever says something else."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sulina.errors import InvalidSettings
+from sulina.spark.pipeline.definition import GoldMode, Otherwise, load, parse
+
+BRONZE = {"table": "raw", "topic": "/default/orders"}
+
+
+def given(**more: Any) -> dict[str, Any]:
+    return {"name": "shop", "url": "http://127.0.0.1:8080", "tables": "./t", "bronze": [BRONZE], **more}
+
+
+def test_s3_the_example_is_a_pipeline(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(files("sulina.spark.pipeline").joinpath("example.toml").read_text())
+    pipeline = load(path)
+    assert [one.table for one in pipeline.all_tables] == ["orders_raw", "orders", "revenue"]
+    assert pipeline.silver[0].expect[0].otherwise == Otherwise.QUARANTINE
+    assert pipeline.gold[0].mode == GoldMode.COMPLETE
+    assert list(pipeline.names())[-1] == "orders_quarantine"
+    assert pipeline.bronze_of("orders").topic == "/default/orders"
+    assert pipeline.checkpoint_root == "./tables/_checkpoints/shop"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"bronze": []}, "at least one bronze table"),
+        ({"url": None}, "either url"),
+        ({"path": "/x"}, "either url"),
+        ({"colour": 1}, "unknown field `colour`"),
+        ({"bronze": [{"table": "raw"}]}, "missing required field `topic` - at `bronze"),
+        ({"bronze": [{"table": "Raw!", "topic": "/a/b"}]}, "'Raw!' is no name"),
+        ({"bronze": [{"table": "raw", "topic": "orders"}]}, "bronze table raw"),
+        ({"bronze": [BRONZE | {"starting": "soon"}]}, "none of earliest"),
+        ({"bronze": [BRONZE, BRONZE]}, "table raw is made twice"),
+        ({"silver": [{"table": "s", "from": "nothing"}]}, "no bronze table 'nothing'"),
+        ({"silver": [{"table": "s", "from": "raw", "decode": "magic"}]}, "decode is schema or raw"),
+        ({"silver": [{"table": "s", "from": "raw", "deduplicate": ["id"]}]}, "needs a watermark"),
+        ({"silver": [{"table": "s", "from": "raw", "quarantine": "raw"}]}, "made twice"),
+        ({"silver": [{"table": "s", "from": "raw", "expect": [{"name": "x", "that": "y", "otherwise": 1}]}]}, "otherw"),
+        ({"gold": [{"table": "g", "sql": "select 1", "mode": "append"}]}, "needs from"),
+        ({"gold": [{"table": "g", "sql": "select 1", "from": "nothing"}]}, "no table 'nothing'"),
+        ({"trigger_seconds": 0}, "trigger_seconds"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_place(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        parse({key: value for key, value in given(**more).items() if value is not None})
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="cannot be read"):
+        load(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(InvalidSettings, match="is not TOML"):
+        load(tmp_path / "bad.toml")

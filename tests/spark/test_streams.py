@@ -1,0 +1,132 @@
+"""`readStream` and `writeStream` with topics: S1, S2, on a real session and a real node."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from sulina.client import SyncClient
+from tests.spark.test_source import fill, read, values
+from tests.support.serving import Serving
+
+Topic = Callable[..., str]
+
+
+def stream(spark: SparkSession, topic: str, url: str, **options: Any) -> DataFrame:
+    given = {"startingOffsets": "earliest"} | {name: str(value) for name, value in options.items()}
+    return spark.readStream.format("sulina").options(topic=topic, url=url, **given).load()
+
+
+def run_once(frame: DataFrame, checkpoint: Path, sink: str, **options: str) -> list[dict[str, Any]]:
+    """All that is there now; what the query reported of each batch."""
+    started = (
+        frame.writeStream.format(sink)
+        .options(**options)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert started.awaitTermination(120), "it does not end"
+    return [json.loads(progress.json) for progress in started.recentProgress]
+
+
+def test_s1_a_stream_reads_what_comes_and_goes_on_where_it_was(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    source, target = topic(2), topic()
+    fill(client, source, 40)
+    columns = stream(spark, source, node.url).select("key", "value", "headers", "timestamp")
+    reports = run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
+    assert sum(report["numInputRows"] for report in reports) == 40
+    run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
+    assert client.partition(target).end_offset == 40, "nothing has come since"
+    fill(client, source, 10, start=40)
+    run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
+    rows = read(spark, target, url=node.url).collect()
+    assert sorted(int(row.value[1:]) for row in rows) == list(range(50))
+    assert {(bytes(row.key), bytes(row.value)) for row in rows} == {(b"k%d" % n, b"v%d" % n) for n in range(50)}
+    assert all(row.headers[0].value == b"%d" % int(row.value[1:]) for row in rows)
+
+
+def test_s2_a_batch_that_is_replayed_adds_nothing(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    """As after a crash of the driver: the sink has the batch, Spark's checkpoint does not know it."""
+    source, target = topic(2), topic(3)
+    fill(client, source, 60)
+    columns = stream(spark, source, node.url).select("key", "value")
+    run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
+    for commit in (tmp_path / "commits").iterdir():
+        if commit.name.lstrip(".").startswith("0"):
+            commit.unlink()
+    reports = run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
+    assert sum(report["numInputRows"] for report in reports) == 60, "it was read again"
+    rows = read(spark, target, url=node.url).collect()
+    assert sorted(row.value for row in rows) == sorted(b"v%d" % n for n in range(60))
+
+
+def test_s2_rows_with_keys_go_where_every_client_sends_them(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic
+) -> None:
+    by_client, by_spark = topic(5), topic(5)
+    fill(client, by_client, 100)
+    read(spark, by_client, url=node.url).select("key", "value").write.format("sulina").mode("append").options(
+        url=node.url, topic=by_spark
+    ).save()
+    placed = [
+        {bytes(row.key): row.partition for row in read(spark, name, url=node.url).collect()}
+        for name in (by_client, by_spark)
+    ]
+    assert placed[0] == placed[1]
+    assert len(placed[0]) == 100
+
+
+def test_s2_a_write_with_a_txn_is_written_once(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic
+) -> None:
+    name = topic()
+    frame = spark.range(30).selectExpr("cast(id as string) as value", "'all' as key")
+    for _ in range(2):
+        frame.write.format("sulina").mode("append").options(url=node.url, topic=name, txn="import-7").save()
+    assert sorted(values(read(spark, name, url=node.url)), key=int) == [str(n) for n in range(30)]
+
+
+def test_s1_a_limit_divides_what_is_read_into_batches(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    source = topic(2)
+    fill(client, source, 100)
+    reports = run_once(stream(spark, source, node.url, maxRowsPerTrigger=30), tmp_path, "noop")
+    rows = [report["numInputRows"] for report in reports if report["numInputRows"]]
+    assert sum(rows) == 100
+    assert max(rows) <= 30
+    last = [report for report in reports if report["numInputRows"]][-1]["sources"][0]["endOffset"]
+    assert sum(json.loads(last)[source].values() if isinstance(last, str) else last[source].values()) == 100
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "message"),
+    [
+        ("select 1 as value, 2 as colour", {}, "colour"),
+        ("select 'x' as key", {}, "column value"),
+        ("select 'x' as value, '/default/t' as topic", {}, "say the topic once"),
+        ("select 'x' as value, 99 as partition", {}, "partitions"),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(
+    spark: SparkSession, node: Serving, topic: Topic, frame: str, options: dict[str, str], message: str
+) -> None:
+    name = topic()
+    with pytest.raises(PySparkException, match=message):
+        spark.sql(frame).write.format("sulina").mode("append").options(url=node.url, topic=name, **options).save()
+
+
+def test_a_topic_is_not_overwritten(spark: SparkSession, node: Serving, topic: Topic) -> None:
+    with pytest.raises(PySparkException, match="mode append"):
+        spark.sql("select 'x' as value").write.format("sulina").mode("overwrite").options(
+            url=node.url, topic=topic()
+        ).save()

@@ -76,9 +76,7 @@ def benchmark(setup: Setup) -> Iterator[Result]:
             spark.stop()
 
 
-def reads(
-    setup: Setup, spark: SparkSession, url: str, objects: str, parquet: str, rows: int
-) -> Iterator[Result]:
+def reads(setup: Setup, spark: SparkSession, url: str, objects: str, parquet: str, rows: int) -> Iterator[Result]:
     """Archive and hot tail, against Parquet."""
 
     def cold() -> DataFrame:

@@ -127,7 +127,9 @@ async def test_a_move_asked_for_before_there_is_an_owner_is_made_u2(
 
     async with brokers(tmp_path, "a", "b") as world:
         monkeypatch.setattr(LoadManager, "_assign", assign_later)
-        await world.running["a"].put_topic(ORDERS, ARCHIVED)
+        with monkeypatch.context() as patience:
+            patience.setattr("sulina.broker.member.PLACED_SECONDS", 0.01)
+            await world.running["a"].put_topic(ORDERS, ARCHIVED)
         wishes = [asyncio.create_task(world.running["a"].unload(ORDERS, to=target)) for target in "ab"]
         for _ in range(10):
             await asyncio.sleep(0)

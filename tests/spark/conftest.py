@@ -15,13 +15,6 @@ from tests.support import serving
 _numbers = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them by one worker: a session is large, and takes long to start."""
-    for item in items:
-        if "tests/spark" in str(item.path):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """On two cores of this machine."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from sulina.core.commit import NO_ORIGIN, Add, Commit
 from sulina.core.segment import segment_name
@@ -30,6 +31,7 @@ from sulina.spark.audit_checks import (
     look_closer,
     range_size,
 )
+from sulina.spark.errors import said
 from sulina.types import Epoch, Offset, Version
 
 TEN = Rules(range_offsets=10)
@@ -217,3 +219,14 @@ def test_a_report_stays_small_whatever_is_wrong() -> None:
 def test_findings_that_lie_end_to_end_are_one() -> None:
     behind = [Finding(kind=Kind.DAMAGED, what="x", partition=0, start=n, end=n + 1, records=1) for n in range(2)]
     assert joined(behind) == behind, "each has its own place"
+
+
+@pytest.mark.parametrize("module", ["sulina.errors.CorruptSegment", "sulina.spark.errors.TableFileGone"])
+def test_what_ended_a_job_is_known_by_the_last_of_our_errors_in_its_traceback(module: str) -> None:
+    text = (
+        f"[PYTHON_EXCEPTION] Traceback …\nsulina.errors.ArchiveFailed: first\n\n{module}: it is gone\n SQLSTATE: 38000"
+    )
+    kind, what = said(PySparkException(text))
+    assert kind is not None
+    assert (kind.__name__, what) == (module.rpartition(".")[2], "it is gone")
+    assert said(PySparkException("[OUT_OF_MEMORY] none left\n\tat …")) == (None, "[OUT_OF_MEMORY] none left")

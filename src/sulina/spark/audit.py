@@ -23,7 +23,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-import sulina.errors as known_errors
 from sulina.core.commit import Add
 from sulina.core.scan import TopicChoice
 from sulina.errors import (
@@ -62,7 +61,7 @@ from sulina.spark.audit_checks import (
 from sulina.spark.delta_log import open_table
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_place import TablePlace
-from sulina.spark.errors import SparkFailed
+from sulina.spark.errors import SparkFailed, said
 from sulina.spark.logs import Logs, open_logs
 from sulina.spark.options import Place as LogPlace
 from sulina.spark.planning import to_json
@@ -77,7 +76,6 @@ WORD_BITS = 64
 LOG_KINDS = (Kind.MISSING, Kind.REPEATED)
 HASHED = ("offset", "timestamp", "key", "value", "headers")
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-_RAISED = re.compile(r"sulina\.errors\.(\w+): (.*)")
 _PARTITION = re.compile(r"-part=(\d+)")
 _OFFSET = re.compile(r"\(offset (\d+)\)")
 
@@ -247,7 +245,7 @@ class Audit:
             return None
 
     def _unreadable(self, error: PySparkException) -> None:
-        what = f"the table cannot be read: {_said(error)[1]}"
+        what = f"the table cannot be read: {said(error)[1]}"
         self._findings.append(Finding(kind=Kind.TABLE_UNREADABLE, what=what))
 
     # The log
@@ -451,19 +449,9 @@ def _rows(rows: DataFrame, *, has_hash: bool) -> Rows:
     return Rows.of(found.toArrow())
 
 
-def _said(error: PySparkException) -> tuple[type[SulinaError] | None, str]:
-    """Which of our errors ended a job, and what it said; None: it was none of ours."""
-    text = str(error)
-    for name, what in reversed(_RAISED.findall(text)):
-        kind = getattr(known_errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, SulinaError):
-            return kind, what.strip()
-    return None, next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-
-
 def _damage(error: PySparkException) -> tuple[type[SulinaError], str]:
     """Which damage ended a job, or that retention came before it. Any other error is raised, as what it was."""
-    kind, what = _said(error)
+    kind, what = said(error)
     if kind is None:
         raise SparkFailed(reason=what) from error
     if not issubclass(kind, Corrupt | InvalidBatch | DecompressedTooLarge | OffsetOutOfRange):

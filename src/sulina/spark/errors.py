@@ -1,5 +1,8 @@
 """What Spark's side of Sulina raises on purpose: the same tree, under `sulina.errors`."""
 
+import re
+
+import sulina.errors as known
 from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError
 
 
@@ -99,3 +102,16 @@ class SparkFailed(SulinaError):
     def __init__(self, *, reason: str) -> None:
         super().__init__(f"Spark could not do it: {reason}")
         self.reason = reason
+
+
+_RAISED = re.compile(r"sulina\.(?:spark\.)?errors\.(\w+): (.*)")
+
+
+def said(error: BaseException) -> tuple[type[SulinaError] | None, str]:
+    """Which of our errors is behind one of Spark's, and what it said; None: it is none of ours."""
+    text = str(error)
+    for name, what in reversed(_RAISED.findall(text)):
+        kind = getattr(known, name, globals().get(name))
+        if isinstance(kind, type) and issubclass(kind, SulinaError):
+            return kind, what.strip()
+    return None, next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -18,8 +18,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sulina.spark.delta_log import find_table
-from sulina.spark.errors import PipelineFailed
-from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, Table
+from sulina.spark.errors import PipelineFailed, said
+from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
 from sulina.spark.pipeline.silver import Counts
 from sulina.spark.pipeline.stages import Stages
 
@@ -166,8 +166,8 @@ class Runner:
             error = query.exception() if not query.isActive else None
             if error is not None:
                 self._progress[table].state = "failed"
-                self._progress[table].error = _first_line(error)
-                failed = PipelineFailed(pipeline=self.pipeline.name, table=table, reason=_first_line(error))
+                self._progress[table].error = said(error)[1]
+                failed = PipelineFailed(pipeline=self.pipeline.name, table=table, reason=said(error)[1])
         self.tell(self.progress)
         if failed is not None:
             raise failed
@@ -220,17 +220,3 @@ def _lag(end: dict[str, dict[str, int]], newest: dict[str, dict[str, int]]) -> i
         for topic, partitions in newest.items()
         for number, offset in partitions.items()
     )
-
-
-def _first_line(error: BaseException) -> str:
-    """The cause as we said it, out of all that Spark says around it."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line.startswith("sulina.errors.")]
-    return said[-1].partition(": ")[2] if said else next((line for line in lines if line), type(error).__name__)
-
-
-def describe(table: Table) -> str:
-    """What a table is made of, in a few words."""
-    if isinstance(table, Bronze):
-        return table.topic
-    return table.source or "SQL"

@@ -53,6 +53,7 @@ OWED = [
     *(f"U{number}" for number in range(1, 15)),
     *(f"F{number}" for number in range(1, 8)),
     *("P1", "P2", "P3", "P12"),
+    *("S1", "S2", "S3", "S4", "S6", "S7"),
 ]
 
 

@@ -1,4 +1,7 @@
-"""The benchmark of clusters still runs: each of its claims, as small as it can be. Nothing is timed."""
+"""The benchmark of clusters still runs, as small as it can be. Nothing is timed.
+
+Moves and failovers are left to the tests of clusters, which do the same.
+"""
 
 from pathlib import Path
 
@@ -19,13 +22,12 @@ class Tiny(Setup):
         return 1
 
 
-async def test_every_claim_about_clusters_yields_figures(
+async def test_claims_about_clusters_yield_figures(
     tmp_path: Path, etcd: EtcdServer, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "CROWDS_QUICK", (6,))
-    monkeypatch.setattr(benchmark, "LIVE_RECORDS_PER_SECOND", 500)
     setup = Tiny(str(tmp_path), True)
-    for number, claim in enumerate(benchmark.CLAIMS):
+    for number, claim in enumerate((benchmark.crowd, benchmark.throughput)):
         results = await benchmark.measured(setup, benchmark.home_of(tmp_path, str(number)), etcd, s3, claim)
         assert results
         assert all(result.value > 0 for result in results)

@@ -128,7 +128,7 @@ async def test_s7_retention_keeps_what_a_registered_reader_still_needs(tmp_path:
 
 async def test_s7_retention_of_the_archive_keeps_what_a_registered_reader_still_needs(tmp_path: Path) -> None:
     policy = Policy(
-        segment_bytes=1 << 16, batch_bytes_max=1 << 16, retention_bytes=1 << 17, archive_bytes=60_000,
+        segment_bytes=1 << 16, batch_bytes_max=1 << 16, retention_bytes=1 << 17, archive_bytes=1 << 10,
         local_retention_bytes=0,
     )  # fmt: skip
     async with a_world(tmp_path, is_archiving=True) as world:

@@ -27,7 +27,8 @@ def tree(kind: type[SulinaError] = SulinaError) -> Iterator[type[SulinaError]]:
         yield from tree(child)
 
 
-@pytest.mark.parametrize("kind", sorted(set(tree()), key=str))
+# Those of Spark's side are raised by no node.
+@pytest.mark.parametrize("kind", sorted({kind for kind in tree() if kind.__module__ == "sulina.errors"}, key=str))
 def test_every_error_of_the_tree_has_a_row_in_the_table(kind: type[SulinaError]) -> None:
     assert any(base in STATUSES for base in kind.__mro__ if base is not SulinaError), "an error without a status"
 

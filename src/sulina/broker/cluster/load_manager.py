@@ -149,8 +149,10 @@ class LoadManager:
         for group in changes.grouped(wanted):
             if self._election.revision != self._led:
                 raise NotLeading
-            newest = max(newest, await LeaderWriter(self._metadata, self._led).write(group, is_split=is_split))
-            self._steps(step)
+            written = await LeaderWriter(self._metadata, self._led).write(group, is_split=is_split)
+            if written != NO_REVISION:
+                self._steps(step)
+            newest = max(newest, written)
         puts = [put for change in wanted for put in change.puts]
         deletes = [key for change in wanted for key in change.deletes]
         if newest == NO_REVISION:

@@ -22,7 +22,7 @@ run: setup            ## a node at work, live
 	@$(BIN)/sulina demo
 
 test: setup etcd      ## every test
-	@$(BIN)/pytest -n 2 --dist loadgroup
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 check: setup          ## format, lint, types, layers, tidiness
 	@$(BIN)/ruff format --check .

@@ -24,7 +24,6 @@ from sulina.spark.pipeline.silver import Counts
 from sulina.spark.pipeline.stages import Stages
 
 POLL_SECONDS = 0.25
-STOP_SECONDS = 60.0
 
 
 class TableProgress(msgspec.Struct, kw_only=True):

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup etcd run test check fix bench chaos lock clean
+.PHONY: setup etcd run test interop examples check fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -11,8 +11,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "installing into .venv, once …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --no-deps -e .
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 etcd: $(STAMP)        ## an etcd server for tests and local clusters, where one can be had
@@ -22,7 +23,15 @@ run: setup            ## a node at work, live
 	@$(BIN)/sulina demo
 
 test: setup etcd      ## every test
-	@$(BIN)/pytest -n 2 --dist loadfile
+	@$(BIN)/pytest -n 3 --dist loadfile
+
+examples: setup       ## the examples that take long, each as its README says
+	@SULINA_SLOW=1 $(BIN)/pytest tests/examples tests/cli/test_demo.py
+
+interop: setup        ## tables that Spark with Delta Lake's own jar shares with us, where the jar can be had
+	@tools/install_delta.sh .venv .venv-interop
+	@test ! -d .venv-interop/ivy/jars || .venv-interop/bin/python -m pytest -s -n0 --timeout 600 \
+	  tests/interop/test_delta_jar.py
 
 check: setup          ## format, lint, types, layers, tidiness
 	@$(BIN)/ruff format --check .
@@ -42,10 +51,11 @@ chaos: setup etcd     ## the long form of the crash tests
 	  tests/crash tests/blackbox/test_kills.py
 	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 \
 	  $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
+	@SULINA_SPARK_KILLS=20 $(BIN)/pytest -n 0 -s tests/spark/test_exactly_once.py
 
 lock:                 ## resolve the dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \
 	  --generate-hashes --no-annotate --no-emit-index-url --no-header --quiet -o requirements.lock
 
 clean:
-	@rm -rf .venv
+	@rm -rf .venv .venv-interop

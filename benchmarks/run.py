@@ -1,4 +1,4 @@
-"""Runs every benchmark of this directory and writes docs/benchmarks.md.
+"""Runs the benchmarks of this directory, or those that are named, and writes their parts of docs/benchmarks.md.
 
 Fails when a benchmark does, not when a goal is missed: the table says so.
 """
@@ -26,48 +26,67 @@ def run() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="less of everything")
-    quick = parser.parse_args().quick
-    load, revision = os.getloadavg()[0], commit()  # before we add to the one, and others to the other
-    results: dict[str, list[Result]] = {}
-    failed: list[str] = []
-    for script in sorted(set(os.listdir(HERE)) - NOT_BENCHMARKS):
-        if not script.endswith(".py"):
-            continue
-        command = [sys.executable, os.path.join(HERE, script), "--json", *(["--quick"] if quick else [])]
+    scripts = sorted(name for name in set(os.listdir(HERE)) - NOT_BENCHMARKS if name.endswith(".py"))
+    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"one of {', '.join(scripts)}; else all")
+    given = parser.parse_args()
+    if unknown := sorted(set(given.scripts) - set(scripts)):
+        parser.error(f"there is no benchmark {unknown[0]}, only {', '.join(scripts)}")
+    parts, revision = before(), commit()  # others may commit while we run
+    has_failed = False
+    for script in given.scripts or scripts:
+        load = os.getloadavg()[0]
+        command = [sys.executable, os.path.join(HERE, script), "--json", *(["--quick"] if given.quick else [])]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
         if done.returncode != 0:
-            failed.append(script)
+            has_failed = True
+            print(f"{script} failed; its part of the page stays as it was", file=sys.stderr)
             continue
-        results[script] = [Result(**line) for line in json.loads(done.stdout)]
-    text = page(results, failed, quick=quick, load=load, revision=revision)
-    with open(PAGE, "w", encoding="utf-8") as file:
-        file.write(text)
-    print(text)
-    return 1 if failed else 0
+        results = [Result(**line) for line in json.loads(done.stdout)]
+        parts[script] = part(results, quick=given.quick, load=load, revision=revision)
+        with open(PAGE, "w", encoding="utf-8") as file:
+            file.write(page({name: parts[name] for name in scripts if name in parts}))
+    return 1 if has_failed else 0
 
 
-def page(results: dict[str, list[Result]], failed: list[str], *, quick: bool, load: float, revision: str) -> str:
-    """The page in Markdown."""
+def before() -> dict[str, str]:
+    """The parts of the page as it is."""
+    if not os.path.exists(PAGE):
+        return {}
+    with open(PAGE, encoding="utf-8") as file:
+        _head, *parts = file.read().split("\n## ")
+    return {name: text.strip() for name, _, text in (part.partition("\n") for part in parts)}
+
+
+def page(parts: dict[str, str]) -> str:
+    """All of it, in Markdown."""
     lines = [
         "# Benchmarks",
         "",
         "Written by `benchmarks/run.py`; do not edit. Limits and peers are measured in the same run, in turns.",
-        "A ratio is the median over the rounds.",
+        "A ratio is the median over the rounds. Where others work on the machine too, a ratio can be off either way.",
         "",
         *machine(),
-        f"- {'Quick run' if quick else 'Full run'} of {datetime.now(UTC):%Y-%m-%d}, commit {revision}",
-        f"- Load average before the run: {load:.1f}. Where others work too, a ratio can be off either way",
         "",
         "To reproduce: `make bench`, or one of them with `.venv/bin/python benchmarks/log.py [--quick] [--dir DIR]`.",
     ]
-    for script, rows in results.items():
-        lines += ["", f"## {script}", "", "| name | value | unit | goal | met |", "|---|---:|---|---|---|"]
-        lines += [
-            f"| {row.name} | {number(row.value)} | {row.unit} | {row.goal or ''} | {verdict(row)} |" for row in rows
-        ]
-    for script in failed:
-        lines += ["", f"## {script}", "", "It failed."]
+    for script, text in parts.items():
+        lines += ["", f"## {script}", "", text]
     return "\n".join(lines) + "\n"
+
+
+def part(results: list[Result], *, quick: bool, load: float, revision: str) -> str:
+    """What one benchmark has found."""
+    kind = "Quick run" if quick else "Full run"
+    lines = [
+        f"{kind} of {datetime.now(UTC):%Y-%m-%d}, commit {revision}, load average before it {load:.1f}.",
+        "",
+        "| name | value | unit | goal | met |",
+        "|---|---:|---|---|---|",
+    ]
+    lines += [
+        f"| {row.name} | {number(row.value)} | {row.unit} | {row.goal or ''} | {verdict(row)} |" for row in results
+    ]
+    return "\n".join(lines)
 
 
 def machine() -> list[str]:

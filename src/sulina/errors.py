@@ -39,6 +39,7 @@ SulinaError
 │   ├── OffsetOutOfRange            before the first retained offset, or past the end
 │   ├── VersionNotRetained          its commit has been cleaned up
 ├── QueueFull                       too much is waiting to be committed       (retry)
+│   └── ProducerFull                too much is waiting to be published, in a batching producer
 ├── LimitReached                    the node has as many of them as it may
 ├── NoSubscribers                   nobody is attached, and the topic keeps nothing
 ├── NotServing                      not started, or on its way out            (retry)
@@ -46,6 +47,7 @@ SulinaError
 │   ├── NotOwner                    another broker serves the partition; names it once known
 │   ├── Recovering                  only a broker that is away has all of it
 │   └── LeaseExpired                the broker may no longer acknowledge; the outcome is unknown
+├── ProducerStopped                 a batching producer takes no more messages
 ├── Disconnected                    the connection is gone, the outcome may be unknown (retry)
 ├── ProtocolError                   the other side sent what it must not
 ├── Compacted                       the watch is too old: list again          (retry)
@@ -370,6 +372,18 @@ class QueueFull(SulinaError):
         self.waiting_bytes, self.limit_bytes = waiting_bytes, limit_bytes
 
 
+class ProducerFull(QueueFull):
+    """A batching producer has no room: wait for it, or produce less."""
+
+    def __init__(self, *, waiting: int, limit: int, waiting_bytes: int, limit_bytes: int) -> None:
+        SulinaError.__init__(
+            self,
+            f"{waiting} messages with {waiting_bytes} bytes wait to be published; "
+            f"the limits are {limit} and {limit_bytes}",
+        )
+        self.waiting, self.limit, self.waiting_bytes, self.limit_bytes = waiting, limit, waiting_bytes, limit_bytes
+
+
 class LimitReached(SulinaError):
     """There are as many of them as there may be."""
 
@@ -430,6 +444,14 @@ class LeaseExpired(NotServing):
     def __init__(self, *, broker: str) -> None:
         super().__init__(reason=f"broker {broker} has lost touch with the metadata store")
         self.broker = broker
+
+
+class ProducerStopped(SulinaError):
+    """A batching producer takes no more messages."""
+
+    def __init__(self, *, topic: str, reason: str) -> None:
+        super().__init__(f"the producer for {topic} has stopped: {reason}")
+        self.topic, self.reason = topic, reason
 
 
 class Disconnected(SulinaError):

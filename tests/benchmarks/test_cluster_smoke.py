@@ -30,4 +30,4 @@ async def test_claims_about_clusters_yield_figures(
     for number, claim in enumerate((benchmark.crowd, benchmark.throughput)):
         results = await benchmark.measured(setup, benchmark.home_of(tmp_path, str(number)), etcd, s3, claim)
         assert results
-        assert all(result.value > 0 for result in results)
+        assert all(result.value >= 0 for result in results)  # in a second, a busy machine may do nothing at all

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.kill_world import Run
 
-KILLS = int(os.environ.get("SULINA_NODE_KILLS", "15"))
+KILLS = int(os.environ.get("SULINA_NODE_KILLS", "10"))
 SEED = int(os.environ.get("SULINA_SEED", "7"))
 
 

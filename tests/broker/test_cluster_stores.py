@@ -78,21 +78,14 @@ async def test_f1_f6_on_etcd_a_dead_broker_is_replaced_and_one_that_left_at_once
 
 
 async def test_f6_on_etcd_a_thousand_partitions_of_three_brokers(etcd: EtcdServer) -> None:
-    """From the end of the lease to the last reassignment, and growth that is linear at most."""
-    seconds: dict[int, float] = {}
-    for count in (300, 999):
-        async with etcd_world(etcd) as world:
-            a, _, c = await world.join_all("a", "b", "c")
-            names = await world.create("orders", count)
-            await world.served(names, WAIT_SECONDS)
-            await c.kill()
-            assert await a.view.wait_for(lambda view: "c" not in view.registrations, WAIT_SECONDS)
-            started = time.monotonic()
-            await world.served(names, WAIT_SECONDS)
-            seconds[count] = time.monotonic() - started
-    print(f"\nreassigned a third of 300 and of 999 partitions in {seconds[300]:.2f} s and {seconds[999]:.2f} s")
-    assert seconds[999] < 10.0
-    assert seconds[999] < 3.33 * seconds[300] + 1.0
+    """A third of them loses its owner, and all are served again. How long that takes is in benchmarks/cluster.py."""
+    async with etcd_world(etcd) as world:
+        a, _, c = await world.join_all("a", "b", "c")
+        names = await world.create("orders", 999)
+        await world.served(names, WAIT_SECONDS)
+        await c.kill()
+        assert await a.view.wait_for(lambda view: "c" not in view.registrations, WAIT_SECONDS)
+        await world.served(names, WAIT_SECONDS)
 
 
 async def test_while_etcd_does_not_answer_nobody_acknowledges_and_then_everybody_does_again(tmp_path: Path) -> None:

@@ -53,14 +53,20 @@ class Ended:
         return dict(json.loads(self.err)["error"])
 
 
-def ended(*words: str, given: str | bytes = b"", cwd: Path | None = None, **variables: str) -> Ended:
+def ended(
+    *words: str,
+    given: str | bytes = b"",
+    cwd: Path | None = None,
+    seconds_max: float = SECONDS_MAX,
+    **variables: str,
+) -> Ended:
     """Run a command to its end."""
     data = given.encode() if isinstance(given, str) else given
     done = subprocess.run(
         command(*words),
         input=data,
         capture_output=True,
-        timeout=SECONDS_MAX,
+        timeout=seconds_max,
         env=environment(**variables),
         cwd=cwd,
         check=False,

@@ -1,5 +1,6 @@
 """The demo: its check can fail, and the real thing passes it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,15 +50,34 @@ def test_an_acked_record_that_is_nowhere_is_a_fault() -> None:
 
 
 def test_a_node_is_killed_and_loses_nothing() -> None:
-    told = ended("demo", "--seconds", "3", "--json").json
+    told = ended("demo", "--seconds", "3", "--no-tables", "--json").json
     assert told["is_proven"], told["faults"]
     assert told["kills"] == 1
     assert told["acked"] == told["delivered"] > 500
 
 
+@pytest.mark.skipif(not os.environ.get("SULINA_SLOW"), reason="takes a minute or two: make examples")
+def test_s3_the_demo_ends_with_tables_that_have_every_record_once() -> None:
+    done = ended("demo", "--seconds", "3", "--rate", "300", "--json", seconds_max=220)
+    assert done.code == 0, done
+    told = done.json
+    assert sum(row["orders"] for row in told["revenue"]) == told["acked"]
+
+
 def test_the_demo_leaves_the_data_that_it_was_given_and_takes_no_other(tmp_path: Path) -> None:
     picture = tmp_path / "demo.svg"
-    done = ended("demo", "--seconds", "2", "--rate", "200", "--data", str(tmp_path / "data"), "--svg", str(picture))
+    done = ended(
+        "demo",
+        "--seconds",
+        "2",
+        "--rate",
+        "200",
+        "--no-tables",
+        "--data",
+        str(tmp_path / "data"),
+        "--svg",
+        str(picture),
+    )
     assert done.code == 0, done
     assert "nothing lost" in done.out
     assert any((tmp_path / "data").iterdir())

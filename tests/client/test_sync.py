@@ -12,7 +12,7 @@ import pytest
 
 from sulina.client import Client, Connecting, SyncClient
 from sulina.client.connection import Connector
-from sulina.client.sync import LoopThread
+from sulina.client.loop_thread import LoopThread
 from sulina.errors import Disconnected, TopicNotFound
 from sulina.wire.frames import AckRecords, AddCredit, Call, Subscribe
 from tests.client.fake_node import TOPIC, URL, FakeNode

@@ -25,8 +25,8 @@ from tests.support.s3 import S3Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-RACES = int(os.environ.get("SULINA_RACES", "3"))
-FAULTS = int(os.environ.get("SULINA_FAULTS", "8"))
+RACES = int(os.environ.get("SULINA_RACES", "2"))
+FAULTS = int(os.environ.get("SULINA_FAULTS", "5"))
 SEED = int(os.environ.get("SULINA_SEED", "7"))
 LOAD = Load(records_per_second=300)
 LOAD_OF_ALL = Load(

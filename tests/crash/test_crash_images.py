@@ -15,7 +15,7 @@ from sulina.testing.files import SimulatedFiles
 from tests.support.crash_world import PADDING_BYTES, Prepare, World, broken_promises, crash_images
 from tests.support.ledger import append_of
 
-IMAGES = int(os.environ.get("SULINA_CRASH_IMAGES", "5200"))
+IMAGES = int(os.environ.get("SULINA_CRASH_IMAGES", "1560"))
 SHARDS = 8
 IMAGES_A_CRASH = 13
 MUTATION_CRASHES_MAX = 400

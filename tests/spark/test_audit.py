@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from sulina.cli import run as command
+from sulina.cli.audit import verdict
 from sulina.client import Message, SyncClient
 from sulina.clock import SystemClock
 from sulina.core.batch import split
@@ -174,6 +175,19 @@ def test_s6_whatever_is_wrong_with_a_table_is_found_and_named(world: World, bron
     assert "the table lacks offset 7, and has later ones" in said
     assert "offset 20 differs between log and table" in said
     assert "the table has offset 33 more than once" in said
+
+
+def test_s6_a_table_that_began_late_holds_and_it_is_told_where_it_begins(
+    world: World, bronze: str, tmp_path: Path
+) -> None:
+    rows = [row for row in rows_of(bronze) if row["partition"] != 1 or row["offset"] >= 20]
+    table = written(bronze, rows, tmp_path / "table")
+    report = world.audit(table=table)
+    assert (report.holds, [one.begins for one in report.partitions]) == (True, [None, 20, None])
+    assert [one.table_records for one in report.partitions] == [RECORDS, RECORDS - 20, RECORDS]
+    assert [one.records for one in report.partitions] == [RECORDS] * PARTITIONS
+    assert "the table equals the log in 160 rows, begins after 20 records" in verdict(report)
+    assert told(world.audit(table=table, is_from_first=True)) == {(Kind.TABLE_MISSING, 1, 0, 20)}
 
 
 def test_s6_a_repeat_does_not_make_up_for_a_hole(world: World, bronze: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sulina.spark.audit_checks import (
     Rules,
     Sums,
     Suspect,
+    beginnings,
     check_commits,
     check_log,
     check_table,
@@ -151,6 +152,23 @@ def test_s6_a_range_that_is_missing_before_later_ones_is_a_hole() -> None:
     (found,) = joined(finding for one in suspects for finding in one.findings)
     assert (found.kind, found.start, found.end, found.records) == (Kind.TABLE_MISSING, 0, 20, 20)
     assert found.what == "the table lacks offsets 0 to 19, and has later ones"
+
+
+def test_s6_a_table_may_begin_later_than_the_log_unless_it_must_not() -> None:
+    log = {(0, 0, 4): sums(0, 10), (0, 1, 4): sums(10, 13), (0, 1, 0): sums(13, 20), (0, 2, 0): sums(20, 30)}
+    table = {(0, 1, 0): sums(13, 20), (0, 2, 0): sums(20, 30)}
+    audit = PartitionAudit(partition=0, start=0, end=30)
+    begins = beginnings([audit], table, TEN)
+    assert begins == {0: 13}
+    assert check_log(audit, log, TEN) == []
+    assert check_table(audit, log, table, 30, TEN, begins[0]) == []
+    assert (audit.begins, audit.table_records, audit.behind) == (13, 17, 0)
+    hole = {(0, 1, 0): sums(13, 20), (0, 2, 0): sums(25, 30)}
+    assert kinds(check_table(audit, log, hole, 30, TEN, 13)) == [(Kind.TABLE_MISSING, 20, 30, 5)]
+    assert beginnings([audit], table, Rules(range_offsets=10, must_begin_first=True)) == {0: 0}
+    assert beginnings([audit], {}, TEN) == {0: 0}
+    kept = PartitionAudit(partition=0, start=10, end=30)
+    assert beginnings([kept], table | {(0, OUTSIDE, Place.FORGOTTEN): sums(5, 10)}, TEN) == {0: 10}
 
 
 def test_s6_other_bytes_and_other_rows_are_told() -> None:

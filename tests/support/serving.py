@@ -7,7 +7,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from urllib.parse import urlsplit
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
-_COMPILED = tempfile.TemporaryDirectory(prefix="sulina-compiled-")  # removed at the end
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=sink,
-            env={**os.environ, **_compiled(), **(environment or {})},
+            env={**os.environ, **(environment or {})},
             cwd=data.parent,
         )
     try:
@@ -128,11 +126,6 @@ def end(process: subprocess.Popen[bytes], seconds: float = 0) -> None:
         process.wait(STOP_SECONDS)
     if process.stdout is not None:
         process.stdout.close()
-
-
-def _compiled() -> dict[str, str]:
-    """Modules are compiled once, as an installation has them, also where none may be written beside the source."""
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": _COMPILED.name}
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:

@@ -61,6 +61,7 @@ _COMMANDS = [
     ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, move and delete subscriptions."),
     ("reader", "sulina.cli.reader:app", _NAMES, "List, show and delete registered readers."),
     ("pipeline", "sulina.cli.pipeline:app", _TABLES, "Turn topics into Delta Lake tables, exactly once."),
+    ("table", "sulina.cli.table:app", _TABLES, "Compact, clean up and look into Delta Lake tables."),
     (
         "audit",
         "sulina.cli.audit:audit",

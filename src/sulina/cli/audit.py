@@ -21,8 +21,20 @@ if TYPE_CHECKING:
 FOUND = 1
 FINDINGS_SHOWN_MAX = 50
 URL_VARIABLE = "SULINA_URL"
-COLUMNS = ("partition", "first", "next", "records", "not read", "versions", "table", "behind", "forgotten", "ahead")
-RARE = ("not read", "behind", "forgotten", "ahead")
+COLUMNS = (
+    "partition",
+    "first",
+    "next",
+    "records",
+    "not read",
+    "versions",
+    "table",
+    "begins",
+    "behind",
+    "forgotten",
+    "ahead",
+)
+RARE = ("not read", "begins", "behind", "forgotten", "ahead")
 
 
 @Parameter(name="*")
@@ -73,6 +85,7 @@ def audit(
     table: str | None = None,
     quarantine: str | None = None,
     complete: bool = False,
+    from_first: bool = False,
     range_offsets: int = 100_000,
     master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
     remote: Annotated[str | None, Parameter(env_var="SPARK_REMOTE")] = None,
@@ -87,12 +100,14 @@ def audit(
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     table
-        A Delta table that was made of the topic. A bronze one must equal the log up to its newest row; of a silver one
-        each row must be of a record, and no record may have two.
+        A Delta table that was made of the topic. A bronze one must equal the log from its first row to its newest; of
+        a silver one each row must be of a record, and no record may have two.
     quarantine
         The quarantine of a silver table, which is counted with it.
     complete
         A table that is behind the log is a finding too.
+    from_first
+        A table that begins later than the log is a finding too; else it is told where it begins.
     range_offsets
         Offsets of one range; sums are made and compared by range.
     master
@@ -104,8 +119,8 @@ def audit(
     """
     name = TopicName.parse(topic_name(topic))
     source.check()
-    if table is None and (quarantine is not None or complete):
-        raise InvalidSettings("--quarantine and --complete are about a table: say which, with --table")
+    if table is None and (quarantine is not None or complete or from_first):
+        raise InvalidSettings("--quarantine, --complete and --from-first are about a table: say which, with --table")
     if range_offsets < 1:
         raise InvalidSettings(f"--range-offsets is 1 or more, not {range_offsets}")
     _check_spark()
@@ -120,6 +135,7 @@ def audit(
         table=table,
         quarantine=quarantine,
         is_complete=complete,
+        is_from_first=from_first,
         range_offsets=range_offsets,
     ).run()
     if json:
@@ -172,6 +188,7 @@ def _row(one: "PartitionAudit") -> tuple[object, ...]:
         not_read or None,
         one.versions,
         one.table_records,
+        one.begins,
         one.behind,
         one.forgotten,
         one.ahead,
@@ -193,4 +210,6 @@ def verdict(report: "AuditReport") -> str:
         return f"{said}; the table has {rows} of them, none twice."
     behind = sum(one.behind or 0 for one in report.partitions)
     after = f" and is {terminal.counted(behind, 'record')} behind" if behind else ""
-    return f"{said}; the table equals the log in {rows}{after}."
+    late = sum((one.begins or one.start) - one.start for one in report.partitions)
+    before = f", begins after {terminal.counted(late, 'record')}" if late else ""
+    return f"{said}; the table equals the log in {rows}{before}{after}."

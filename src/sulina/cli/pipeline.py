@@ -1,4 +1,4 @@
-"""`sulina pipeline init|run|status|stop|replay|backfill`."""
+"""`sulina pipeline init|run|status|stop|replay|backfill|retry`."""
 
 import contextlib
 import os
@@ -60,7 +60,8 @@ def run(
     /,
     *,
     once: bool = False,
-    master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
+    master: str | None = None,
+    remote: str | None = None,
     json: bool = False,
 ) -> None:
     """Run a pipeline until it is stopped; what is in its tables already is not read again.
@@ -70,20 +71,31 @@ def run(
     once
         Through everything that is there now, and no further.
     master
-        Where Spark runs: local[*] unless told, or spark://HOST:PORT.
+        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
+    remote
+        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
     json
         Progress as JSON, a line each time.
     """
-    from sulina.spark.pipeline.definition import load
+    stages = _stages(file, master, remote)
+    from sulina.spark.pipeline.reporting import Reporter
+    from sulina.spark.pipeline.runner import Runner
 
-    pipeline = load(file)
-    runner_of = _runner(pipeline, master)
-    with _stopping(_stop_file(pipeline)) as is_wanted, _showing(pipeline, as_json=json) as tell:
-        runner = runner_of(tell, is_wanted)
-        if once:
-            runner.run_once()
-        else:
-            runner.run()
+    report = Reporter(stages.pipeline)
+    with _stopping(_stop_file(stages.pipeline)) as is_wanted, _showing(stages.pipeline, as_json=json) as show:
+
+        def tell(progress: "list[TableProgress]") -> None:
+            show(progress)
+            report(progress)
+
+        runner = Runner(stages, tell=tell, is_wanted=is_wanted)
+        try:
+            if once:
+                runner.run_once()
+            else:
+                runner.run()
+        finally:
+            report(runner.progress, is_last=True)
     if not json:
         terminal.print_table(COLUMNS, [row(one) for one in runner.progress], right=RIGHT)
 
@@ -143,7 +155,8 @@ def replay(
     *,
     starting: str = "earliest",
     to_version: int | None = None,
-    master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
+    master: str | None = None,
+    remote: str | None = None,
 ) -> None:
     """Make a bronze or silver table anew from the log, under another name.
 
@@ -158,9 +171,11 @@ def replay(
     to_version
         End with this version of the log: the table is as it was then.
     master
-        Where Spark runs: local[*] unless told.
+        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
+    remote
+        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
     """
-    stages = _stages(file, master)
+    stages = _stages(file, master, remote)
     from sulina.spark.pipeline.replaying import replay as made
 
     count = made(stages, table, into, starting=starting, ending_version=to_version)
@@ -173,7 +188,8 @@ def backfill(
     file: File = DEFAULT,
     /,
     *,
-    master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
+    master: str | None = None,
+    remote: str | None = None,
 ) -> None:
     """Bring into a bronze table what its topic has from before the table began. The pipeline may run meanwhile.
 
@@ -182,12 +198,42 @@ def backfill(
     table
         A bronze table of the pipeline.
     master
-        Where Spark runs: local[*] unless told.
+        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
+    remote
+        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
     """
-    stages = _stages(file, master)
+    stages = _stages(file, master, remote)
     from sulina.spark.pipeline.replaying import backfill as made
 
     terminal.done(f"{terminal.counted(made(stages, table), 'row')} came into {table}")
+
+
+@app.command
+def retry(
+    table: str,
+    file: File = DEFAULT,
+    /,
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+) -> None:
+    """Take what was put aside of a silver table through it again, as it is defined now. The pipeline may run meanwhile.
+
+    Parameters
+    ----------
+    table
+        A silver table of the pipeline.
+    master
+        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
+    remote
+        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
+    """
+    stages = _stages(file, master, remote)
+    from sulina.spark.pipeline.replaying import retry as made
+
+    done = made(stages, table)
+    left = terminal.counted(done.left, "record")
+    terminal.done(f"{terminal.counted(done.rows, 'row')} came into {table}; {left} put aside are left")
 
 
 def row(one: "TableProgress") -> tuple[Any, ...]:
@@ -219,7 +265,8 @@ def _check_spark() -> None:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
 
 
-def _stages(file: Path, master: str | None) -> "Stages":
+def _stages(file: Path, master: str | None, remote: str | None) -> "Stages":
+    """A pipeline on a session: starting one takes seconds, so it is said."""
     from sulina.spark.pipeline.definition import load
 
     pipeline = load(file)
@@ -228,32 +275,9 @@ def _stages(file: Path, master: str | None) -> "Stages":
     from sulina.spark.pipeline.stages import Stages
     from sulina.spark.session import session
 
-    spark = session(f"sulina pipeline {pipeline.name}", master=master, settings=pipeline.settings)
-    spark.sparkContext.setLogLevel("ERROR")
+    name = f"sulina pipeline {pipeline.name}"
+    spark = session(name, master=master, remote=remote, settings=pipeline.settings, is_quiet=True)
     return Stages(spark, pipeline)
-
-
-def _runner(pipeline: "Pipeline", master: str | None) -> Callable[..., Any]:
-    """Makes the runner on a session that is there: starting one takes seconds, so it is said."""
-    _check_spark()
-    terminal.say("starting Spark …")
-    from sulina.spark.pipeline.reporting import Reporter
-    from sulina.spark.pipeline.runner import Runner
-    from sulina.spark.pipeline.stages import Stages
-    from sulina.spark.session import session
-
-    spark = session(f"sulina pipeline {pipeline.name}", master=master, settings=pipeline.settings)
-    spark.sparkContext.setLogLevel("ERROR")
-    reporter = Reporter(pipeline)
-
-    def make(tell: "Callable[[list[TableProgress]], None]", is_wanted: Callable[[], bool]) -> Runner:
-        def both(progress: "list[TableProgress]") -> None:
-            tell(progress)
-            reporter(progress)
-
-        return Runner(Stages(spark, pipeline), tell=both, is_wanted=is_wanted)
-
-    return make
 
 
 def _stop_file(pipeline: "Pipeline") -> Path:

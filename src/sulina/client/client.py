@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from sulina.client.attachments import Terms
 from sulina.client.batches import BatchCodec
+from sulina.client.batching_producer import BatchingOptions, BatchingProducer, OnFailure, Rest
 from sulina.client.brokers import Brokers, Reach
 from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
 from sulina.client.cluster_admin import ClusterAdmin
@@ -27,9 +28,10 @@ from sulina.client.route import Routes
 from sulina.client.subscription import Subscription
 from sulina.client.topics import Topics
 from sulina.client.websocket import WebSocketConnector, split_urls
+from sulina.core.batching import BatchingRules
 from sulina.core.members import SubscriptionKind
 from sulina.core.topic import Schema
-from sulina.errors import InvalidSettings
+from sulina.errors import InvalidSettings, SulinaError
 from sulina.types import TopicName
 from sulina.wire.messages import Published, TopicInfo
 
@@ -68,6 +70,7 @@ class Client(ClusterAdmin):
         self._lanes = Lanes(brokers, places)
         self._publisher = Publisher(brokers, self._codec, self._topics, self._lanes)
         self._subscriptions: set[Subscription] = set()
+        self._producers: list[BatchingProducer] = []
         self._background: set[asyncio.Task[Any]] = set()
         self._on_close = on_close
 
@@ -101,6 +104,7 @@ class Client(ClusterAdmin):
             await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions)))
         finally:
             await self._brokers.close()
+            await asyncio.gather(*(producer.stop(Rest.DISCARD) for producer in self._producers))
             await self._lanes.close()
             await self._places.close()
             for task in self._background:
@@ -181,6 +185,36 @@ class Client(ClusterAdmin):
             is_idempotent=self.options.idempotent if idempotent is None else idempotent,
         )
         return await self._publisher.publish(topic, messages, options)
+
+    def batching_producer(
+        self,
+        topic: TopicLike,
+        *,
+        rules: BatchingRules | None = None,
+        on_failure: OnFailure | str = OnFailure.FAIL,
+        retry_seconds: float = 1.0,
+        publish_timeout_seconds: float | None = None,
+    ) -> BatchingProducer:
+        """Messages that are produced one by one are published in batches, by `rules`: so many, or after so long."""
+        options = BatchingOptions(
+            rules=rules or BatchingRules(),
+            on_failure=checked(on_failure, OnFailure),
+            retry_seconds=retry_seconds,
+            publish_timeout_seconds=publish_timeout_seconds,
+        )
+
+        async def publish(
+            topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
+        ) -> list[PublishAck | SulinaError]:
+            about = PublishOptions(
+                own_id=own_id, timeout_seconds=timeout_seconds, is_idempotent=self.options.idempotent
+            )
+            return await self._publisher.publish_each(topic, messages, about)
+
+        self._producers = [producer for producer in self._producers if not producer.is_stopped]
+        producer = BatchingProducer(publish, topic_text(topic), options)
+        self._producers.append(producer)
+        return producer
 
     async def publish_encoded(
         self,

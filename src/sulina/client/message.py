@@ -126,3 +126,12 @@ def _header_value(value: Any) -> bytes | None:
     if value is None:
         return None
     return value.encode() if isinstance(value, str) else bytes(memoryview(value))
+
+
+def stamp_ms(timestamp_ms: object, now_ms: int) -> int:
+    """A timestamp as it is stored; None: now. NotSerializable."""
+    if timestamp_ms is None:
+        return now_ms
+    if not isinstance(timestamp_ms, int):
+        raise NotSerializable(f"a timestamp is milliseconds since 1970, not {type(timestamp_ms).__qualname__}")
+    return timestamp_ms

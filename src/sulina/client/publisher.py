@@ -13,12 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from sulina.client.batches import BatchCodec
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_number, checked_text
 from sulina.client.lanes import Lanes, Sending
-from sulina.client.message import Message, header_pairs, key_bytes, value_bytes
+from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, value_bytes
 from sulina.client.publish_ack import PublishAck, PublishStatus, reject_reason
 from sulina.client.topics import KnownTopic, Topics
 from sulina.core.records import Headers
@@ -50,6 +51,7 @@ class PublishOptions:
     schema: Schema | str | None = None
     timeout_seconds: float | None = None
     is_idempotent: bool = True
+    own_id: str | None = None  # instead of one that the client makes, where it makes one
 
     def __post_init__(self) -> None:
         for what, number in (("partition", self.partition), ("expected_version", self.expected_version)):
@@ -87,7 +89,7 @@ class Columns:
                     values.append(value_bytes(message.value))
                     keys.append(key_bytes(message.key))
                     headers.append(header_pairs(message.headers))
-                    stamps.append(_stamp(message.timestamp_ms, now_ms))
+                    stamps.append(stamp_ms(message.timestamp_ms, now_ms))
                 else:
                     values.append(value_bytes(message))
                     keys.append(None)
@@ -113,29 +115,43 @@ class Columns:
         )
 
 
-def _stamp(timestamp_ms: object, now_ms: int) -> int:
-    if timestamp_ms is None:
-        return now_ms
-    if not isinstance(timestamp_ms, int):
-        raise NotSerializable(f"a timestamp is milliseconds since 1970, not {type(timestamp_ms).__qualname__}")
-    return timestamp_ms
-
-
-def by_partition(columns: Columns, partitions: int, keyless: int) -> dict[int, Columns]:
-    """Which records go where; those without a key go to `keyless`."""
-    if partitions == 1 or columns.keys is None:
-        return {keyless: columns}
+def by_partition(
+    keys: Sequence[bytes | None] | None, count: int, partitions: int, keyless: int
+) -> dict[int, Sequence[int]]:
+    """Which records go where, by their numbers; those without a key go to `keyless`."""
+    if partitions == 1 or keys is None:
+        return {keyless: range(count)}
     places: dict[bytes | None, int] = {None: keyless}
     numbers: dict[int, list[int]] = {}
-    for number, key in enumerate(columns.keys):
+    for number, key in enumerate(keys):
         place = places.get(key)
         if place is None:
             assert key is not None
             place = places[key] = partition_of(key, partitions)
         numbers.setdefault(place, []).append(number)
-    if len(numbers) == 1:
-        return {next(iter(numbers)): columns}
-    return {place: columns.rows(some) for place, some in numbers.items()}
+    return {**numbers}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records of a publish that went to one partition, by their numbers, and what the node said."""
+
+    numbers: Sequence[int]
+    answer: Published | SulinaError
+
+    def acks(self) -> list[PublishAck | SulinaError]:
+        """What each of its records is told."""
+        if isinstance(self.answer, SulinaError):
+            reason = reject_reason(self.answer)
+            return [self.answer if reason is None else PublishAck.rejected(self.answer)] * len(self.numbers)
+        base = self.answer.base_offset
+        return [
+            PublishAck(
+                PublishStatus.ACCEPTED,
+                parts=(replace(self.answer, base_offset=None if base is None else base + at, count=1),),
+            )
+            for at in range(len(self.numbers))
+        ]
 
 
 class Publisher:
@@ -156,14 +172,30 @@ class Publisher:
             columns = Columns.of(messages, int(time.time() * 1000))
         except SulinaError as error:
             return PublishAck.rejected(error)
+        return _ack([part.answer for part in await self._publish(name, columns, options)])
+
+    async def publish_each(
+        self, topic: str | TopicName, messages: Sequence[object], options: PublishOptions
+    ) -> list[PublishAck | SulinaError]:
+        """As `publish`, with what became of each of them."""
+        try:
+            name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+            columns = Columns.of(messages, int(time.time() * 1000))
+            parts = await self._publish(name, columns, options)
+        except SulinaError as error:
+            parts = [Part(range(len(messages)), error)]
+        found = {number: ack for part in parts for number, ack in zip(part.numbers, part.acks(), strict=True)}
+        return [found[number] for number in range(len(messages))]
+
+    async def _publish(self, name: TopicName, columns: Columns, options: PublishOptions) -> list[Part]:
         known = await self._topic(name, options)
-        answers = await self._attempt(known, columns, options)
-        if all(isinstance(answer, PartitionNotFound | TopicNotFound) for answer in answers):
+        parts = await self._attempt(known, columns, options)
+        if all(isinstance(part.answer, PartitionNotFound | TopicNotFound) for part in parts):
             # Nothing was written; what is known of the topic may be of its past.
             newer = await self._topic(name, options, known)
             if newer.topic_id != known.topic_id:
-                answers = await self._attempt(newer, columns, options)
-        return _ack(answers)
+                parts = await self._attempt(newer, columns, options)
+        return parts
 
     async def publish_encoded(
         self, topic: str | TopicName, partition: int, data: memoryview, options: PublishOptions
@@ -190,19 +222,25 @@ class Publisher:
     def _seconds(self, options: PublishOptions) -> float:
         return self._brokers.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
 
-    async def _attempt(
-        self, topic: KnownTopic, columns: Columns, options: PublishOptions
-    ) -> list[Published | SulinaError]:
+    async def _attempt(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> list[Part]:
         """What the node says to each part."""
         txn_id = options.txn_id
         if txn_id is None and options.is_idempotent and topic.remembers:
             self._count += 1
-            txn_id = f"{self._name}-{self._count}"
+            txn_id = options.own_id or f"{self._name}-{self._count}"
         try:
-            parts = [(place, self._encoded(part)) for place, part in self._parts(topic, columns, options).items()]
+            places = self._places(topic, columns, options)
+            parts = [
+                (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
+                for place, numbers in places.items()
+            ]
         except SulinaError as error:
-            return [error]
+            return [Part(range(len(columns.values)), error)]
         sendings = [self._sending(topic, *part, txn_id, options) for part in parts]
+        answers = await self._answers(sendings, options)
+        return [Part(numbers, answer) for numbers, answer in zip(places.values(), answers, strict=True)]
+
+    async def _answers(self, sendings: list[Sending], options: PublishOptions) -> list[Published | SulinaError]:
         if len(sendings) == 1:
             return [await self._answer(sendings[0], options)]
         for sending in sendings:  # before anybody else is
@@ -213,20 +251,21 @@ class Publisher:
             for sending in sendings:
                 sending.lane.leave(sending)
 
-    def _parts(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> dict[int, Columns]:
+    def _places(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> dict[int, Sequence[int]]:
+        count = len(columns.values)
         if options.partition is not None:
-            return {options.partition: columns}
-        if options.txn_id is not None:
-            keyless = partition_of(options.txn_id.encode(), topic.partitions)
+            return {options.partition: range(count)}
+        if (name := options.txn_id or options.own_id) is not None:
+            keyless = partition_of(name.encode(), topic.partitions)
         else:
             keyless = topic.next_turn()
-        parts = by_partition(columns, topic.partitions, keyless)
+        places = by_partition(columns.keys, count, topic.partitions, keyless)
         if options.expected_version is not None and topic.partitions > 1:
-            if len(parts) > 1:
-                raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(parts))))
+            if len(places) > 1:
+                raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(places))))
             if columns.keys is None:
                 raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
-        return parts
+        return places
 
     def _encoded(self, part: Columns) -> memoryview:
         data = self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers)

@@ -3,27 +3,27 @@
 Nothing is done here that `client` does not do.
 """
 
-import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sulina.client.admin import PolicyLike, SchemaLike
 from sulina.client.batches import take_from
+from sulina.client.batching_producer import BatchingProducer, OnFailure
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.client import Client
 from sulina.client.cluster_admin import UNLOAD_SECONDS, OnProgress
+from sulina.client.loop_thread import LoopThread, Run
 from sulina.client.message import Delivered, HeadersLike, Received
 from sulina.client.publish_ack import PublishAck
 from sulina.client.reader import Reader
 from sulina.client.subscription import Subscription
+from sulina.client.sync_batching import SyncBatchingProducer
+from sulina.core.batching import BatchingRules
 from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
 from sulina.core.topic import Delivery, Schema
-from sulina.errors import Disconnected
 from sulina.wire.messages import (
     BrokerInfo,
     ClusterInfo,
@@ -41,61 +41,6 @@ from sulina.wire.messages import (
 )
 
 T = TypeVar("T")
-
-
-class LoopThread:
-    """An event loop in a thread. `run` is for all other threads."""
-
-    def __init__(self) -> None:
-        self._is_running = threading.Event()
-        self._is_stopped = False  # no more work is taken
-        self._is_over = False  # nor done
-        self._waiting: set[Future[Any]] = set()
-        self._loop: asyncio.AbstractEventLoop
-        self._stopping: asyncio.Event
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="sulina-client", daemon=True)
-        self._thread.start()
-        self._is_running.wait()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
-        self._is_running.set()
-        await self._stopping.wait()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the work to be done; interrupting the wait ends the work."""
-        assert threading.current_thread() is not self._thread, "the thread of the loop cannot wait for itself"
-        future: Future[T] | None = None
-        try:
-            if self._is_stopped:
-                raise CancelledError
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-            self._waiting.add(future)
-            if self._is_over:  # nobody will do it, nor say so
-                future.cancel()
-            return future.result()
-        except (CancelledError, RuntimeError):
-            if not self._is_stopped:
-                raise
-            work.close()
-            raise Disconnected(url="anywhere", reason="the client is closed") from None
-        finally:
-            if future is not None:
-                future.cancel()
-                self._waiting.discard(future)
-
-    def stop(self) -> None:
-        """End the loop and the thread. Once."""
-        self._is_stopped = True
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
-        self._is_over = True
-        for future in list(self._waiting):  # that came too late for the loop to see it
-            future.cancel()
-
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class SyncDelivered(Received, frozen=True, eq=False):
@@ -326,6 +271,28 @@ class SyncClient:
                 idempotent=idempotent,
             )
         )
+
+    def batching_producer(
+        self,
+        topic: TopicLike,
+        *,
+        rules: BatchingRules | None = None,
+        on_failure: OnFailure | str = OnFailure.FAIL,
+        retry_seconds: float = 1.0,
+        publish_timeout_seconds: float | None = None,
+    ) -> SyncBatchingProducer:
+        """Messages that are produced one by one, by any thread, are published in batches."""
+
+        async def make() -> BatchingProducer:  # where its loop is
+            return self._client.batching_producer(
+                topic,
+                rules=rules,
+                on_failure=on_failure,
+                retry_seconds=retry_seconds,
+                publish_timeout_seconds=publish_timeout_seconds,
+            )
+
+        return SyncBatchingProducer(self._run(make()), self._thread.run)
 
     def publish_encoded(
         self,

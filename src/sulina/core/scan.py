@@ -17,6 +17,7 @@ from sulina.errors import InvalidName, InvalidSettings
 from sulina.types import Offset, PartitionName, TopicName
 
 SPLIT_BYTES = 32 << 20
+TASK_ROWS = 1 << 18  # of a batch of a stream
 _EARLIEST, _LATEST = -2, -1  # in JSON, as Kafka's users write them
 
 
@@ -215,6 +216,26 @@ def packed(wanted: Iterable[Range], *, bytes_max: int = SPLIT_BYTES) -> list[tup
         groups[-1].append(one)
         size_bytes += one.size_bytes
     return [tuple(group) for group in groups]
+
+
+def shares(
+    wanted: Mapping[PartitionName, tuple[int, int]], *, tasks_min: int | None = None, rows_max: int = TASK_ROWS
+) -> list[list[tuple[PartitionName, int, int]]]:
+    """Offsets in equal shares, a task each, in their order.
+
+    By their number alone: who divides the same offsets again gets the same tasks, wherever they are stored by then.
+    """
+    total = sum(end - start for start, end in wanted.values())
+    count = min(total, max(tasks_min or 1, -(-total // rows_max)))
+    found: list[list[tuple[PartitionName, int, int]]] = [[] for _ in range(count)]
+    task = taken = 0
+    for partition, (start, end) in wanted.items():
+        while start < end:
+            last = min(end, start + total * (task + 1) // count - taken)
+            found[task].append((partition, start, last))
+            taken, start = taken + last - start, last
+            task += taken == total * (task + 1) // count
+    return found
 
 
 def split_bytes(spans: Iterable[Span], wanted: Mapping[PartitionName, tuple[int, int]], tasks_min: int | None) -> int:

@@ -36,6 +36,7 @@ STATUSES: dict[type[SulinaError], HTTPStatus] = {
     errors.NoSubscribers: HTTPStatus.CONFLICT,
     errors.NotServing: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.NotOwner: HTTPStatus.TEMPORARY_REDIRECT,  # but 503 while the owner is not known
+    errors.ProducerStopped: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.Disconnected: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ProtocolError: HTTPStatus.BAD_REQUEST,
     errors.Compacted: HTTPStatus.SERVICE_UNAVAILABLE,

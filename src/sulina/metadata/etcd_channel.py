@@ -33,6 +33,7 @@ from sulina.metadata.etcd_settings import EtcdTls
 MESSAGE_BYTES_MAX = 64 << 20  # of one answer
 PAUSE_SECONDS_MIN = 0.02  # between tries, after all endpoints have failed
 PAUSE_SECONDS_MAX = 0.5
+RENEWALS_MAX = 3  # of a token, for one call: on a busy machine one may be old when it is used
 TRY_SECONDS_MIN = 0.2
 
 OPTIONS = [
@@ -302,16 +303,20 @@ class Endpoints:
     async def _with_token(
         self, endpoint: Endpoint, work: Callable[[Endpoint, float], Awaitable[Result]], deadline: float
     ) -> Result:
-        is_renewed = False
+        renewals = 0
         while True:
             token = await self._credentials.ensure(endpoint, self._seconds_left(deadline))
             try:
                 return await work(endpoint, self._seconds_left(deadline))
             except Refused as refused:
-                if self._credentials.user is None or is_renewed or not refused.wants_token:
+                if not self.may_renew(refused) or renewals == RENEWALS_MAX:
                     raise
             self._credentials.forget(token)
-            is_renewed = True
+            renewals += 1
+
+    def may_renew(self, refused: Refused) -> bool:
+        """Whether it was refused for its token alone, of which there can be another."""
+        return self._credentials.user is not None and refused.wants_token
 
     def _seconds_left(self, deadline: float) -> float:
         """For one try. Unanswered."""

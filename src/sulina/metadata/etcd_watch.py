@@ -93,7 +93,11 @@ class EtcdWatches:
             except Unanswered as failure:
                 _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
             except Refused as refused:
-                queue.fail(refused.as_error(self._endpoints.path))
+                if self._endpoints.may_renew(refused) and "permission denied" not in refused.details:
+                    # The next stream gets another token.
+                    _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, refused)
+                else:
+                    queue.fail(refused.as_error(self._endpoints.path))
             except Exception as error:  # noqa: BLE001
                 # Nobody waits for this task: without a word its reader would wait for ever.
                 queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))

@@ -49,6 +49,7 @@ from sulina.spark.audit_checks import (
     Rules,
     Sums,
     Suspect,
+    beginnings,
     check_commits,
     check_log,
     check_table,
@@ -98,12 +99,14 @@ class Audit:
     table: str | None = None
     quarantine: str | None = None  # what a silver table has put aside
     is_complete: bool = False  # a table that is behind is a finding
+    is_from_first: bool = False  # so is one that begins later than the log
     range_offsets: int = RANGE_OFFSETS
     _logs: Logs = field(init=False)
     _rules: Rules = field(init=False)
     _names: dict[int, PartitionName] = field(init=False, default_factory=dict)
     _audits: dict[int, PartitionAudit] = field(init=False, default_factory=dict)
     _findings: list[Finding] = field(init=False, default_factory=list)
+    _begins: dict[int, int] = field(init=False, default_factory=dict)  # the table's first row of each partition
 
     def run(self) -> AuditReport:
         """Read everything. TopicNotFound, TableNotFound, InvalidSettings, Disconnected; damage is not raised."""
@@ -121,12 +124,15 @@ class Audit:
         self._check_versions()
         table = self._table_sums(held)
         ends = frontiers(self._audits.values(), table) if table is not None else {}
+        self._begins = beginnings(self._audits.values(), table, self._rules) if table is not None else {}
         log = self._log_sums(ends)
         suspects: list[Suspect] = []
         for audit in self._audits.values():
             suspects += check_log(audit, log, self._rules)
             if table is not None:
-                suspects += check_table(audit, log, table, ends[audit.partition], self._rules)
+                suspects += check_table(
+                    audit, log, table, ends[audit.partition], self._rules, self._begins[audit.partition]
+                )
         if table is not None:
             suspects += check_unknown(table, self._names)
         self._findings += joined(self._closer(suspects, held if table is not None else None))
@@ -159,6 +165,7 @@ class Audit:
             range_offsets=range_size(sum(one.end - one.start for one in self._audits.values()), self.range_offsets),
             is_whole=is_whole,
             must_be_complete=self.is_complete,
+            must_begin_first=self.is_from_first,
             may_be_ahead=source.url is None and source.directory is None,
         )
 
@@ -184,7 +191,7 @@ class Audit:
     def _held(self) -> tuple[Held | None, int | None]:
         """TableNotFound, TableUnsupported, InvalidSettings."""
         if self.table is None:
-            if self.quarantine is not None or self.is_complete:
+            if self.quarantine is not None or self.is_complete or self.is_from_first:
                 raise InvalidSettings("say which table is to be compared with the log: --table TABLE")
             return None, None
         rows, version = self._load(self.table)
@@ -198,7 +205,7 @@ class Audit:
                 f"{self.table} cannot be compared with a log: a bronze table has the columns {', '.join(RAW_COLUMNS)}, "
                 f"a silver one has _partition and _offset"
             )
-        if self.is_complete:
+        if self.is_complete or self.is_from_first:
             raise InvalidSettings(f"{self.table} is a silver table, which may leave records out: it is never complete")
         found = _places(self._of_topic(rows, "_"), "_")
         if self.quarantine is not None:
@@ -318,7 +325,10 @@ class Audit:
         place = F.lit(int(Place.HELD))
         if ends:
             is_behind = F.col("offset") >= _looked_up(ends)
-            place = F.when(is_behind, F.lit(int(Place.BEHIND))).otherwise(place)
+            is_before = F.col("offset") < _looked_up(self._begins)
+            place = (
+                F.when(is_behind, F.lit(int(Place.BEHIND))).when(is_before, F.lit(int(Place.BEFORE))).otherwise(place)
+            )
         has_hash = bool(ends) and self._rules.is_whole
         return _sums(self._log(wanted, has_hash=has_hash), self._rules.range_offsets, place, has_hash=has_hash)
 
@@ -414,7 +424,7 @@ def _looked_up(by_partition: dict[int, int]) -> Column:
 
 def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRange:
     """By partition, range and place. Different offsets are counted by bits, 64 to a word: exactly, in little room."""
-    within = f"{int(Place.HELD)}, {int(Place.BEHIND)}"
+    within = f"{int(Place.HELD)}, {int(Place.BEHIND)}, {int(Place.BEFORE)}"
     placed = rows.withColumn("place", place)
     placed = placed.withColumn("range", F.expr(f"if(place in ({within}), offset div {size}, {OUTSIDE}L)"))
     placed = placed.withColumn("word", F.expr(f"offset div {WORD_BITS}"))

@@ -2,7 +2,8 @@
 
 - A range of offsets is told by its sums: how many records it has, how many different offsets, and checksums that do not
   depend on their order. Of n offsets that lie in a range of n, all different, each exists once: that is a proof.
-- A table is behind where the log goes on after its newest row. Whatever it lacks before that is a hole.
+- A table is behind where the log goes on after its newest row, and may begin later than the log does. Whatever it lacks
+  between its first row and its newest is a hole.
 - Ranges are half-open; sentences name the first and the last offset.
 """
 
@@ -72,6 +73,7 @@ class PartitionAudit(msgspec.Struct, kw_only=True):
     unread: list[Interval] = []  # because of damage, or because retention was quicker
     versions: int = 0  # commits that are kept
     table_records: int | None = None
+    begins: int | None = None  # the table's first record, where the log has earlier ones
     behind: int | None = None  # records after the table's newest one
     forgotten: int | None = None  # rows of records that the log has let go
     ahead: int | None = None  # rows past the end of an archive, which cannot be compared
@@ -98,6 +100,7 @@ class Place(IntEnum):
     BEHIND = 1  # of the log: the table has not come there yet
     FORGOTTEN = 2  # of the table: the log has let it go
     FOREIGN = 3  # of the table: the log never had it
+    BEFORE = 4  # of the log: the table begins later
 
 
 class Sums(NamedTuple):
@@ -150,6 +153,7 @@ class Rules:
     range_offsets: int = RANGE_OFFSETS
     is_whole: bool = True  # every record, as it was; else some of their offsets, each once
     must_be_complete: bool = False
+    must_begin_first: bool = False  # with the first record of the log
     may_be_ahead: bool = False  # the log is an archive, which is behind itself
 
 
@@ -265,7 +269,9 @@ def check_log(audit: PartitionAudit, found: ByRange, rules: Rules) -> list[Suspe
 def both(partition: int, number: int, found: ByRange) -> Sums:
     """What the log has of a range, whether the table has come there or not."""
     held = found.get((partition, number, Place.HELD), NOTHING)
-    return held.plus(found.get((partition, number, Place.BEHIND), NOTHING))
+    for place in (Place.BEHIND, Place.BEFORE):
+        held = held.plus(found.get((partition, number, place), NOTHING))
+    return held
 
 
 # The table
@@ -280,16 +286,32 @@ def frontiers(audits: Iterable[PartitionAudit], table: ByRange) -> dict[int, int
     return found
 
 
-def check_table(audit: PartitionAudit, log: ByRange, table: ByRange, frontier: int, rules: Rules) -> list[Suspect]:
-    """The table has what the log has, up to its newest row."""
+def beginnings(audits: Iterable[PartitionAudit], table: ByRange, rules: Rules) -> dict[int, int]:
+    """By partition, the first row of the table; the log's first record, where that is asked of it or it has none."""
+    found = {audit.partition: audit.start for audit in audits}
+    if rules.must_begin_first or not rules.is_whole:
+        return found
+    lowest: dict[int, int] = {}
+    for (partition, _, place), sums in table.items():
+        if place in (Place.HELD, Place.FORGOTTEN) and sums.low is not None:
+            lowest[partition] = min(sums.low, lowest.get(partition, sums.low))
+    return {partition: max(start, lowest.get(partition, start)) for partition, start in found.items()}
+
+
+def check_table(
+    audit: PartitionAudit, log: ByRange, table: ByRange, frontier: int, rules: Rules, begins: int | None = None
+) -> list[Suspect]:
+    """The table has what the log has, from its first row (`begins`) or the log's first record up to its newest row."""
     partition = audit.partition
+    first = audit.start if begins is None else begins
+    audit.begins = first if first > audit.start else None
     suspects: list[Suspect] = []
     forgotten = table.get((partition, OUTSIDE, Place.FORGOTTEN), NOTHING)
     audit.forgotten = forgotten.records
     if forgotten.low is not None and forgotten.high is not None:
         suspects += _repeats(partition, forgotten.low, forgotten.high + 1, forgotten)
     audit.table_records = 0
-    for number, start, end in _grid(audit.start, frontier, rules.range_offsets):
+    for number, start, end in _grid(first, frontier, rules.range_offsets):
         held = table.get((partition, number, Place.HELD), NOTHING)
         audit.table_records += held.records
         if not rules.is_whole:

@@ -2,18 +2,22 @@
 
 import os
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from sulina.client import ClientOptions, SyncClient, connecting
+if TYPE_CHECKING:
+    from sulina.client import SyncClient
 
 CLIENTS_MAX = 8
 TIMEOUT_SECONDS = 60.0  # brokers may be moving a partition, or be restarted
 
 
-def client_of(url: str) -> SyncClient:
+def client_of(url: str) -> "SyncClient":
     """Not to be closed by whoever asks."""
     return _client(url, os.getpid())
 
 
 @lru_cache(maxsize=CLIENTS_MAX)
-def _client(url: str, _process: int) -> SyncClient:  # a forked worker needs one of its own
+def _client(url: str, _process: int) -> "SyncClient":  # a forked worker needs one of its own
+    from sulina.client import ClientOptions, connecting  # which processes that only know tables do without
+
     return connecting(None, url=url, options=ClientOptions(timeout_seconds=TIMEOUT_SECONDS)).sync()

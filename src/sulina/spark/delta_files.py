@@ -21,6 +21,7 @@ from sulina.spark.delta_partitions import Values, folder_of, split
 from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_stats import Leaf, leaves, stats_json, with_nan
 from sulina.spark.errors import TableSchemaConflict
+from sulina.spark.steps import Step, step
 
 TARGET_BYTES = 128 << 20
 ROW_GROUP_BYTES = 32 << 20  # in Arrow's form
@@ -65,10 +66,13 @@ def write_files(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> list[NewF
     try:
         for batch in batches:
             writer.add(batch)
-        return writer.finish()
+        files = writer.finish()
     except BaseException:
         discard(plan.place, writer.done)
         raise
+    if files:
+        step(Step.FILES_WRITTEN, plan.place.location)
+    return files
 
 
 def discard(place: TablePlace, files: Sequence[NewFile]) -> None:

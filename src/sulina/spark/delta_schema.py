@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     CharType,
     DataType,
     DateType,
+    DayTimeIntervalType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -82,6 +83,9 @@ def _plain(kind: DataType, at: str) -> DataType:
         return StringType()
     if isinstance(kind, _SIMPLE):
         return kind
+    if isinstance(kind, DayTimeIntervalType):
+        how = f"cast(cast({at} as interval second) as decimal(20, 6))"
+        raise InvalidSettings(f"column {at} is a length of time, which no table has: keep its seconds, {how}")
     raise InvalidSettings(f"column {at} is {kind.simpleString()}, which no table has here: cast it, or leave it out")
 
 

@@ -3,6 +3,8 @@
 A stream's offset is the newest version whose files it has read. `files` counts those of the version after it, where a
 batch ended in the midst of one. `snapshot` says that the stream is still at its beginning: it first reads all files of
 that version, as if they had come with one commit.
+
+A stream with a name (option `reader`) says at the table how far it is, and a vacuum keeps what it has not read.
 """
 
 from collections import OrderedDict
@@ -34,6 +36,7 @@ from sulina.spark.delta_log import (
 )
 from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_pruning import pruned
+from sulina.spark.delta_readers import ReaderFile, check_reader
 from sulina.spark.delta_scan import FilePiece, ScanPlan, divided, read_pieces
 from sulina.spark.delta_schema import arrow_schema
 from sulina.spark.delta_sink import DeltaStreamWriter, DeltaWriter, SinkOptions
@@ -42,7 +45,7 @@ from sulina.spark.options import Options
 
 READ_OPTIONS = (
     "path", "objectsEndpoint", "version", "timestamp", "columns", "minPartitions", "startingVersion",
-    "maxFilesPerTrigger", "ignoreChanges",
+    "maxFilesPerTrigger", "ignoreChanges", "reader",
 )  # fmt: skip
 LATEST = "latest"
 ENTRIES_MAX = 256  # commits that a stream remembers
@@ -73,13 +76,16 @@ class DeltaReadOptions:
     starting: str | None
     files_max: int | None
     ignore_changes: bool
+    reader: str | None = None  # the name under which a stream says how far it is
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "DeltaReadOptions":
-        """InvalidSettings."""
+        """InvalidSettings, InvalidName."""
         options = Options(given, READ_OPTIONS)
         version, timestamp = options.text("version"), options.text("timestamp")
-        starting = options.text("startingVersion")
+        starting, reader = options.text("startingVersion"), options.text("reader")
+        if reader is not None:
+            check_reader(reader)
         if version is not None and timestamp is not None:
             raise InvalidSettings("say one of version, timestamp")
         given_versions = {"version": version, "startingVersion": None if starting == LATEST else starting}
@@ -95,6 +101,7 @@ class DeltaReadOptions:
             starting=None if starting is None else starting.strip(),
             files_max=options.count("maxFilesPerTrigger"),
             ignore_changes=options.flag("ignoreChanges", otherwise=False),
+            reader=reader,
         )
 
     def schema(self, of_table: StructType) -> StructType:
@@ -213,6 +220,8 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None  # where a query ends that reads what is there now
         self._entries: OrderedDict[int, tuple[TableFile, ...]] = OrderedDict()
         self._first: tuple[int, list[TableFile]] | None = None
+        name = self._options.reader
+        self._reader = None if name is None else ReaderFile(self._options.place, name)
 
     def __getstate__(self) -> Mapping[str, Any]:
         return {"_options": self._options, "_schema": self._schema}  # executors need no more
@@ -235,6 +244,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._options.files_max is None else ReadMaxFiles(self._options.files_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._enter(StreamOffset.of(start))
         newest = self._newest().version() if self._target is None else self._target
         files_max = self._options.files_max if not isinstance(limit, ReadAllAvailable) else None
         return self._next(StreamOffset.of(start), newest, files_max).to_json()
@@ -244,6 +254,16 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._newest().version()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark calls this when it plans the batch after the one that ended there."""
+        if self._reader is not None:
+            at = StreamOffset.of(end)
+            self._reader.write(at.version, at.snapshot)
+
+    def _enter(self, at: StreamOffset) -> None:
+        if self._reader is not None:
+            self._reader.enter(at.version, at.snapshot)
 
     def _next(self, at: StreamOffset, newest: int, files_max: int | None) -> StreamOffset:
         if files_max is None:
@@ -261,6 +281,10 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         at, last = StreamOffset.of(start), StreamOffset.of(end)
+        self._enter(at)
+        if at.snapshot is not None and last.snapshot is None and at.snapshot > last.version:
+            # The first batch once more, after a restart: Spark asks anew where it begins, and the table has grown.
+            at = StreamOffset(at.version, snapshot=last.version)
         files: list[TableFile] = []
         while at.version < last.version:
             files += self._following(at)[at.files :]

@@ -25,6 +25,7 @@ from sulina.spark.delta_log import check_writable, find_table, read_commit, sche
 from sulina.spark.delta_place import LOG_FOLDER, TablePlace
 from sulina.spark.delta_schema import arrow_schema, check_partition_columns, fit, table_schema
 from sulina.spark.errors import TableFailed, TableSchemaConflict
+from sulina.spark.steps import Step, step
 
 ATTEMPTS_MAX = 20
 DELTA_RETRIES_MAX = 100  # of an append that other appends overtake
@@ -82,14 +83,18 @@ def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, ver
         table = find_table(to.place)
         newest = table.version() if table is not None else -1
         since = newest if since is None else since
-        if failure is not None and (ours := _version_with(to.place, files, since, newest)) is not None:
+        if failure is not None and (ours := version_with(to.place, files, since, newest)) is not None:
             return Committed(ours, True)  # an attempt that seemed to fail did not
         if table is not None and app is not None and _has_transaction(table, app, version):
+            step(Step.COMMIT_FOUND, to.place.location)
             return _found_there(to.place, files, since, table)
-        if table is not None and not files and not to.overwrite:
+        if table is not None and not files and not to.overwrite and to.user_metadata is None:
             return Committed(newest, False)
         try:
-            return Committed(_attempt(to, table, files, app, version), True)
+            step(Step.COMMIT_BEGUN, to.place.location)
+            made = _attempt(to, table, files, app, version)
+            step(Step.COMMIT_DONE, to.place.location)
+            return Committed(made, True)
         except (InvalidInput, TableSchemaConflict):
             if failure is None:
                 discard(to.place, files)
@@ -108,14 +113,14 @@ def _has_transaction(table: DeltaTable, app: str, version: int) -> bool:
 
 def _found_there(place: TablePlace, files: Sequence[NewFile], since: int, table: DeltaTable) -> Committed:
     """Somebody has committed the same: we, in an attempt that seemed to fail, or another process."""
-    ours = _version_with(place, files, since, table.version())
+    ours = version_with(place, files, since, table.version())
     if ours is not None:
         return Committed(ours, True)
     discard(place, files)
     return Committed(table.version(), False)
 
 
-def _version_with(place: TablePlace, files: Sequence[NewFile], since: int, newest: int) -> int | None:
+def version_with(place: TablePlace, files: Sequence[NewFile], since: int, newest: int) -> int | None:
     """Which version after `since` has one of these files. All of a commit's files are in one."""
     paths = {file.path for file in files[:1]}
     for version in range(since + 1, newest + 1) if paths else ():
@@ -152,7 +157,7 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
     shape = _shape(to, table)
     properties = CommitProperties(
         app_transactions=[] if app is None else [Transaction(app, version)],
-        max_commit_retries=0 if table is None else DELTA_RETRIES_MAX,
+        max_commit_retries=0 if table is None or to.overwrite else DELTA_RETRIES_MAX,
         custom_metadata=None if to.user_metadata is None else {"userMetadata": to.user_metadata},
     )
     actions: list[AddAction | RemoveAction] = [_add(file) for file in files]
@@ -167,7 +172,7 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
             storage_options=to.place.storage_options(),
             commit_properties=properties,
         )
-        _make_durable(to.place, 0)
+        make_durable(to.place, 0)
         return 0
     if shape.added and not to.overwrite:
         table.alter.add_columns(list(shape.added))
@@ -182,8 +187,8 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
     before = table.version()
     table.update_incremental()
     newest = table.version()
-    made = None if newest == before + 1 else _version_with(to.place, files, before, newest)
-    _make_durable(to.place, newest if made is None else made)
+    made = None if newest == before + 1 else version_with(to.place, files, before, newest)
+    make_durable(to.place, newest if made is None else made)
     return newest if made is None else made
 
 
@@ -195,7 +200,7 @@ def _schema(schema: StructType) -> Schema:
     return Schema.from_json(schema.json())
 
 
-def _make_durable(place: TablePlace, version: int) -> None:
+def make_durable(place: TablePlace, version: int) -> None:
     """delta-rs leaves that to the system. A commit that is torn by a loss of power would take the table along."""
     if place.directory is None:
         return

@@ -44,6 +44,32 @@ class TableSchemaConflict(Conflict):
         self.table, self.columns, self.reason = table, columns, reason
 
 
+class MaintenanceBusy(Conflict):
+    """Somebody else compacts or vacuums the table. Nothing was done; try again later."""
+
+    retryable = True
+
+    def __init__(self, *, table: str, holder: str, until: str) -> None:
+        super().__init__(
+            f"table {table} is held for maintenance by {holder} until {until}, or for as long as that goes on: "
+            f"try again later"
+        )
+        self.table, self.holder, self.until = table, holder, until
+
+
+class MaintenanceFenced(Conflict):
+    """Another maintainer took over, because this one was away for too long. What it had committed is there."""
+
+    retryable = True
+
+    def __init__(self, *, table: str, ours: int, current: int) -> None:
+        super().__init__(
+            f"table {table}: maintenance {ours} was away for too long, and {current} took over: nothing is lost, "
+            f"what is left to do can be done again"
+        )
+        self.table, self.ours, self.current = table, ours, current
+
+
 class TableNotFound(NotFound):
     """There is no Delta table there."""
 
@@ -71,6 +97,15 @@ class TableRewritten(NotAvailable):
             f"set ignoreChanges=true to read what it added, or begin again with a new checkpoint"
         )
         self.table, self.version, self.operation = table, version, operation
+
+
+class BatchUnfinished(NotAvailable):
+    """The stream of a table has not come to where it must be first. Nothing was read or written."""
+
+    def __init__(self, *, table: str, batch: int | None) -> None:
+        what = "has not begun" if batch is None else f"has not finished its batch {batch}, and nobody seems to be at it"
+        super().__init__(f"the stream of table {table} {what}: run the pipeline, then try again")
+        self.table, self.batch = table, batch
 
 
 class TableFailed(SulinaError):

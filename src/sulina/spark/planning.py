@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sulina.core.position import At
-from sulina.core.scan import Positions, Range, Span, limited, packed, ranges, split_bytes
+from sulina.core.scan import Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.errors import OffsetOutOfRange
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import Logs, open_logs
@@ -89,14 +89,20 @@ class Planner:
         return {**start, **ends}  # a partition that was there before is remembered, whatever the listing says
 
     def between(self, start: Offsets, end: Offsets) -> Tasks:
-        """A batch."""
+        """A batch. Replayed, it has the same tasks, wherever its records lie by then: sinks know tasks by number."""
         self.logs.partitions()
         wanted: dict[PartitionName, tuple[int, int]] = {}
         for partition, last in end.items():
             first = start[partition] if partition in start else self.logs.bounds(partition)[0]
             if first < last:
                 wanted[partition] = (first, last)
-        return self.tasks(wanted)
+        spans = {partition: self.logs.span(partition) for partition in wanted}
+        for partition, span in spans.items():
+            self._check_kept(span, wanted[partition][0])
+        return [
+            tuple(one for partition, first, last in share for one in ranges(spans[partition], first, last))
+            for share in shares(wanted, tasks_min=self.options.tasks_min)
+        ]
 
 
 def _ranges(spans: Iterable[Span], wanted: Mapping[PartitionName, tuple[int, int]], size: int) -> Iterable[Range]:

@@ -1,18 +1,31 @@
 """A SparkSession that is set up for topics and tables, wherever it runs.
 
-`local[*]` unless told; `spark://…`, `yarn`, `k8s://…` by `master`, a Spark Connect server by `remote`. Executors need
-the wheel and nothing else. What a user has set already, in code or in `spark-defaults.conf`, is left as it is.
+`local[*]` unless told; a standalone cluster by `master="spark://…"`, a Spark Connect server by `remote="sc://…"`: the
+tests run on these three. Other masters (`yarn`, `k8s://…`) are passed to Spark as they are, and nobody has tried them.
+
+Executors need this package and PySpark, in the interpreter that `PYSPARK_PYTHON` names; nothing else. What a user has
+set, in `settings` or in `spark-defaults.conf`, is left as it is.
 """
 
+import contextlib
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
 
+from pyspark import SparkContext
+from pyspark.errors import PySparkException, PySparkImportError
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
+from sulina.errors import InvalidSettings
 from sulina.spark.errors import SparkUnavailable
+from sulina.spark.quiet_start import holding_back
 
 LOCAL = "local[*]"
 SETTINGS = {
@@ -23,18 +36,26 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # Rows become Arrow for Python so many at a time. With a bound of bytes as well, Spark adds up what all columns hold
+    # after each row, which takes more than half of the time of writing a table.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.session.timeZone": "UTC",
     "spark.python.daemon.module": "sulina.spark.daemon",  # whose workers have nothing to import
 }
-LOCAL_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+LOOPBACK_SETTINGS = {  # where all that this driver speaks to is on this machine
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+}
+LOCAL_SETTINGS = LOOPBACK_SETTINGS | {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
 }
 JAVA_MIN = 17
+CONNECT_SECONDS_MAX = 10.0
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 def session(
@@ -43,21 +64,105 @@ def session(
     master: str | None = None,
     remote: str | None = None,
     settings: Mapping[str, str] | None = None,
+    is_quiet: bool = False,
 ) -> SparkSession:
-    """The session of this process, made if there is none. SparkUnavailable says what is missing."""
+    """The session of this process, made if there is none.
+
+    Where neither `master` nor `remote` is given, SPARK_REMOTE says it, or SPARK_MASTER. With `is_quiet`, what Java says
+    while it starts is shown only if it does not.
+
+    SparkUnavailable says what is missing, InvalidSettings what contradicts.
+    """
+    if master is None and remote is None:
+        remote = os.environ.get("SPARK_REMOTE")
+    elif master is not None and (remote is not None or "SPARK_REMOTE" in os.environ):
+        raise InvalidSettings(f"Spark is at {master} or at {remote or '$SPARK_REMOTE'}: say one of them")
     if remote is not None:
-        builder = SparkSession.builder.remote(remote).appName(name)
-        defaults = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.python")}
-    else:
-        check_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        chosen = master or os.environ.get("SPARK_MASTER") or LOCAL
-        builder = SparkSession.builder.master(chosen).appName(name)
-        defaults = SETTINGS | (LOCAL_SETTINGS if chosen.startswith("local") else {})
-    for key, value in (defaults | dict(settings or {})).items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+        return _connected(name, remote, settings or {})
+    check_java()
+    chosen = master or os.environ.get("SPARK_MASTER") or LOCAL
+    given = settings_for(chosen) | dict(settings or {})
+    if is_quiet:
+        level = "ERROR" if chosen.startswith("local") else "WARN"  # such as that a cluster has nothing to spare
+        given = {"spark.log.level": level, "spark.ui.showConsoleProgress": "false"} | given
+    _check_reached(chosen)
+    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    given = {"spark.master": chosen, "spark.app.name": name, **given}
+    try:
+        with holding_back(given) if is_quiet else contextlib.nullcontext():
+            spark = SparkSession.builder.config(map={**given}).getOrCreate()
+    except PySparkException as error:
+        raise SparkUnavailable(f"Spark did not start at {chosen}: {error}") from error
+    if chosen.startswith("local"):
+        _share_workers(spark.sparkContext)
+    return spark
+
+
+def _share_workers(context: SparkContext) -> None:
+    """Let functions of this driver run in the Python processes that Spark has for sources it finds by itself.
+
+    Spark keeps processes apart by the environment they were asked for with. It asks for these with its own path, and
+    for those with a seed of hashes, which on one machine all have anyway. A daemon takes seconds to start.
+    """
+    if context.environment == {"PYTHONHASHSEED": "0"}:  # a user has set nothing else
+        java: Any = context._jvm  # noqa: SLF001 - there is no other way to ask
+        paths = (java.org.apache.spark.api.python.PythonUtils.sparkPythonPath(), os.environ.get("PYTHONPATH"))
+        context.environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def settings_for(master: str) -> dict[str, str]:
+    """What we set for a master, less what the user's own `spark-defaults.conf` says."""
+    ours = dict(SETTINGS)
+    if master.startswith("local"):
+        ours |= LOCAL_SETTINGS
+    elif {host for host, _port in _hosts(master)} & _LOOPBACK:
+        ours |= LOOPBACK_SETTINGS
+    theirs = _user_defaults()
+    return {key: value for key, value in ours.items() if key not in theirs}
+
+
+def _user_defaults() -> set[str]:
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    try:
+        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except OSError:
+        return set()
+    return {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}
+
+
+def _connected(name: str, remote: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of a Spark Connect server. Only settings of SQL are a session's own: others are the server's."""
+    _check_reached(remote)
+    given = {key: value for key, value in (SETTINGS | dict(settings)).items() if key.startswith("spark.sql.")}
+    try:
+        return SparkSession.builder.remote(remote).appName(name).config(map={**given}).getOrCreate()
+    except PySparkImportError as error:
+        raise SparkUnavailable(f"{error}: pip install 'sulina[connect]'") from None
+    except PySparkException as error:
+        raise SparkUnavailable(f"{remote} does not answer as a Spark Connect server: {error}") from error
+
+
+def _check_reached(address: str) -> None:
+    """Whether somebody listens there: Spark itself would try for minutes. SparkUnavailable."""
+    hosts = list(_hosts(address))
+    for host, port in hosts:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), CONNECT_SECONDS_MAX):
+            return
+    if hosts:
+        raise SparkUnavailable(f"nobody listens at {address}: is Spark running there?")
+
+
+def _hosts(address: str) -> Iterator[tuple[str, int]]:
+    """Of `spark://a:1,b:2` and `sc://a:1/;…`; none of other masters."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("spark", "sc"):
+        return
+    for one in parts.netloc.split(","):
+        host, _, port = one.rpartition(":") if not one.endswith("]") and ":" in one else (one, "", "")
+        default = 7077 if parts.scheme == "spark" else 15002
+        yield host.strip("[]"), int(port) if port.isdecimal() else default
 
 
 def check_java() -> str:

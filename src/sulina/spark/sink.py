@@ -32,6 +32,7 @@ from sulina.errors import InvalidSettings
 from sulina.spark.clients import client_of
 from sulina.spark.errors import SinkDiverged
 from sulina.spark.options import Options
+from sulina.spark.steps import Step, step
 from sulina.types import TopicName
 
 WRITE_OPTIONS = ("url", "topic", "txn", "codec")
@@ -107,7 +108,7 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
         return _Publishing(self._options, f"{query}/{batch}").write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        pass
+        step(Step.PUBLISH_ALL_DONE, self._options.topic or "")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         pass
@@ -191,6 +192,7 @@ class _Publishing:
         if published.count != rows:
             raise SinkDiverged(topic=topic, partition=partition, txn_id=txn_id, ours=rows, theirs=published.count)
         self._parts += 1
+        step(Step.PUBLISH_DONE, topic)
 
 
 class _Part:

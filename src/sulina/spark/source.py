@@ -34,6 +34,7 @@ from sulina.spark.planning import Offsets, Planner, Tasks, from_json, to_json
 from sulina.spark.schema import data_ddl, ddl
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.sources import Source
+from sulina.spark.steps import Step, step
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max=self._options.rows_max if is_limited else None,
             bytes_max=self._options.bytes_max if is_limited else None,
         )
+        step(Step.SOURCE_ENDED)
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -181,7 +183,9 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner = self._planning()
-        return _tasks(planner.between(from_json(start), from_json(end)), planner.logs.source())
+        found = _tasks(planner.between(from_json(start), from_json(end)), planner.logs.source())
+        step(Step.SOURCE_PLANNED)
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._decoder)

@@ -5,7 +5,7 @@ nothing else, whether a broker runs or not, and every byte is checked.
 """
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -94,17 +94,26 @@ def _cache() -> ArchiveCache:
 
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="sulina-archive")
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="sulina-read")
 
 
 class _AtBroker:
-    """The hot tail, from whoever owns the partition now."""
+    """The hot tail, from whoever owns the partition now. While some of it is decoded, the next is on its way."""
 
     def __init__(self, url: str, wanted: Range) -> None:
         self._client = client_of(url)
         self._topic, self._partition = wanted.partition.topic, wanted.partition.partition
+        self._end = wanted.end
+        self._next: tuple[Offset, Future[tuple[memoryview, Offset]]] | None = None
 
     def read(self, offset: Offset) -> tuple[memoryview, Offset]:
+        asked, self._next = self._next, None
+        data, following = asked[1].result() if asked is not None and asked[0] == offset else self._fetch(offset)
+        if offset < following < self._end:
+            self._next = following, _threads().submit(self._fetch, following)
+        return data, following
+
+    def _fetch(self, offset: Offset) -> tuple[memoryview, Offset]:
         found = self._client.fetch(self._topic, self._partition, offset, max_bytes=READ_BYTES)
         return found.data, Offset(found.next_offset)
 

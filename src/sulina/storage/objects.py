@@ -73,7 +73,7 @@ class Objects(Protocol):
         ...
 
     def list(self, prefix: str) -> list[Listed]:
-        """Everything below `prefix`, which is a folder, in any order."""
+        """Everything below `prefix`, which is a folder, or everything where it is empty; in any order."""
         ...
 
     def folders(self, prefix: str = "") -> Names:
@@ -194,11 +194,11 @@ class CloudObjects:
     def list(self, prefix: str) -> list[Listed]:
         import obstore
 
-        start = f"{prefix}/"
+        start = f"{prefix}/" if prefix else ""
         with failing_at(f"{self.location}/{prefix}"):
             return [
                 Listed(entry["path"].removeprefix(start), entry["size"], entry["last_modified"].timestamp())
-                for page in obstore.list(self._large, start)
+                for page in obstore.list(self._large, start or None)
                 for entry in page
             ]
 
@@ -292,7 +292,7 @@ class DirectoryObjects:
 
     def list(self, prefix: str) -> list[Listed]:
         found: list[Listed] = []
-        top = f"{self._root}/{prefix}"
+        top = f"{self._root}/{prefix}".rstrip("/")
         with _disk_failing_at(top):
             for folder, _, names in os.walk(top):
                 for name in names:

@@ -1,4 +1,7 @@
-"""`sulina demo`: a node at work, live. It is filled, read, killed in the middle, and what was acked is still there."""
+"""`sulina demo`: a node at work, live. It is filled, read, killed in the middle, and what was acked is still there.
+
+Then a pipeline makes tables of it, while more comes, and a question is asked of them.
+"""
 
 import asyncio
 import contextlib
@@ -8,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
@@ -19,6 +23,7 @@ from sulina.errors import InvalidSettings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from sulina.cli.demo.tables import Pipeline, Revenue
     from sulina.client import Client
 
 KILL_AT = 0.4  # of the time that the demo has
@@ -33,6 +38,7 @@ def demo(
     seconds: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 12,
     rate: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=50_000))] = 1000,
     data: str | None = None,
+    no_tables: bool = False,
     exit_: Annotated[bool, Parameter(name="--exit")] = False,
     svg: str | None = None,
     json: bool = False,
@@ -46,7 +52,10 @@ def demo(
     rate
         Records a second.
     data
-        A new directory for the node's data, which is kept; without it a temporary one, which is not.
+        A new directory for all of it (node, tables, pipeline.toml), which is kept; without it a temporary one, which
+        is not.
+    no_tables
+        Leave out the Delta Lake tables that a pipeline on Spark makes at the end.
     exit_
         End after the summary, instead of serving on. So it is where standard output is not a terminal.
     svg
@@ -58,8 +67,9 @@ def demo(
         raise InvalidSettings(f"--data {data}: the demo begins with nothing, and this is not an empty directory")
     root = tempfile.mkdtemp(prefix="sulina-demo-") if data is None else data
     serves_on = sys.stdout.isatty() and not exit_ and not json
-    show = Show(seconds=seconds, rate=rate, data=f"{root}/data" if data is None else data, serves_on=serves_on)
+    show = Show(seconds=seconds, rate=rate, root=Path(root).absolute(), serves_on=serves_on)
     show.is_silent = json
+    show.has_tables = not no_tables
     show.svg = svg
     try:
         return asyncio.run(show.run())
@@ -73,17 +83,21 @@ def demo(
 class Show:
     """The demo from its start to its end."""
 
-    def __init__(self, *, seconds: float, rate: float, data: str, serves_on: bool) -> None:
+    def __init__(self, *, seconds: float, rate: float, root: Path, serves_on: bool) -> None:
         from sulina.cli.demo.node import ANY_PORT, ChildNode, usual_address
         from sulina.cli.demo.tally import Tally
 
-        os.makedirs(data, exist_ok=True)
+        (root / "node").mkdir(parents=True, exist_ok=True)
         self.is_silent = False  # but for the summary as JSON
+        self.has_tables = True
         self.svg: str | None = None
         self._seconds, self._rate = seconds, rate
         self._until = seconds
         self._serves_on = serves_on
-        self._node = ChildNode(os.path.abspath(data), usual_address() if serves_on else ANY_PORT)
+        self._root = root
+        self._pipeline: Pipeline | None = None
+        self._answer: list[Revenue] = []
+        self._node = ChildNode(str(root / "node"), usual_address() if serves_on else ANY_PORT)
         self._tally = Tally()
         self._ending = asyncio.Event()
         self._interrupted = asyncio.Event()
@@ -106,6 +120,8 @@ class Show:
                 await self._interrupted.wait()
             return 1 if faults else 0
         finally:
+            if self._pipeline is not None:
+                await self._pipeline.stop()
             await self._node.stop()
 
     def _handle_signals(self) -> None:
@@ -129,7 +145,7 @@ class Show:
         from sulina.cli.demo import traffic
         from sulina.cli.demo.tally import Tally
 
-        await client.create_topic(traffic.TOPIC, partitions=traffic.PARTITIONS)
+        await client.create_topic(traffic.TOPIC, partitions=traffic.PARTITIONS, schema=traffic.SCHEMA)
         self._tally = tally = Tally()
         self._note(f"node started in {self._node.start_seconds:.1f} s")
         with self._drawing() as draw:
@@ -144,17 +160,48 @@ class Show:
                 drawer = tasks.create_task(self._draw(draw), name="drawer")
                 await self._kill_in_the_middle()
                 await self._wait_ending(self._remaining())
+                await self._begin_tables()
                 self._ending.set()
                 tally.freeze()
                 await asyncio.gather(*lanes)
                 await traffic.wait_drained(tally)
                 consumer.cancel()
+                faults = await self._end_tables()
                 drawer.cancel()
             stored = await traffic.read_all(client)
-            faults = tally.faults(stored)
+            faults += tally.faults(stored)
             self._note("every record was read again from the log, and checked")
             draw()
         return faults
+
+    async def _begin_tables(self) -> None:
+        """A pipeline beside the traffic, until its tables are there."""
+        from sulina.cli.demo.tables import Pipeline, why_not
+
+        if not self.has_tables or self._ending.is_set():
+            return
+        if (reason := await asyncio.to_thread(why_not)) is not None:
+            self._note(f"no tables: {reason}")
+            return
+        self._tally.is_steady = False  # Spark's start takes all cores
+        self._until = self._tally.seconds
+        self._pipeline = Pipeline(self._root, self._node.url)
+        await self._pipeline.start()
+        self._note("Spark starts, and makes Delta Lake tables of the topic while it grows")
+        await self._pipeline.wait_for_tables()
+        self._note("tables are there, and grow")
+
+    async def _end_tables(self) -> list[str]:
+        """Ask the last of them. What is wrong."""
+        if self._pipeline is None:
+            return []
+        acked = self._tally.acked.total
+        self._answer = await self._pipeline.answer(acked)
+        orders = sum(row.orders for row in self._answer)
+        if orders != acked:
+            return [f"the tables have {orders:,} orders, and {acked:,} were acked"]
+        self._note(f"the tables have all {acked:,} orders, each once")
+        return []
 
     async def _kill_in_the_middle(self) -> None:
         """kill -9, and a new process on the same data and port. The client is not told."""
@@ -213,7 +260,8 @@ class Show:
     def _screen(self) -> "RenderableType":
         from sulina.cli.demo import view
 
-        return view.screen(self._node, self._tally, remaining=self._remaining())
+        tables = self._pipeline.progress if self._pipeline is not None else []
+        return view.screen(self._node, self._tally, tables, remaining=self._remaining())
 
     def _remaining(self) -> float | None:
         return self._until - self._tally.seconds if self._seconds else None
@@ -229,10 +277,11 @@ class Show:
         from sulina.cli.demo import view
 
         if self.is_silent:
-            terminal.print_json(view.summary(self._node, self._tally, faults))
+            terminal.print_json(view.summary(self._node, self._tally, self._answer, faults))
         else:
-            terminal.out().print(view.verdict(self._node, self._tally, faults))
+            terminal.out().print(view.verdict(self._node, self._tally, self._answer, faults))
             if self._serves_on and not self._interrupted.is_set():
-                terminal.out().print(view.next_steps(self._node.url, terminal.program()))
+                pipeline = self._pipeline.file if self._pipeline is not None else None
+                terminal.out().print(view.next_steps(self._node.url, terminal.program(), pipeline))
         if self.svg:
-            view.save_svg(self.svg, self._screen(), view.verdict(self._node, self._tally, faults))
+            view.save_svg(self.svg, self._screen(), view.verdict(self._node, self._tally, self._answer, faults))

@@ -22,6 +22,20 @@ LANES = 8
 RECORDS_A_BATCH = 5
 DRAIN_SECONDS_MAX = 15.0
 SAMPLE_SECONDS = 0.17  # out of step with the batches
+SCHEMA = {
+    "kind": "json",
+    "definition": {
+        "type": "object",
+        "properties": {
+            "lane": {"type": "integer"},
+            "number": {"type": "integer"},
+            "sent_ns": {"type": "integer"},
+            "item": {"type": "string"},
+            "amount": {"type": "number"},
+        },
+        "required": ["lane", "number", "item", "amount"],
+    },
+}
 ITEMS = ("oars", "rope", "nets", "lanterns", "maps", "anchors", "salt", "boots")
 
 _encode = msgspec.json.Encoder().encode

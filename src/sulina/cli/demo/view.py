@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sulina.cli import terminal
 from sulina.cli.demo.node import ChildNode
+from sulina.cli.demo.tables import Revenue
 from sulina.cli.demo.tally import Tally
 from sulina.cli.demo.traffic import PARTITIONS, SUBSCRIPTION, TOPIC
 from sulina.cli.remote import DEFAULT_URL
@@ -19,10 +20,19 @@ from sulina.cli.remote import DEFAULT_URL
 WIDTH_MAX = 100
 
 
-def screen(node: ChildNode, tally: Tally, *, remaining: float | None) -> RenderableType:
+def screen(node: ChildNode, tally: Tally, tables: list[dict[str, Any]], *, remaining: float | None) -> RenderableType:
     """Everything, as it is now."""
     ending = "Ctrl-C ends" if remaining is None else "over" if remaining <= 0 else f"{remaining:.0f} s"
-    body = Group(_facts(node, tally), Text(), _partitions(tally), Text(), _recent(tally), Text(), _events(tally))
+    body = Group(
+        _facts(node, tally),
+        Text(),
+        _partitions(tally),
+        Text(),
+        _recent(tally),
+        Text(),
+        *_tables(tables),
+        _events(tally),
+    )
     return Panel(
         body,
         title=f"[bold]Sulina[/bold] [dim]{TOPIC}[/dim]",
@@ -42,7 +52,7 @@ def line(node: ChildNode, tally: Tally) -> str:
     )
 
 
-def verdict(node: ChildNode, tally: Tally, faults: list[str]) -> RenderableType:
+def verdict(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[str]) -> RenderableType:
     """What was shown, in words."""
     if faults:
         return Group(*(Text.assemble(("✗ ", "bold red"), fault) for fault in faults))
@@ -60,10 +70,16 @@ def verdict(node: ChildNode, tally: Tally, faults: list[str]) -> RenderableType:
             f"kill -9 in the middle: nothing lost, nothing stored twice; an ack took {tally.longest_ack_seconds:.1f} s "
             "at most",
         )
-    return Group(*(Text.assemble(("✓ ", "bold green"), text) for text in lines))
+    if answer:
+        lines.append("bronze, silver and gold Delta Lake tables have every record once; the gold one says:")
+    told: list[RenderableType] = [Text.assemble(("✓ ", "bold green"), text) for text in lines]
+    if answer:
+        rows = [(row.item, f"{row.orders:,}", f"{row.revenue:,.2f}") for row in answer]
+        told += [Text(), terminal.make_table(("item", "orders", "revenue"), rows, right=("orders", "revenue")), Text()]
+    return Group(*told)
 
 
-def next_steps(url: str, program: str) -> RenderableType:
+def next_steps(url: str, program: str, pipeline: Path | None) -> RenderableType:
     """What to open, and what to type. `program` is how this one is called."""
     steps = [
         (f"{url}/docs", "the HTTP API"),
@@ -75,6 +91,8 @@ def next_steps(url: str, program: str) -> RenderableType:
         (f"echo hello | {program} produce orders --key me", "one record more"),
         (f"{program} serve", "a node of your own, in ./sulina-data"),
     ]
+    if pipeline is not None:
+        steps.append((f"{program} pipeline run {pipeline}", "let the tables grow on"))
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(style="dim")
@@ -122,6 +140,14 @@ def _partitions(tally: Tally) -> RenderableType:
     return terminal.make_table(columns, rows, right=columns[1:])
 
 
+def _tables(tables: list[dict[str, Any]]) -> list[RenderableType]:
+    if not tables:
+        return []
+    rows = [(one["table"], one["stage"], f"{one['rows']:,}", one.get("lag"), one.get("version")) for one in tables]
+    columns = ("table", "stage", "rows", "lag", "version")
+    return [terminal.make_table(columns, rows, right=columns[2:]), Text()]
+
+
 def _recent(tally: Tally) -> RenderableType:
     lines = [Text(text, "dim") for text in tally.recent]
     lines += [Text()] * ((tally.recent.maxlen or 0) - len(lines))
@@ -136,7 +162,7 @@ def _ms(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.1f} ms"
 
 
-def summary(node: ChildNode, tally: Tally, faults: list[str]) -> dict[str, Any]:
+def summary(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[str]) -> dict[str, Any]:
     """The same for programs."""
     return {
         "is_proven": not faults,
@@ -148,6 +174,7 @@ def summary(node: ChildNode, tally: Tally, faults: list[str]) -> dict[str, Any]:
         "kills": node.starts - 1,
         "latency_ms": {"p50": tally.percentile_ms(0.5), "p99": tally.percentile_ms(0.99)},
         "longest_ack_seconds": round(tally.longest_ack_seconds, 3),
+        "revenue": [{"item": row.item, "orders": row.orders, "revenue": row.revenue} for row in answer],
         "events": [{"seconds": round(seconds, 3), "event": text} for seconds, text in tally.happened],
     }
 

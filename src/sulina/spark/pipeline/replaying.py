@@ -1,27 +1,42 @@
-"""Tables made again from the log: into new ones, or with what came before they began.
+"""Tables made again from the log, or repaired: with what was before they began, with what was put aside by mistake.
 
-Both are batch jobs that read a range of the log which is fixed when they begin, and commit under a name made of it: run
-again, they add nothing.
+- A `replay` fills a table of its own, in one commit.
+- A `backfill` and a `retry` add to a table while its stream runs. Each looks at one version of the table, finds out
+  what that lacks, and commits it under the number after that of the last repair which that version has. Of two that
+  have looked at the same, one commits and the other adds nothing. Run again, they find nothing left to do.
+- A backfill ends where the stream began. What batches that are done have read is in the table. So the stream began at
+  the first row of the table or, where it has none, where the newest of these batches ended.
+- A record that was put aside is open until the table has a row of it, by topic, partition and offset. The quarantine
+  only grows. A retry takes what batches that are done have put aside: another may yet put it elsewhere when it is run
+  again, with a definition that has been mended.
+- Where rows are the same as others once (`deduplicate`), a retry adds none that the table has. The stream does not know
+  what was retried: the same row that it reads later is there twice.
 """
 
 import json
-from hashlib import sha256
+from dataclasses import dataclass
+from functools import reduce
+from uuid import uuid4
 
 import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sulina.core.scan import TopicChoice
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table
 from sulina.spark.delta_native import read_delta
+from sulina.spark.delta_place import LOG_FOLDER
+from sulina.spark.errors import ExpectationFailed
 from sulina.spark.logs import open_logs
 from sulina.spark.options import Place
-from sulina.spark.pipeline.definition import NAME, Bronze, Gold
-from sulina.spark.pipeline.silver import Counts, SilverBatch
-from sulina.spark.pipeline.stages import Stages
-from sulina.spark.planning import Offsets, to_json
+from sulina.spark.pipeline.definition import NAME, Bronze, Gold, Silver
+from sulina.spark.pipeline.silver import ASIDE, sorted_out
+from sulina.spark.pipeline.stages import DELTA, Stages
+from sulina.spark.planning import Offsets, from_json, to_json
 from sulina.types import Offset, PartitionName, TopicName
+
+RECORD = ("namespace", "topic", "partition", "offset")
 
 
 def replay(
@@ -45,51 +60,203 @@ def replay(
     if ending_version is not None:
         options["endingVersion"] = str(ending_version)
     rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
-    return _make(stages, rows, table, into, f"replay.{into}")
+    if isinstance(made, Bronze):
+        stages.write(rows, into, f"replay.{into}", 0)
+    else:
+        silver = msgspec.structs.replace(made, table=into, quarantine=f"{into}_quarantine")
+        stages.write_silver(rows, silver, f"replay.{into}")
+    return stages.rows_of(into)
+
+
+# Repairs
+
+
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """One version of a table, and what is to be added to it if nobody has repaired it since."""
+
+    stages: Stages
+    table: str
+    app: str
+    number: int
+    version: int | None  # None: there is no table yet
+
+    @classmethod
+    def of(cls, stages: Stages, table: str, kind: str) -> "_Repair":
+        found = find_table(stages.place(table))
+        app = f"{kind}.{stages.pipeline.name}.{table}"
+        last = None if found is None else found.transaction_version(app)
+        return cls(stages, table, app, 0 if last is None else last + 1, None if found is None else found.version())
+
+    def held(self) -> DataFrame | None:
+        """Its rows at that version."""
+        if self.version is None:
+            return None
+        return read_delta(self.stages.spark, self.stages.pipeline.table_uri(self.table), version=self.version)
+
+    def add(self, rows: DataFrame, partition_by: list[str]) -> bool:
+        """Whether it was this one that added them."""
+        ours = uuid4().hex
+        options = {
+            "path": self.stages.pipeline.table_uri(self.table),
+            "mergeSchema": "true",
+            "txn": self.app,
+            "txnVersion": str(self.number),
+            "userMetadata": json.dumps({"repair": self.app, "id": ours}),
+        }
+        if partition_by:
+            options["partitionColumns"] = ",".join(partition_by)
+        rows.write.format(DELTA).options(**options).mode("append").save()
+        return self._has(ours)
+
+    def _has(self, ours: str) -> bool:
+        place = self.stages.place(self.table)
+        found = find_table(place)
+        newest = -1 if found is None else found.version()
+        for version in range(newest, -1 if self.version is None else self.version, -1):
+            commit = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
+            if commit is not None and ours.encode() in bytes(commit):
+                return True
+        return False
+
+
+# What was before
 
 
 def backfill(stages: Stages, table: str) -> int:
-    """Bring into a bronze table what is in the log before the first record that it has of each partition.
+    """Bring into a bronze table what is in the log before its stream began.
 
     How many rows came. Silver tables that are made of it take them as they take all that is new; the stream may run
-    meanwhile. InvalidSettings.
+    meanwhile. InvalidSettings; BatchUnfinished: it is not known yet where the stream began.
     """
     pipeline = stages.pipeline
     made = pipeline.find(table)
     if not isinstance(made, Bronze):
         raise InvalidSettings(f"{table} is made of other tables: backfill {pipeline.bronze[0].table}, and it follows")
+    checkpoint = stages.checkpoint(table)
+    read = from_json(checkpoint.end_of(checkpoint.wait_done()))
+    repair = _Repair.of(stages, table, "backfill")
+    held = _first_held(repair)
     place = Place(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
     logs = open_logs(place, TopicChoice.parse(made.topic))
-    held = _first_held(stages, table)
-    older: Offsets = {}
+    starts: Offsets = {}
+    ends: Offsets = {}
     for partition in logs.partitions():
         start, end = logs.bounds(partition)
-        older[partition] = Offset(max(start, min(held.get(partition, end), end)))
-    options = {"endingOffsets": json.dumps(to_json(older)), "topic": made.topic}
-    rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
-    name = sha256(options["endingOffsets"].encode()).hexdigest()[:16]
-    return _make(stages, rows, table, table, f"backfill.{pipeline.name}.{table}.{name}")
+        # A partition that the stream has not met yet is its own from the first record on.
+        began = min(held.get(partition, read[partition]), read[partition]) if partition in read else start
+        starts[partition], ends[partition] = start, Offset(max(start, min(began, end)))
+    count = sum(ends[partition] - starts[partition] for partition in ends)
+    if not count:
+        return 0
+    options = {name: json.dumps(to_json(at)) for name, at in (("startingOffsets", starts), ("endingOffsets", ends))}
+    rows = stages.spark.read.format("sulina").options(**stages.where(), **options, topic=made.topic).load()
+    return count if repair.add(rows, made.partition_by) else 0
 
 
-def _first_held(stages: Stages, table: str) -> dict[PartitionName, int]:
+def _first_held(repair: _Repair) -> dict[PartitionName, Offset]:
     """The first offset that a table has of each partition."""
-    if find_table(stages.place(table)) is None:
+    rows = repair.held()
+    if rows is None:
         return {}
-    rows = read_delta(stages.spark, stages.pipeline.table_uri(table))
-    found = rows.groupBy("namespace", "topic", "partition").agg(F.min("offset").alias("lowest")).collect()
-    return {PartitionName(TopicName(row.namespace, row.topic), row.partition): row.lowest for row in found}
+    found = rows.groupBy(*RECORD[:3]).agg(F.min("offset").alias("lowest")).collect()
+    return {PartitionName(TopicName(row.namespace, row.topic), row.partition): Offset(row.lowest) for row in found}
 
 
-def _make(stages: Stages, rows: DataFrame, table: str, into: str, app: str) -> int:
-    made = stages.pipeline.find(table)
-    if isinstance(made, Bronze):
-        count = rows.count()
-        if count:
-            stages.write(rows, into, app, 0)
-        return count
-    assert not isinstance(made, Gold)
-    counted: list[Counts] = []
-    quarantine = made.quarantine_table if into == table else f"{into}_quarantine"
-    silver = msgspec.structs.replace(made, table=into, quarantine=quarantine)
-    SilverBatch(silver, app, stages.write, counted.append)(stages.decoded(made, rows), 0)
-    return counted[0].good
+# What was put aside
+
+
+class Retried(msgspec.Struct, frozen=True):
+    """What became of the records that were open."""
+
+    rows: int  # that the table has now
+    left: int  # records that are still open
+
+
+def retry(stages: Stages, table: str) -> Retried:
+    """Take what was put aside of a silver table through it again, as it is defined now. Good rows are added once.
+
+    InvalidSettings; BatchUnfinished; ExpectationFailed: a row must not be there at all, and nothing was added.
+    """
+    silver = stages.pipeline.find(table)
+    if not isinstance(silver, Silver):
+        raise InvalidSettings(f"{table} has no quarantine: only silver tables do")
+    aside = find_table(stages.place(silver.quarantine_table))
+    if aside is None:
+        return Retried(0, 0)
+    last = aside.transaction_version(f"{stages.pipeline.name}.{table}")
+    if last is not None:
+        stages.checkpoint(table).wait_done(last)
+    repair = _Repair.of(stages, table, "retry")
+    records = _open(stages, silver, aside.version(), repair).persist()
+    decoded = stages.decoded(silver, _whole(stages, silver, records))
+    ready = sorted_out(_unlike(decoded, repair.held(), silver), silver).persist()
+    try:
+        _check_allowed(ready, silver)
+        good, key = ready.filter(F.col(ASIDE).isNull()).drop(ASIDE), _record_key(stages, silver)
+        rows, left = good.count(), records.count()
+        if rows and repair.add(good, silver.partition_by):
+            left -= good.select(*(f"_{name}" for name in key)).distinct().count()
+        else:
+            rows = 0
+        return Retried(rows, left)
+    finally:
+        ready.unpersist()
+        records.unpersist()
+
+
+def _record_key(stages: Stages, silver: Silver) -> tuple[str, ...]:
+    """What tells a record from all others: where there is one topic, it need not be named."""
+    topics = TopicChoice.parse(stages.pipeline.bronze_of(silver.source).topic).names
+    return RECORD[2:] if topics is not None and len(topics) == 1 else RECORD
+
+
+def _open(stages: Stages, silver: Silver, version: int, repair: _Repair) -> DataFrame:
+    """The records that were put aside by then and that the table has no row of, each once."""
+    uri = stages.pipeline.table_uri(silver.quarantine_table)
+    records = read_delta(stages.spark, uri, version=version).dropDuplicates(list(RECORD))
+    held, key = repair.held(), _record_key(stages, silver)
+    if held is None:
+        return records
+    _check_columns(held, [f"_{name}" for name in key], silver)
+    there = held.select(*(F.col(f"_{name}").alias(name) for name in key))
+    return records.join(there, list(key), "left_anti")
+
+
+def _check_columns(rows: DataFrame, needed: list[str], silver: Silver) -> None:
+    missing = [name for name in needed if name not in rows.columns]
+    if missing:
+        raise InvalidSettings(
+            f"silver table {silver.table} has no column {', '.join(missing)}, so nobody can tell what it has already: "
+            f"keep them in its sql, or replay it into a new table"
+        )
+
+
+def _whole(stages: Stages, silver: Silver, records: DataFrame) -> DataFrame:
+    """As the bronze table has them. Only values that stay as they are have headers with them, which it alone keeps."""
+    if silver.decode != "raw":
+        return records
+    bronze = read_delta(stages.spark, stages.pipeline.table_uri(silver.source))
+    return bronze.join(records.select(*RECORD), list(RECORD), "left_semi")
+
+
+def _check_allowed(ready: DataFrame, silver: Silver) -> None:
+    failed = ready.filter(F.col(f"{ASIDE}.failed").isNotNull()).select(f"{ASIDE}.*")
+    found = failed.groupBy("failed").agg(F.count("*").alias("rows"), F.min(F.struct(*RECORD[1:])).alias("first"))
+    for row in found.limit(1).collect():
+        first = f"{row.first.topic}/{row.first.partition} at offset {row.first.offset}"
+        raise ExpectationFailed(table=silver.table, expectation=row.failed, rows=row.rows, first=first)
+
+
+def _unlike(rows: DataFrame, held: DataFrame | None, silver: Silver) -> DataFrame:
+    """Of rows that come once, those that the table does not have."""
+    if held is None or silver.watermark is None or not silver.deduplicate:
+        return rows
+    time = silver.watermark.column
+    _check_columns(held, [*silver.deduplicate, time], silver)
+    ours, theirs = rows.alias("ours"), held.alias("theirs")
+    delay = F.expr(f"interval '{silver.watermark.delay}'")
+    at = F.col(f"ours.`{time}`")
+    alike = [F.col(f"ours.`{name}`").eqNullSafe(F.col(f"theirs.`{name}`")) for name in silver.deduplicate]
+    near: Column = F.col(f"theirs.`{time}`").between(at - delay, at + delay)
+    return ours.join(theirs, reduce(Column.__and__, alike, near), "left_anti")

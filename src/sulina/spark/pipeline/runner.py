@@ -3,27 +3,35 @@
 - Once: bronze, then silver, then gold, each to its end.
 - Continuously: all queries side by side; gold tables that are asked anew are made when what they read has changed.
 - A query that fails ends the run, with its error; the others stop after their batch. Nothing is lost: whoever starts it
-  again goes on where it was, each record once.
+  again goes on where it was, each record once. One whose Python process was late to start is started again here.
 - Whoever wants it to stop says so in a file beside the checkpoints, or by a signal.
 """
 
+import contextlib
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sulina.spark.delta_log import find_table
 from sulina.spark.errors import PipelineFailed, said
-from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
-from sulina.spark.pipeline.silver import Counts
+from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, parse
+from sulina.spark.pipeline.silver import ways
+from sulina.spark.pipeline.silver_sink import Counts, counts_at
 from sulina.spark.pipeline.stages import Stages
 
 POLL_SECONDS = 0.25
+# Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
+LATE = re.compile("Python worker (failed )?to connect back")
+STARTS_MAX = 5
 
 
 class TableProgress(msgspec.Struct, kw_only=True):
@@ -58,10 +66,11 @@ class Runner:
     clock: Callable[[], float] = time.monotonic
     _progress: dict[str, TableProgress] = field(default_factory=dict)
     _queries: dict[str, StreamingQuery] = field(default_factory=dict)
+    _starts: Counter[str] = field(default_factory=Counter)
     _seen: dict[str, int] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)  # of each table, as far as its log was read
 
     def __post_init__(self) -> None:
-        self.stages.told = self._counted
         for one in self.pipeline.all_tables:
             self._progress[one.table] = TableProgress(table=one.table, stage=type(one).__name__.lower())
 
@@ -77,26 +86,26 @@ class Runner:
 
     def run_once(self) -> None:
         """Through everything that is there now. PipelineFailed."""
-        self.stages.prepare()
+        self._prepare()
         for group in (self.pipeline.bronze, self.pipeline.silver, self._growing()):
             self._start(group, is_once=True)
             self._wait()
         for gold in self._asked_anew():
             self._refresh(gold)
             self._progress[gold.table].state = "done"
-        self._note_versions()
+        self._note_commits()
         self.tell(self.progress)
 
     def _wait(self) -> None:
         try:
-            while any(query.isActive for query in self._queries.values()):
-                if not self.is_wanted():
+            while self.is_wanted():
+                active = [query for query in self._queries.values() if query.isActive]
+                if not self._look(is_once=True) and not active:
                     return
-                self._look()
-                next(query for query in self._queries.values() if query.isActive).awaitTermination(1)
-            self._look()
-        except StreamingQueryException:
-            self._look()
+                for query in active[:1]:
+                    with contextlib.suppress(StreamingQueryException):  # the next look finds it
+                        query.awaitTermination(1)
+            self._look(is_once=None)
         finally:
             self._stop()
 
@@ -104,7 +113,7 @@ class Runner:
 
     def run(self) -> None:
         """Until it is no longer wanted. PipelineFailed."""
-        self.stages.prepare()
+        self._prepare()
         self._start([*self.pipeline.bronze, *self.pipeline.silver], is_once=False)
         waiting = self._growing()
         refreshed_at = 0.0
@@ -117,8 +126,8 @@ class Runner:
                     for gold in self._asked_anew():
                         self._refresh(gold)
                     refreshed_at = self.clock()
-                self._look()
-                self._note_versions()
+                self._look(is_once=False)
+                self._note_commits()
                 self.tell(self.progress)
                 time.sleep(POLL_SECONDS)
         finally:
@@ -126,6 +135,11 @@ class Runner:
             self.tell(self.progress)
 
     # What both do
+
+    def _prepare(self) -> None:
+        self.stages.prepare()
+        for name in self.pipeline.names():
+            self._versions[name] = self._newest(name)
 
     def _growing(self) -> list[Gold]:
         return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.APPEND]
@@ -136,6 +150,7 @@ class Runner:
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:
         for one in tables:
             self._queries[one.table] = self.stages.start(one, is_once=is_once)
+            self._starts[one.table] += 1
             self._progress[one.table].state = "running"
 
     def _stop(self) -> None:
@@ -156,35 +171,49 @@ class Runner:
         progress.state, progress.rows, progress.batch_seconds = "running", rows, self.clock() - began
         progress.rows_per_second = rows / max(progress.batch_seconds, 1e-9)
 
-    def _look(self) -> None:
-        """Take over what the queries say. PipelineFailed when one has."""
+    def _look(self, *, is_once: bool | None) -> bool:
+        """Take over what the queries say; whether one was started again (None: none is). PipelineFailed."""
         failed: PipelineFailed | None = None
-        for table, query in self._queries.items():
+        is_again = False
+        for table, query in list(self._queries.items()):
             for report in query.recentProgress:
                 self._take(table, report)
             error = query.exception() if not query.isActive else None
-            if error is not None:
+            is_late = error is not None and LATE.search(str(error)) and self._starts[table] < STARTS_MAX
+            if is_late:
+                if is_once is not None:
+                    self._start([self.pipeline.find(table)], is_once=is_once)
+                    is_again = True
+            elif error is not None:
                 self._progress[table].state = "failed"
                 self._progress[table].error = said(error)[1]
                 failed = PipelineFailed(pipeline=self.pipeline.name, table=table, reason=said(error)[1])
         self.tell(self.progress)
         if failed is not None:
             raise failed
+        return is_again
 
     def _take(self, table: str, report: Any) -> None:
         found = json.loads(report.json)
         progress, batch = self._progress[table], int(found["batchId"])
-        if found.get("numInputRows"):
+        # Spark Connect gives these sums for each source alone.
+        rows = sum(int(source.get("numInputRows") or 0) for source in found.get("sources") or ())
+        if rows:
             if batch <= self._seen.get(table, -1):
                 return
             self._seen[table] = batch
+            self._starts[table] = 0  # it works: what was late is forgotten
             progress.batch, progress.state = batch, "running"
-            progress.rows += int(found["numInputRows"])
-            progress.rows_per_second = float(found.get("processedRowsPerSecond") or 0.0)
+            one = self.pipeline.find(table)
+            if isinstance(one, Silver):
+                rows //= ways(one)
+            else:
+                progress.rows += rows  # of a silver table, its log says it: see _note_commits
+            progress.batch_seconds = found.get("durationMs", {}).get("triggerExecution", 0) / 1000
+            progress.rows_per_second = rows / max(progress.batch_seconds, 1e-3)
             progress.dropped += sum(
                 int(operator.get("numRowsDroppedByWatermark", 0)) for operator in found.get("stateOperators", ())
             )  # too late for the watermark
-            progress.batch_seconds = found.get("durationMs", {}).get("triggerExecution", 0) / 1000
         elif progress.state == "running" and batch >= self._seen.get(table, -1):
             progress.state = "idle"
         source = (found.get("sources") or [{}])[0]
@@ -194,17 +223,40 @@ class Runner:
             if newest is not None:
                 progress.lag = _lag(end, newest)
 
-    def _counted(self, table: str, counts: Counts) -> None:
-        progress = self._progress[table]
-        progress.quarantined += counts.quarantined
-        progress.dropped += counts.dropped
-        for reason, rows in counts.by_reason.items():
-            progress.reasons = progress.reasons | {reason: progress.reasons.get(reason, 0) + rows}
-
-    def _note_versions(self) -> None:
+    def _note_commits(self) -> None:
+        """Take over what the logs of the tables say, from where they were when this run began."""
         for one in self.pipeline.all_tables:
-            table = find_table(self.stages.place(one.table))
-            self._progress[one.table].version = table.version() if table is not None else None
+            version = self._newest(one.table)
+            self._progress[one.table].version = version if version >= 0 else None
+            if isinstance(one, Silver):
+                for name in (one.table, one.quarantine_table):
+                    self._count(self._progress[one.table], name)
+
+    def _count(self, progress: TableProgress, name: str) -> None:
+        newest = self._newest(name)
+        for version in range(self._versions[name] + 1, newest + 1):
+            counts = counts_at(self.stages.place(name), version) or Counts()
+            progress.rows += counts.good
+            progress.dropped += sum(counts.dropped.values())
+            progress.quarantined += sum(counts.quarantined.values())
+            both = Counts(dropped=dict(progress.reasons))
+            both.add(Counts(dropped=counts.dropped | counts.quarantined))
+            progress.reasons = both.dropped
+        self._versions[name] = newest
+
+    def _newest(self, table: str) -> int:
+        found = find_table(self.stages.place(table))
+        return found.version() if found is not None else -1
+
+
+def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> list[TableProgress]:
+    """Run a pipeline through everything that is there now; how each table came along. InvalidSettings, PipelineFailed.
+
+    The pipeline is one that was read from a file, or what such a file says.
+    """
+    runner = Runner(Stages(spark, pipeline if isinstance(pipeline, Pipeline) else parse(pipeline)))
+    runner.run_once()
+    return runner.progress
 
 
 def _offsets(value: Any) -> dict[str, dict[str, int]] | None:

@@ -1,177 +1,142 @@
 """Silver: what a bronze table holds, decoded by the schema of its topic and held to expectations.
 
-A batch is written to two tables: good rows, and what is put aside with its offset and the reason. Each commit names the
-query and the batch, so a batch that is run again adds nothing to either, wherever the first attempt ended.
+Nothing here runs, and no session is asked anything: it says what Spark is to do with the rows of a stream, or of a
+batch, before they come to `silver_sink`. A row has `_aside` then: null where it is good, else what it was and why it is
+not in the table.
+
+Where a table has neither `sql` nor `deduplicate`, rows are decoded once. With one of these, good rows and the others go
+different ways, and each way reads and decodes for itself.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from sulina.core.topic import Schema
+from sulina.core.topic import Schema, SchemaKind
+from sulina.errors import InvalidSettings
 from sulina.spark.decoding import Decoder
-from sulina.spark.errors import ExpectationFailed
 from sulina.spark.pipeline.definition import Expectation, Otherwise, Silver
+from sulina.spark.schema import RAW_SCHEMA
 from sulina.spark.value_schemas import arrow_schema, spark_type
 
-PLACE = ("namespace", "topic", "partition", "offset", "timestamp", "version")  # kept of every row, with a _ before it
 INPUT = "input"  # the name under which SQL finds the decoded rows
-_REASONS, _DROPPED, _FAILED, _ERROR = "_reasons", "_dropped", "_failed", "_error"
-QUARANTINE_DDL = (
-    "namespace STRING, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, version BIGINT, "
-    "key BINARY, value BINARY, reasons ARRAY<STRING>, quarantined_at TIMESTAMP"
-)
-
-
-@dataclass(slots=True)
-class Counts:
-    """What became of the rows of a batch."""
-
-    batch: int
-    good: int = 0
-    dropped: int = 0
-    quarantined: int = 0
-    by_reason: dict[str, int] = field(default_factory=dict)
+ASIDE = "_aside"
+_ERROR, _DECODED, _FOUND = "_error", "_decoded", "_found"
+NO_VALUE = "null: the record has no value"
+_KEPT = ("namespace", "topic", "partition", "offset", "timestamp", "version", "key", "value")  # with a _ before it
 
 
 def undecoded(rows: DataFrame) -> DataFrame:
     """Key and value as they are, and where the row is from."""
-    kept = [F.col(name).alias(f"_{name}") for name in (*PLACE, "key", "value")]
+    kept = [F.col(name).alias(f"_{name}") for name in _KEPT]
     return rows.select("key", "value", "headers", *kept, F.lit(None).cast("string").alias(_ERROR))
 
 
 def decoded(rows: DataFrame, schema: Schema) -> DataFrame:
     """One column for each field of the schema, and where the row is from; `_error` where the value is not valid."""
     columns = arrow_schema(schema)
-    out = StructType([*spark_type(columns).fields, *_place(rows).fields])
-    out = out.add("_key", "binary").add("_value", "binary").add(_ERROR, "string")
-    return rows.mapInArrow(_decoding(schema, columns), out)
-
-
-def _place(rows: DataFrame) -> StructType:
-    made = StructType()
-    for name in PLACE:
-        made = made.add(f"_{name}", rows.schema[name].dataType)
-    return made
+    out = StructType(spark_type(columns).fields)
+    for name in _KEPT:
+        out = out.add(f"_{name}", spark_type(RAW_SCHEMA)[name].dataType)
+    return rows.mapInArrow(_decoding(schema, columns), out.add(_ERROR, "string"))
 
 
 def _decoding(schema: Schema, columns: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    kept = (*PLACE, "key", "value")
-
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = Decoder.of(schema)
         for batch in batches:
             found = decoder.decode(batch.column("value"))
             if found.value_rows is not None:  # a value of Arrow may have any number of rows
                 batch = batch.take(found.value_rows)
-            arrays = [*found.data.flatten(), *(batch.column(name) for name in kept), found.error]
-            names = [*columns.names, *(f"_{name}" for name in kept), _ERROR]
-            yield pa.RecordBatch.from_arrays(arrays, names=names)
+            error = pc.if_else(batch.column("value").is_null(), NO_VALUE, found.error)
+            arrays = [*found.data.flatten(), *(batch.column(name) for name in _KEPT), error]
+            names = [*columns.names, *(f"_{name}" for name in _KEPT), _ERROR]
+            rows = pa.RecordBatch.from_arrays(arrays, names=names)
+            if found.value_rows is not None:  # or none at all
+                rows = rows.filter(pc.or_(found.data.is_valid(), error.is_valid()))
+            yield rows
 
     return decode
 
 
-def once(rows: DataFrame, silver: Silver) -> DataFrame:
-    """Rows that are the same in some columns come once, for as long as the watermark lets them be late.
+def decoded_in_place(rows: DataFrame, schema: Schema) -> DataFrame:
+    """The same without having to know the columns of the rows, which some of Spark's own callers do not yet.
 
-    What has no time cannot be told from what came long ago, and is put aside. What could not be decoded goes past all
-    that: its own time would move the watermark.
+    InvalidSettings: a value is several rows.
     """
-    if silver.watermark is None or not silver.deduplicate:
+    if schema.kind == SchemaKind.ARROW:
+        raise InvalidSettings("values of Arrow have any number of rows, and cannot be decoded one for one here")
+    data = StructType().add("data", spark_type(arrow_schema(schema))).add("error", "string")
+
+    def decode(values: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        decoder = Decoder.of(schema)
+        for some in values:
+            found = decoder.decode(some)
+            yield pa.StructArray.from_arrays([found.data, found.error], names=["data", "error"])
+
+    decoding = F.arrow_udf(decode, data)  # type: ignore[attr-defined]
+    found = rows.select("*", decoding("value").alias(_DECODED))
+    kept = [F.col(name).alias(f"_{name}") for name in _KEPT]
+    return found.select(f"{_DECODED}.data.*", *kept, F.col(f"{_DECODED}.error").alias(_ERROR))
+
+
+def ways(silver: Silver) -> int:
+    """How often each row is read and decoded."""
+    return 1 if silver.sql is None and not silver.deduplicate else 2
+
+
+def sorted_out(rows: DataFrame, silver: Silver, *, is_stream: bool = False) -> DataFrame:
+    """Decoded rows as `silver_sink` takes them: as the table has them, and `_aside`."""
+    rows = judged(rows, silver)
+    if ways(silver) == 1:
         return rows
-    column = F.col(f"`{silver.watermark.column}`")
-    timeless = F.when(column.isNull(), F.lit(f"{silver.watermark.column}: it has no time"))
-    rows = rows.withColumn(_ERROR, F.coalesce(_ERROR, timeless))
-    good = rows.filter(F.col(_ERROR).isNull()).withWatermark(silver.watermark.column, silver.watermark.delay)
-    bad = rows.filter(F.col(_ERROR).isNotNull())
-    return good.dropDuplicatesWithinWatermark(silver.deduplicate).unionByName(bad)
+    good = good_rows(rows, silver, is_stream=is_stream)
+    if silver.sql is not None:
+        good.createOrReplaceTempView(INPUT)
+        good = good.sparkSession.sql(silver.sql)
+    bad = rows.filter(F.col(ASIDE).isNotNull()).select(ASIDE)
+    return good.unionByName(bad, allowMissingColumns=True)
 
 
-def judged(rows: DataFrame, expectations: list[Expectation]) -> DataFrame:
-    """Which expectations each row misses, by what is to become of it."""
+def judged(rows: DataFrame, silver: Silver) -> DataFrame:
+    """Decoded rows, and what is to become of each."""
+    error = F.col(_ERROR)
+    if silver.deduplicate and silver.watermark is not None:
+        # What has no time cannot be told from what came long ago.
+        timeless = F.col(f"`{silver.watermark.column}`").isNull()
+        error = F.coalesce(error, F.when(timeless, F.lit(f"{silver.watermark.column}: it has no time")))
 
-    def missed(what: Otherwise) -> Column:
-        names = [
-            F.when(~F.coalesce(F.expr(one.that), F.lit(False)) & F.col(_ERROR).isNull(), F.lit(one.name))
-            for one in expectations
-            if one.otherwise == what
-        ]
-        return F.filter(F.array(*names, F.lit(None).cast("string")), lambda name: name.isNotNull())
+    def missed(what: Otherwise) -> list[Column]:
+        return [_missed(one, error) for one in silver.expect if one.otherwise == what]
 
-    reasons = F.filter(F.concat(F.array(_ERROR), missed(Otherwise.QUARANTINE)), lambda name: name.isNotNull())
-    return rows.select(
-        "*",
-        reasons.alias(_REASONS),
-        missed(Otherwise.DROP).alias(_DROPPED),
-        missed(Otherwise.FAIL).alias(_FAILED),
+    nothing = F.lit(None).cast("string")
+    aside = F.struct(
+        F.coalesce(*missed(Otherwise.FAIL), nothing).alias("failed"),
+        F.coalesce(*missed(Otherwise.DROP), nothing).alias("dropped"),
+        F.array_compact(F.array(error, *missed(Otherwise.QUARANTINE))).alias("reasons"),
+        *(F.col(f"_{name}").alias(name) for name in _KEPT),
     )
+    found = F.col(_FOUND)
+    is_bad = found.failed.isNotNull() | found.dropped.isNotNull() | (F.size(found.reasons) > 0)
+    kept = F.expr(f"* except ({_ERROR}, {_FOUND}, _value)")
+    return rows.select("*", aside.alias(_FOUND)).select(kept, F.when(is_bad, found).alias(ASIDE))
 
 
-@dataclass(slots=True)
-class SilverBatch:
-    """What a streaming query does with each batch."""
-
-    silver: Silver
-    app: str
-    write: Callable[[DataFrame, str, str, int], None]  # rows, table, app, version: once
-    told: Callable[[Counts], None] = lambda _: None
-
-    def __call__(self, rows: DataFrame, batch: int) -> None:
-        spark = rows.sparkSession
-        all_rows = judged(rows, self.silver.expect).persist()
-        try:
-            counts = self._counts(all_rows, batch)
-            good = all_rows.filter((F.size(_REASONS) == 0) & (F.size(_DROPPED) == 0))
-            if counts.good:
-                self.write(self._shaped(spark, good), self.silver.table, self.app, batch)
-            if counts.quarantined:
-                self.write(_put_aside(all_rows), self.silver.quarantine_table, self.app, batch)
-        finally:
-            all_rows.unpersist()
-        self.told(counts)
-
-    def _counts(self, rows: DataFrame, batch: int) -> Counts:
-        """How many rows go where. ExpectationFailed when one must not be there at all."""
-        reason = F.when(F.size(_FAILED) > 0, F.concat(F.lit("!"), F.element_at(_FAILED, 1)))
-        reason = reason.when(F.size(_DROPPED) > 0, F.concat(F.lit("-"), F.element_at(_DROPPED, 1)))
-        reason = reason.when(F.size(_REASONS) > 0, F.concat(F.lit("?"), _kind(F.element_at(_REASONS, 1))))
-        place = F.min(F.struct("_topic", "_partition", "_offset")).alias("first")
-        found = rows.groupBy(F.coalesce(reason, F.lit("")).alias("why")).agg(F.count("*").alias("rows"), place)
-        counts = Counts(batch)
-        for row in found.collect():
-            kind, name = row.why[:1], row.why[1:]
-            if kind == "!":
-                topic, partition, offset = row.first
-                where = f"{topic}/{partition} at offset {offset}"
-                raise ExpectationFailed(table=self.silver.table, expectation=name, rows=row.rows, first=where)
-            if not kind:
-                counts.good = row.rows
-                continue
-            if kind == "-":
-                counts.dropped += row.rows
-            else:
-                counts.quarantined += row.rows
-            counts.by_reason[name] = counts.by_reason.get(name, 0) + row.rows
-        return counts
-
-    def _shaped(self, spark: SparkSession, rows: DataFrame) -> DataFrame:
-        rows = rows.drop(_REASONS, _DROPPED, _FAILED, _ERROR, "_value")
-        if self.silver.sql is None:
-            return rows
-        rows.createOrReplaceTempView(INPUT)
-        return spark.sql(self.silver.sql)
+def good_rows(rows: DataFrame, silver: Silver, *, is_stream: bool) -> DataFrame:
+    """Of judged rows. Those that are the same in some columns come once, as long as the watermark lets them be late."""
+    good = rows.filter(F.col(ASIDE).isNull()).select(F.expr(f"* except ({ASIDE})"))
+    if silver.watermark is None or not silver.deduplicate:
+        return good
+    if not is_stream:
+        return good.dropDuplicates(silver.deduplicate)
+    timed = good.withWatermark(silver.watermark.column, silver.watermark.delay)
+    return timed.dropDuplicatesWithinWatermark(silver.deduplicate)
 
 
-def _kind(reason: Column) -> Column:
-    """Reasons that tell of a single value are counted together by how they begin."""
-    return F.substring_index(reason, ":", 1)
-
-
-def _put_aside(rows: DataFrame) -> DataFrame:
-    place = [F.col(f"_{name}").alias(name) for name in (*PLACE, "key", "value")]
-    bad = rows.filter((F.size(_REASONS) > 0) & (F.size(_DROPPED) == 0))
-    return bad.select(*place, F.col(_REASONS).alias("reasons"), F.current_timestamp().alias("quarantined_at"))
+def _missed(one: Expectation, error: Column) -> Column:
+    """Its name, where a row that could be decoded does not meet it."""
+    return F.when(~F.coalesce(F.expr(one.that), F.lit(False)) & error.isNull(), F.lit(one.name))

@@ -5,11 +5,12 @@ made again when they have changed, and replaced in one commit that says of which
 """
 
 import json
+import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -18,18 +19,20 @@ from pyspark.sql.types import StructType
 from sulina.core.scan import TopicChoice
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
-from sulina.spark.delta_log import find_table
+from sulina.spark.delta_log import find_table, snapshot
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_table import WriteTo, commit
 from sulina.spark.logs import common_schema, open_logs
 from sulina.spark.options import Place
+from sulina.spark.pipeline.checkpoints import Checkpoint
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
-from sulina.spark.pipeline.silver import QUARANTINE_DDL, Counts, SilverBatch, decoded, once, undecoded
-from sulina.spark.schema import RAW_COLUMNS, ddl
+from sulina.spark.pipeline.silver import decoded, sorted_out, undecoded
+from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
+from sulina.spark.schema import RAW_SCHEMA
+from sulina.spark.value_schemas import spark_type
 
 DELTA = "sulina-delta"
-Told = Callable[[str, Counts], None]
 
 
 @dataclass(slots=True)
@@ -38,22 +41,23 @@ class Stages:
 
     spark: SparkSession
     pipeline: Pipeline
-    told: Told = lambda _table, _counts: None
     _made_of: dict[str, dict[str, int]] = field(default_factory=dict)  # gold tables, and the versions they were made of
+
+    def __post_init__(self) -> None:
+        self.pipeline = anywhere(self.pipeline)
+        register(self.spark)
 
     def prepare(self) -> None:
         """Every bronze and quarantine table exists, so that whoever reads them can begin. TableSchemaConflict."""
         for bronze in self.pipeline.bronze:
-            self._make(bronze.table, ddl(RAW_COLUMNS), bronze.partition_by)
+            self._make(bronze.table, spark_type(RAW_SCHEMA), bronze.partition_by)
         for silver in self.pipeline.silver:
-            self._make(silver.quarantine_table, QUARANTINE_DDL, [])
+            self._make(silver.quarantine_table, QUARANTINE, [])
 
-    def _make(self, table: str, columns: str, partition_by: list[str]) -> None:
+    def _make(self, table: str, columns: StructType, partition_by: list[str]) -> None:
         place = self.place(table)
         if find_table(place) is None:
-            schema = StructType.fromDDL(columns.replace("`", ""))
-            assert isinstance(schema, StructType)
-            commit(WriteTo(place=place, schema=schema, partition_columns=tuple(partition_by)), [])
+            commit(WriteTo(place=place, schema=columns, partition_columns=tuple(partition_by)), [])
 
     def place(self, table: str) -> TablePlace:
         """Where a table is."""
@@ -69,20 +73,35 @@ class Stages:
             writer = self._silver(one)
         else:
             writer = self._growing(one)
+        self._check_begun(one)
         name = f"{self.pipeline.name}.{one.table}"
-        writer = writer.queryName(name).option("checkpointLocation", f"{self.pipeline.checkpoint_root}/{one.table}")
+        writer = writer.queryName(name).option("checkpointLocation", self.checkpoint(one.table).uri)
         if is_once:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{self.pipeline.trigger_seconds} seconds").start()
 
+    def checkpoint(self, table: str) -> Checkpoint:
+        """Of the query that writes a table."""
+        return Checkpoint(f"{self.pipeline.checkpoint_root}/{table}", table)
+
+    def _check_begun(self, one: Bronze | Silver | Gold) -> None:
+        """InvalidSettings: what was written without this checkpoint would be written again, or new batches taken for
+        old ones."""
+        checkpoint = self.checkpoint(one.table)
+        tables = (one.table, one.quarantine_table) if isinstance(one, Silver) else (one.table,)
+        for table in tables:
+            if self.rows_of(table) and not checkpoint.has_begun():
+                raise InvalidSettings(
+                    f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
+                    f"pipeline with another name: bring it back, or remove the table as well"
+                )
+
     def where(self) -> dict[str, str]:
         """The options that say where topics are."""
-        return {"url": self.pipeline.url} if self.pipeline.url else {"path": str(self.pipeline.path)}
+        return where(self.pipeline)
 
     def _bronze(self, bronze: Bronze) -> DataStreamWriter:
-        options = {**self.where(), "topic": bronze.topic, "startingOffsets": bronze.starting}
-        if bronze.rows_per_batch_max is not None:
-            options["maxRowsPerTrigger"] = str(bronze.rows_per_batch_max)
+        options = bronze_options(self.pipeline, bronze)
         rows = self.spark.readStream.format("sulina").options(**options).load()
         return self._to(rows, bronze.table, bronze.partition_by)
 
@@ -92,46 +111,49 @@ class Stages:
             options["partitionColumns"] = ",".join(partition_by)
         return rows.writeStream.format(DELTA).options(**options).outputMode("append")
 
-    def _new_rows(self, table: str) -> DataFrame:
-        options = {"path": self.pipeline.table_uri(table), "startingVersion": "0"}
+    def _new_rows(self, table: str, *, of: str) -> DataFrame:
+        options = {"path": self.pipeline.table_uri(table), "reader": f"{self.pipeline.name}.{of}"}
         return self.spark.readStream.format(DELTA).options(**options).load()
 
     def _silver(self, silver: Silver) -> DataStreamWriter:
-        rows = once(self.decoded(silver, self._new_rows(silver.source)), silver)
-        batch = SilverBatch(silver, f"{self.pipeline.name}.{silver.table}", self.write, self._telling(silver.table))
-        return rows.writeStream.foreachBatch(batch)
+        rows = sorted_out(self.decoded(silver, self._new_rows(silver.source, of=silver.table)), silver, is_stream=True)
+        options = self._silver_options(silver, f"{self.pipeline.name}.{silver.table}")
+        return rows.writeStream.format(FORMAT).options(**options).outputMode("append")
 
-    def _telling(self, table: str) -> Callable[[Counts], None]:
-        return lambda counts: self.told(table, counts)
+    def _silver_options(self, silver: Silver, app: str) -> dict[str, str]:
+        options = {
+            "path": self.pipeline.table_uri(silver.table),
+            "quarantine": self.pipeline.table_uri(silver.quarantine_table),
+            "table": silver.table,
+            "app": app,
+        }
+        return options | ({"partitionColumns": ",".join(silver.partition_by)} if silver.partition_by else {})
 
     def decoded(self, silver: Silver, rows: DataFrame) -> DataFrame:
-        """Rows of the bronze table, decoded as the silver one says."""
-        return undecoded(rows) if silver.decode == "raw" else decoded(rows, self.schema(silver))
-
-    def schema(self, silver: Silver) -> Schema:
-        """What the values of its topics are: they must all be the same. InvalidSettings."""
-        choice = TopicChoice.parse(self.pipeline.bronze_of(silver.table).topic)
-        place = Place(url=self.pipeline.url, path=self.pipeline.path, objects=None, objects_endpoint=None)
-        logs = open_logs(place, choice)
-        try:
-            return common_schema(logs)
-        except InvalidSettings as error:
-            raise InvalidSettings(f"silver table {silver.table}: {error}") from None
+        """Rows of the bronze table, decoded as the silver one says. InvalidSettings."""
+        return undecoded(rows) if silver.decode == "raw" else decoded(rows, values_schema(self.pipeline, silver))
 
     def write(self, rows: DataFrame, table: str, app: str, version: int) -> None:
         """Append rows to a table, once for each app and version."""
         options = {"path": self.pipeline.table_uri(table), "mergeSchema": "true"}
-        partition_by = next((one.partition_by for one in self.pipeline.silver if one.table == table), [])
-        if partition_by:
-            options["partitionColumns"] = ",".join(partition_by)
         rows.write.format(DELTA).options(**options, txn=app, txnVersion=str(version)).mode("append").save()
+
+    def write_silver(self, rows: DataFrame, silver: Silver, app: str) -> None:
+        """Append the records of a bronze table or of a topic to a silver one, once for each app. ExpectationFailed."""
+        ready = sorted_out(self.decoded(silver, rows), silver)
+        ready.write.format(FORMAT).options(**self._silver_options(silver, app)).mode("append").save()
+
+    def rows_of(self, table: str) -> int:
+        """How many rows a table has."""
+        found = find_table(self.place(table))
+        return sum(snapshot(found).column("num_records").to_pylist()) if found is not None else 0
 
     # Gold
 
     def _growing(self, gold: Gold) -> DataStreamWriter:
         assert gold.source is not None
         assert gold.watermark is not None
-        rows = self._new_rows(gold.source).withWatermark(gold.watermark.column, gold.watermark.delay)
+        rows = self._new_rows(gold.source, of=gold.table).withWatermark(gold.watermark.column, gold.watermark.delay)
         rows.createOrReplaceTempView(gold.source)
         return self._to(self.spark.sql(gold.sql), gold.table, gold.partition_by)
 
@@ -154,17 +176,14 @@ class Stages:
             return None
         for name, version in versions.items():
             read_delta(self.spark, self.pipeline.table_uri(name), version=version).createOrReplaceTempView(name)
-        answer = self.spark.sql(gold.sql).persist()
-        try:
-            options = {"path": self.pipeline.table_uri(gold.table), "overwriteSchema": "true"}
-            if gold.partition_by:
-                options["partitionColumns"] = ",".join(gold.partition_by)
-            made_of = json.dumps({"sources": versions})
-            answer.write.format(DELTA).options(**options, userMetadata=made_of).mode("overwrite").save()
-            self._made_of[gold.table] = versions
-            return answer.count()
-        finally:
-            answer.unpersist()
+        options = {"path": self.pipeline.table_uri(gold.table), "overwriteSchema": "true"}
+        if gold.partition_by:
+            options["partitionColumns"] = ",".join(gold.partition_by)
+        made_of = json.dumps({"sources": versions})
+        answer = self.spark.sql(gold.sql)
+        answer.write.format(DELTA).options(**options, userMetadata=made_of).mode("overwrite").save()
+        self._made_of[gold.table] = versions
+        return self.rows_of(gold.table)
 
     def _known(self, gold: Gold) -> dict[str, int] | None:
         """The versions of which the table was made last, as its log says."""
@@ -175,3 +194,33 @@ class Stages:
                 found = json.loads(entry.get("userMetadata") or "{}")
             self._made_of[gold.table] = found.get("sources", {})
         return self._made_of[gold.table] or None
+
+
+def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
+    """What the values of the topics of a silver table are: they must all be the same. InvalidSettings."""
+    place = Place(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
+    try:
+        return common_schema(open_logs(place, TopicChoice.parse(pipeline.bronze_of(silver.source).topic)))
+    except InvalidSettings as error:
+        raise InvalidSettings(f"silver table {silver.table}: {error}") from None
+
+
+def where(pipeline: Pipeline) -> dict[str, str]:
+    """The options that say where topics are."""
+    return {"url": pipeline.url} if pipeline.url else {"path": str(pipeline.path)}
+
+
+def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
+    """What a bronze table reads of which topics."""
+    options = {**where(pipeline), "topic": bronze.topic, "startingOffsets": bronze.starting}
+    return options | ({"maxRowsPerTrigger": str(bronze.rows_per_batch_max)} if bronze.rows_per_batch_max else {})
+
+
+def anywhere(pipeline: Pipeline) -> Pipeline:
+    """With whole paths: a Spark Connect server has another working directory than we."""
+
+    def whole(place: str | None) -> str | None:
+        return place if place is None or "://" in place else os.path.abspath(place)
+
+    tables = whole(pipeline.tables) or ""
+    return replace(pipeline, tables=tables, checkpoints=whole(pipeline.checkpoints), path=whole(pipeline.path))

@@ -1,0 +1,391 @@
+"""Messages that are produced one by one, and published in batches.
+
+- `produce` takes a message at once, or refuses it at once; what becomes of it is told by its receipt.
+- A message that cannot be written, or that the topic does not take, is refused alone: its batch goes on without it.
+- Batches leave in the order in which their messages came. What happens when one cannot be published is the user's to
+  choose: the batch fails and the next one is sent, it is tried again until it is through, or the producer stops.
+- `stop` says what became of the rest. Whatever is cancelled, closed or fails, every receipt is settled.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self
+
+from sulina.client.message import HeadersLike, Message, header_pairs, key_bytes, stamp_ms, value_bytes
+from sulina.client.publish_ack import PublishAck, PublishStatus, RejectReason
+from sulina.core.batching import Batching, BatchingRules, OnItsWay
+from sulina.errors import InvalidRecord, InvalidSettings, ProducerFull, ProducerStopped, SchemaConflict, SulinaError
+
+RECORD_BYTES = 32  # around a key and a value
+
+
+class OnFailure(StrEnum):
+    """What to do when a batch cannot be published."""
+
+    FAIL = "fail"  # its messages fail, the next batch is sent
+    RETRY = "retry"  # after a while, as long as that may help; later ones wait
+    STOP = "stop"  # its messages fail, and so do all that wait; nothing more is taken
+
+
+class Rest(StrEnum):
+    """What to do with messages that wait when a producer stops."""
+
+    SEND = "send"
+    DISCARD = "discard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingOptions:
+    """Of one producer."""
+
+    rules: BatchingRules = field(default_factory=BatchingRules)
+    publish_timeout_seconds: float | None = None  # None: the client's
+    on_failure: OnFailure = OnFailure.FAIL
+    retry_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("publish_timeout_seconds", "retry_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+                raise InvalidSettings(f"{name} is more than 0, not {seconds!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerReport:
+    """What became of the messages of a producer, from its start on."""
+
+    accepted: int
+    rejected: int  # by the topic, or because they could not be written or had no room
+    failed: int  # their outcome is unknown, or nobody took them
+    cancelled: int
+    discarded: int  # by `stop`
+
+
+class Receipt:
+    """For one message. Await it for its ack; rejects are acks, faults of the system raise."""
+
+    __slots__ = ("_answer", "_leave", "message")
+
+    def __init__(self, message: Message, leave: "Callable[[Receipt], bool]") -> None:
+        self.message = message
+        self._leave = leave
+        self._answer: asyncio.Future[PublishAck] = asyncio.get_running_loop().create_future()
+
+    def __await__(self) -> Generator[None, None, PublishAck]:
+        return asyncio.shield(self._answer).__await__()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its outcome is known."""
+        return self._answer.done()
+
+    def result(self) -> PublishAck:
+        """What awaiting it gives, once it is done. CancelledError when it was cancelled."""
+        return self._answer.result()
+
+    async def wait(self) -> None:
+        """Return when it is done, whatever its outcome is."""
+        await asyncio.wait([self._answer])
+
+    def cancel(self) -> bool:
+        """Do not publish it. False: it is on its way, or its outcome is known."""
+        return self._leave(self)
+
+    def settle(self, outcome: PublishAck | BaseException | None) -> None:
+        """For the producer: this became of it. None: it was cancelled."""
+        if outcome is None:
+            self._answer.cancel()
+        elif isinstance(outcome, BaseException):
+            self._answer.set_exception(outcome)
+            self._answer.exception()  # whoever does not await it has chosen not to know
+        else:
+            self._answer.set_result(outcome)
+
+
+class PublishesEach(Protocol):
+    """How a producer gets a batch to a topic; what became of each message. A batch that comes again has the same id."""
+
+    def __call__(
+        self, topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
+    ) -> Awaitable[list[PublishAck | SulinaError]]: ...
+
+
+class BatchingProducer:
+    """`async with client.batching_producer(topic) as producer:`. It belongs to the event loop that it was made in."""
+
+    def __init__(self, publish: PublishesEach, topic: str, options: BatchingOptions) -> None:
+        self.topic = topic
+        self.options = options
+        self._publish = publish
+        # While one is tried again, no other may pass it.
+        rules = replace(options.rules, in_flight_max=1) if options.on_failure == OnFailure.RETRY else options.rules
+        self._batching: Batching[Receipt] = Batching(rules)
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._unsettled: set[Receipt] = set()
+        self._wake = asyncio.Event()  # for who sends
+        self._room = asyncio.Event()  # for who waits for some
+        self._giving_up = asyncio.Event()  # nothing is tried again
+        self._task: asyncio.Task[None] | None = None
+        self._stopped_by: str | None = None
+        self._has_failed = False  # and stopped for that
+        self._name, self._batches = secrets.token_hex(8), 0
+        self._counts = dict.fromkeys(("accepted", "rejected", "failed", "cancelled", "discarded"), 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(Rest.SEND if error is None else Rest.DISCARD)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not on their way yet."""
+        return self._batching.waiting
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it takes no more."""
+        return self._stopped_by is not None
+
+    def report(self) -> ProducerReport:
+        """What became of everything so far."""
+        return ProducerReport(**self._counts)
+
+    def produce(
+        self,
+        value: object,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Receipt:
+        """Take a message, or a value, to be published with others. ProducerStopped.
+
+        The receipt of one that cannot be written, or for which there is no room, says so at once.
+        """
+        self._check_running()
+        given = value if isinstance(value, Message) else Message(value, key, headers, timestamp_ms)
+        receipt = Receipt(given, self._cancel)
+        now = self._now()
+        try:
+            receipt.message = _written(given)
+            if not self._batching.add(receipt, _size(receipt.message), now):
+                raise self._full()
+        except SulinaError as error:
+            self._settle(receipt, PublishAck.rejected(error))
+            return receipt
+        self._unsettled.add(receipt)
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(), name=f"batching-producer-{self.topic}")
+        due_at = self._batching.due_at()
+        if self._batching.waiting == 1 or (due_at is not None and due_at <= now):
+            self._wake.set()
+        return receipt
+
+    async def wait_room(self) -> None:
+        """Return when there is room for a message. ProducerStopped."""
+        rules = self._batching.rules
+        while (
+            self._batching.records >= rules.queue_records_max or self._batching.size_bytes >= rules.queue_bytes_max
+        ) and not self.is_stopped:
+            self._room.clear()
+            await self._room.wait()
+        self._check_running()
+
+    async def flush(self) -> None:
+        """Send what waits now; return when the outcome of everything that was produced before is known."""
+        self._batching.hurry()
+        self._wake.set()
+        for receipt in list(self._unsettled):
+            await receipt.wait()
+
+    async def stop(self, rest: Rest = Rest.SEND) -> ProducerReport:
+        """Take no more; send what waits, or discard it. Return when the outcome of all of it is known.
+
+        What is on its way is waited for; where it fails, and the rest is to be discarded, it is not tried again.
+        """
+        self._stopped_by = self._stopped_by or "it was told to"
+        self._room.set()
+        if rest == Rest.DISCARD:
+            self._giving_up.set()
+            self._drop()
+        try:
+            await self.flush()
+        finally:
+            tasks = [task for task in (self._task, *self._under_way) if task is not None]
+            for task in tasks:
+                task.cancel()
+            self._drop()  # nothing, unless this was cut short
+            if tasks:
+                await asyncio.wait(tasks)
+        return self.report()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _check_running(self) -> None:
+        if self._stopped_by is not None:
+            raise ProducerStopped(topic=self.topic, reason=self._stopped_by)
+
+    def _full(self) -> ProducerFull:
+        rules = self._batching.rules
+        return ProducerFull(
+            waiting=self._batching.records,
+            limit=rules.queue_records_max,
+            waiting_bytes=self._batching.size_bytes,
+            limit_bytes=rules.queue_bytes_max,
+        )
+
+    # Sending
+
+    async def _work(self) -> None:
+        while True:
+            while batch := self._batching.take(self._now()):
+                task = asyncio.create_task(self._send_all(batch.messages), name=f"batch-of-{self.topic}")
+                self._under_way.add(task)
+                task.add_done_callback(partial(self._landed, batch))
+            due_at = self._batching.due_at()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due_at is None else max(0.0, due_at - self._now())):
+                    await self._wake.wait()
+
+    def _landed(self, batch: OnItsWay[Receipt], task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._batching.arrived(batch)
+        error: BaseException | None = None
+        if task.cancelled():
+            error = ProducerStopped(topic=self.topic, reason="it was stopped while they were on their way")
+        else:
+            error = task.exception()
+        for receipt in batch.messages:  # none, unless it was cut short
+            if error is not None:
+                self._settle(receipt, error)
+        self._wake.set()
+        self._room.set()
+
+    async def _send_all(self, receipts: list[Receipt]) -> None:
+        """Publish these, and settle each of them."""
+        groups = [receipts]
+        while groups:
+            groups[:0] = await self._send(groups.pop(0))
+
+    async def _send(self, receipts: list[Receipt]) -> list[list[Receipt]]:
+        """Publish these together; those of them that are to be sent once more, apart."""
+        self._batches += 1
+        own_id = f"{self._name}-{self._batches}"
+        apart: list[list[Receipt]] = []
+        while receipts and not self._has_failed:
+            messages = [receipt.message for receipt in receipts]
+            seconds = self.options.publish_timeout_seconds
+            answers = await self._publish(self.topic, messages, own_id=own_id, timeout_seconds=seconds)
+            told = dict(zip(receipts, answers, strict=True))
+            # Those of one partition fail together or not: what comes again under this id is the same.
+            again = {receipt: answer for receipt, answer in told.items() if self._may_pass(answer)}
+            apart += self._take_in({receipt: answer for receipt, answer in told.items() if receipt not in again})
+            receipts = list(again)
+            if receipts and await self._pause():
+                return apart + self._take_in(again)
+        for receipt in receipts:
+            self._settle(receipt, ProducerStopped(topic=self.topic, reason=self._stopped_by or ""))
+        return apart
+
+    def _may_pass(self, answer: PublishAck | SulinaError) -> bool:
+        """Whether it is to be sent again as it is."""
+        if self.options.on_failure != OnFailure.RETRY or self._giving_up.is_set():
+            return False
+        return answer.retryable if isinstance(answer, SulinaError) else answer.reason == RejectReason.QUEUE_FULL
+
+    async def _pause(self) -> bool:
+        """Before something is sent again; True: it is not to be."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.options.retry_seconds):
+                await self._giving_up.wait()
+        return self._giving_up.is_set()
+
+    def _take_in(self, told: dict[Receipt, PublishAck | SulinaError]) -> list[list[Receipt]]:
+        """Settle these, but for those that were refused together: they are to be sent apart."""
+        together: dict[int, list[Receipt]] = {}  # those of one partition were told the same
+        for receipt, answer in told.items():
+            if isinstance(answer, PublishAck) and answer.reason == RejectReason.INVALID_PAYLOAD:
+                together.setdefault(id(answer), []).append(receipt)
+                continue
+            self._settle(receipt, answer)
+            if self.options.on_failure == OnFailure.STOP and _is_fault(answer) and not self._has_failed:
+                self._has_failed = True
+                reason = answer.message if isinstance(answer, PublishAck) else str(answer)
+                self._stopped_by = f"a batch could not be published: {reason}"
+                self._drop()
+        return [group for refused in together.values() for group in self._apart(refused, told[refused[0]])]
+
+    def _apart(self, refused: list[Receipt], answer: PublishAck | SulinaError) -> list[list[Receipt]]:
+        """One of them is bad, and the others are not to suffer for it."""
+        assert isinstance(answer, PublishAck)
+        if len(refused) == 1 or isinstance(answer.error, SchemaConflict):  # which all of them have
+            for receipt in refused:
+                self._settle(receipt, answer)
+            return []
+        if isinstance(answer.error, InvalidRecord):
+            self._settle(refused.pop(answer.error.index), answer)
+            return [refused]
+        half = len(refused) // 2
+        return [refused[:half], refused[half:]]
+
+    # Outcomes
+
+    def _cancel(self, receipt: Receipt) -> bool:
+        if not self._batching.remove(receipt):
+            return False
+        self._settle(receipt, None)
+        self._room.set()
+        return True
+
+    def _drop(self) -> None:
+        """What waits is not sent."""
+        for receipt in self._batching.clear():
+            if self._has_failed:
+                self._settle(receipt, ProducerStopped(topic=self.topic, reason=self._stopped_by or ""))
+            else:
+                reason = "what was waiting was discarded"
+                self._settle(receipt, ProducerStopped(topic=self.topic, reason=reason), "discarded")
+        self._room.set()
+
+    def _settle(self, receipt: Receipt, outcome: PublishAck | BaseException | None, kind: str = "failed") -> None:
+        if receipt.is_done:
+            return
+        if outcome is None:
+            kind = "cancelled"
+        elif isinstance(outcome, PublishAck):
+            kind = "accepted" if outcome.status == PublishStatus.ACCEPTED else "rejected"
+        self._counts[kind] += 1
+        self._unsettled.discard(receipt)
+        receipt.settle(outcome)
+
+
+def _is_fault(answer: PublishAck | SulinaError) -> bool:
+    """Whether it was not the message's fault."""
+    return isinstance(answer, SulinaError) or answer.reason == RejectReason.QUEUE_FULL
+
+
+def _written(message: Message) -> Message:
+    """As it will be stored. NotSerializable."""
+    return Message(
+        value_bytes(message.value),
+        key_bytes(message.key),
+        header_pairs(message.headers),
+        stamp_ms(message.timestamp_ms, int(time.time() * 1000)),
+    )
+
+
+def _size(message: Message) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in header_pairs(message.headers))
+    return RECORD_BYTES + len(message.value or b"") + len(message.key or b"") + headers

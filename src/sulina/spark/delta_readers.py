@@ -1,0 +1,80 @@
+"""Streams that read a Delta table, and how far each has come: what they have not read yet, a vacuum keeps.
+
+- `_sulina/readers/{name}.json` at the table. A stream writes it when it begins and whenever Spark says that a batch is
+  done; that comes a batch late, so a position is never ahead of what was read.
+- A reader that was not heard of for `SILENT_DAYS` is taken for gone. To let go of one before, remove its file.
+- A position that cannot be read holds back everything: nobody may guess it.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from sulina.errors import CorruptCommit, InvalidName
+from sulina.spark.delta_place import TablePlace
+
+FOLDER = "_sulina/readers"
+SILENT_DAYS = 30
+HEARD_SECONDS = 3600.0  # a stream with nothing to do says so often that it is still there
+_NAME = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", re.ASCII)
+
+
+class TablePosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All commits up to `version` have been read."""
+
+    version: int
+    at_ms: int
+    snapshot: int | None = None  # what comes after it is all of this version, as for a stream that has just begun
+
+
+def check_reader(name: str) -> None:
+    """InvalidName."""
+    if not _NAME.fullmatch(name):
+        raise InvalidName(kind="reader", name=name[:60], pattern=_NAME.pattern)
+
+
+def path_of(name: str) -> str:
+    """Where a reader's position is."""
+    return f"{FOLDER}/{name}.json"
+
+
+def live_readers(place: TablePlace, now: float) -> dict[str, TablePosition]:
+    """Those that were heard of. CorruptCommit, ArchiveFailed."""
+    found = {}
+    for listed in place.objects().list(FOLDER):
+        data = place.objects().get(f"{FOLDER}/{listed.name}") if listed.name.endswith(".json") else None
+        if data is None:
+            continue
+        try:
+            position = msgspec.json.decode(data, type=TablePosition)
+        except msgspec.DecodeError as error:
+            raise CorruptCommit(name=f"{place.location}/{FOLDER}/{listed.name}", reason=str(error)) from None
+        if now * 1000 - position.at_ms < SILENT_DAYS * 86_400_000:
+            found[listed.name.removesuffix(".json")] = position
+    return found
+
+
+@dataclass(slots=True)
+class ReaderFile:
+    """The position of one stream, as it is written."""
+
+    place: TablePlace
+    name: str
+    clock: Callable[[], float] = time.time
+    _written: TablePosition | None = None
+
+    def enter(self, version: int, snapshot: int | None) -> None:
+        """Where it begins, or goes on. After that it only shows, now and then, that it is there."""
+        if self._written is None:
+            self.write(version, snapshot)
+        elif self.clock() * 1000 - self._written.at_ms > HEARD_SECONDS * 1000:
+            self.write(self._written.version, self._written.snapshot)
+
+    def write(self, version: int, snapshot: int | None) -> None:
+        """ArchiveFailed."""
+        position = TablePosition(version=version, snapshot=snapshot, at_ms=int(self.clock() * 1000))
+        self.place.objects().put(path_of(self.name), [msgspec.json.encode(position)])
+        self._written = position

@@ -1,0 +1,62 @@
+"""What Spark's checkpoint of a query says: which of its batches are done, and where they ended. Only read here.
+
+Spark writes down where a batch ends before it runs it, and that it is done after its sink has committed it. So whatever
+a batch that is done has read is in the table.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sulina.spark.delta_place import TablePlace
+from sulina.spark.errors import BatchUnfinished
+from sulina.storage.objects import Objects
+
+WAIT_SECONDS = 60.0
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Of one query, which has one source."""
+
+    uri: str
+    table: str  # that the query writes
+
+    def has_begun(self) -> bool:
+        """Whether there is a batch at all, done or not."""
+        return bool(_numbers(self._files(), "offsets"))
+
+    def done(self) -> int | None:
+        """The newest batch that is done. None: there is none yet."""
+        return max(_numbers(self._files(), "commits"), default=None)
+
+    def wait_done(self, batch: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> int:
+        """The newest batch that is done, once it is this one or a later one; None: whichever is first.
+
+        BatchUnfinished: nobody seems to be at it.
+        """
+        deadline = clock() + WAIT_SECONDS
+        while (newest := self.done()) is None or newest < (batch or 0):
+            has_begun = self.has_begun()
+            if not has_begun or clock() >= deadline:
+                raise BatchUnfinished(table=self.table, batch=(batch or 0) if has_begun else None)
+            time.sleep(POLL_SECONDS)
+        return newest
+
+    def end_of(self, batch: int) -> dict[str, Any]:
+        """Where a batch ended, as its source said it."""
+        data = self._files().get(f"offsets/{batch}")
+        assert data is not None, "Spark keeps the offsets of what was done last"
+        offset = json.loads(bytes(data).splitlines()[-1])
+        assert isinstance(offset, dict)
+        return offset
+
+    def _files(self) -> Objects:
+        return TablePlace.parse(self.uri).objects()
+
+
+def _numbers(files: Objects, folder: str) -> list[int]:
+    return [int(one.name) for one in files.list(folder) if one.name.isdecimal()]

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup etcd run test interop examples check fix bench chaos lock clean
+.PHONY: setup etcd peers run test interop examples check fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 etcd: $(STAMP)        ## an etcd server for tests and local clusters, where one can be had
 	@tools/install_etcd.sh .venv
+
+peers: $(STAMP)       ## the servers that benchmarks compare with, where they can be had
+	@tools/install_peers.sh .venv
 
 run: setup            ## a node at work, live
 	@$(BIN)/sulina demo
@@ -43,7 +46,7 @@ fix: setup            ## format, and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: setup          ## every benchmark, and docs/benchmarks.md
+bench: setup etcd peers  ## every benchmark, and docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
 
 chaos: setup etcd     ## the long form of the crash tests
@@ -51,6 +54,7 @@ chaos: setup etcd     ## the long form of the crash tests
 	  tests/crash tests/blackbox/test_kills.py
 	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 \
 	  $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
+	@SULINA_PUBSUB_SECONDS=120 $(BIN)/pytest -n 0 -s --timeout 3600 tests/pubsub/test_partitions.py
 	@SULINA_SPARK_KILLS=20 $(BIN)/pytest -n 0 -s tests/spark/test_exactly_once.py
 
 lock:                 ## resolve the dependencies anew

@@ -8,7 +8,7 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from sulina.storage.steps import Step
 
-TOGETHER = ("tests/spark/", "tests/cluster/")  # what is costly to start is started by one worker
+TOGETHER = ("tests/spark/", "tests/cluster/", "tests/pubsub/")  # what is costly to start is started by one worker
 ALONE = "tests/spark/test_exactly_once.py"  # its sessions are in processes of their own
 FIRST = (
     *TOGETHER,

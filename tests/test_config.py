@@ -42,6 +42,8 @@ def test_every_setting_can_be_given_by_every_source() -> None:
         "metadata_ca": "pem", "metadata_cert": "pem", "metadata_key": "pem", "metadata_user": "u",
         "metadata_password": "secret", "objects": "s3://bucket/prefix", "objects_endpoint": "http://127.0.0.1:9000",
         "lease_seconds": 3.5, "rebalance_seconds": 60.0, "advertise": "http://b1.example:8080",
+        "peer_host": "::1", "peer_port": 9090, "peer_advertise": "[::1]:9090",
+        "subscriber_timeout_seconds": 2.5, "suspended_ttl_seconds": 30.0,
     }  # fmt: skip
     Path("pem").write_text("a certificate")
     limits = {f"{name}": number for number, name in enumerate(Limits.__dataclass_fields__, start=1)}
@@ -174,11 +176,23 @@ def test_an_object_store_is_a_cloud_or_a_directory(objects: str) -> None:
         ({"lease_seconds": "soon"}, ["--lease-seconds", "'soon'"]),
         ({"lease_seconds": True}, ["--lease-seconds"]),
         ({"rebalance_seconds": 0}, ["--rebalance-seconds", "from 1 to 86400"]),
+        ({"subscriber_timeout_seconds": 0}, ["--subscriber-timeout-seconds", "from 0.05 to 3600"]),
+        ({"suspended_ttl_seconds": "never"}, ["--suspended-ttl-seconds", "from 0.05 to 86400", "'never'"]),
         ({"advertise": "b1:8080"}, ["--advertise", "http://"]),
         ({"advertise": "http://b1:8080/path"}, ["--advertise", "without a path"]),
         ({"advertise": "http://b1:x"}, ["--advertise"]),
         ({"advertise": "http://0.0.0.0:80"}, ["--advertise"]),
         ({"http": "0.0.0.0:80", "insecure": True}, ["--http", "--advertise"]),
+        ({"peer_host": "a:1"}, ["--peer-host", "without a port", "'a:1'"]),
+        ({"peer_host": "10.0.0.1"}, ["--peer-host", "10.0.0.1", "--insecure"]),
+        ({"peer_host": "0.0.0.0", "insecure": True}, ["--peer-host", "--peer-advertise", "SULINA_PEER_ADVERTISE"]),
+        ({"peer_port": 65536}, ["--peer-port", "65535"]),
+        ({"peer_port": "http"}, ["--peer-port", "'http'"]),
+        ({"peer_port": True}, ["--peer-port"]),
+        ({"peer_advertise": "b1"}, ["--peer-advertise", "HOST:PORT"]),
+        ({"peer_advertise": "b1:0"}, ["--peer-advertise", "HOST:PORT"]),
+        ({"peer_advertise": "http://b1:9090"}, ["--peer-advertise", "HOST:PORT"]),
+        ({"peer_advertise": "0.0.0.0:9090"}, ["--peer-advertise", "HOST:PORT"]),
         ({"metadata_ca": "pem"}, ["--metadata-ca", "etcds://"]),
         ({"metadata": "etcds://a:1", "metadata_ca": "gone"}, ["--metadata-ca", "gone", "No such file"]),
         ({"metadata": "etcds://a:1", "metadata_cert": "pem"}, ["--metadata-cert", "metadata_key"]),
@@ -191,6 +205,24 @@ def test_what_a_broker_of_a_cluster_lacks_is_said_with_what_to_do(flags: dict[st
     with pytest.raises(InvalidSettings) as caught:
         loaded({**MEMBER, **flags})
     assert all(word in str(caught.value) for word in says), caught.value
+
+
+@pytest.mark.parametrize(
+    ("flags", "listens", "tells"),
+    [
+        ({}, "127.0.0.1", "127.0.0.1:7"),
+        ({"http": "[::1]:80"}, "::1", "[::1]:7"),
+        ({"peer_host": "localhost"}, "localhost", "localhost:7"),
+        ({"peer_host": "[::1]"}, "::1", "[::1]:7"),
+        ({"peer_advertise": "b1.example:9"}, "127.0.0.1", "b1.example:9"),
+        ({"http": "0.0.0.0:80", "insecure": True, "advertise": "http://b1.example:80"}, "0.0.0.0", "b1.example:7"),
+        ({"http": "0.0.0.0:80", "insecure": True, "advertise": "http://[::1]:80"}, "0.0.0.0", "[::1]:7"),
+    ],
+)
+def test_other_brokers_are_told_an_address_that_they_can_use(flags: dict[str, Any], listens: str, tells: str) -> None:
+    settings = loaded({**MEMBER, **flags})
+    assert settings.peer_listen_host == listens
+    assert settings.peer_address(7) == tells
 
 
 @pytest.mark.parametrize(

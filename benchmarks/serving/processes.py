@@ -49,6 +49,11 @@ class Load:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def __call__(self, name: str, **arguments: Any) -> dict[str, Any]:
         """Have something done, and what it measured."""
         self.begin(name, **arguments)
@@ -93,9 +98,9 @@ def bare_server() -> Iterator[Server]:
 
 
 @contextmanager
-def load() -> Iterator[Load]:
-    """A load that has nothing to do yet."""
-    with _running([sys.executable, "-m", "benchmarks.serving.load"]) as process:
+def load(module: str = "load") -> Iterator[Load]:
+    """A load that has nothing to do yet; `module` is of this package."""
+    with _running([sys.executable, "-m", f"benchmarks.serving.{module}"]) as process:
         yield Load(process)
 
 

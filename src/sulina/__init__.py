@@ -13,17 +13,25 @@ from typing import TYPE_CHECKING, Any
 from sulina.errors import SulinaError
 
 if TYPE_CHECKING:
+    from sulina._connect import PubSub
     from sulina.client import (
         Client,
         ClientOptions,
         Connecting,
         Delivered,
+        DeliveryPolicy,
         Message,
+        PartitionBehavior,
         PublishAck,
+        PublishOptions,
         PublishStatus,
+        PubSubMessage,
         Received,
         RejectReason,
+        SerializationRegistry,
+        Subscriber,
         SyncClient,
+        SyncPubSub,
     )
 
 __all__ = [
@@ -31,13 +39,21 @@ __all__ = [
     "ClientOptions",
     "Connecting",
     "Delivered",
+    "DeliveryPolicy",
     "Message",
+    "PartitionBehavior",
+    "PubSub",
+    "PubSubMessage",
     "PublishAck",
+    "PublishOptions",
     "PublishStatus",
     "Received",
     "RejectReason",
+    "SerializationRegistry",
+    "Subscriber",
     "SulinaError",
     "SyncClient",
+    "SyncPubSub",
     "connect",
 ]
 
@@ -64,6 +80,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("sulina")
+    if name == "PubSub":
+        from sulina._connect import PubSub
+
+        return PubSub
     if name in __all__:
         from sulina import client
 

@@ -1,6 +1,16 @@
-"""From a URL to a client: over the network, or with a node in this process."""
+"""From a URL to a client, or to publish/subscribe: over the network, or with a node in this process."""
 
-from sulina.client import ClientOptions, Connecting, Connector, WebSocketConnector, connecting
+import sulina.client
+from sulina.client import (
+    Client,
+    ClientOptions,
+    Connecting,
+    Connector,
+    SerializationRegistry,
+    SyncClient,
+    WebSocketConnector,
+    connecting,
+)
 from sulina.client.connect import OnClose
 from sulina.client.websocket import split_urls
 from sulina.config import Settings
@@ -22,6 +32,22 @@ def connect(url: str, options: ClientOptions | None) -> Connecting:
             f"and a path such as ./data"
         )
     return Connecting(lambda: _start_node(url), url=url, options=options)
+
+
+class PubSub(sulina.client.PubSub):
+    """Publish/subscribe at a URL as `sulina.connect` takes it, or over a client that there is already."""
+
+    def __init__(
+        self,
+        source: str | Connecting | Client | SyncClient,
+        *,
+        options: ClientOptions | None = None,
+        registry: SerializationRegistry | None = None,
+    ) -> None:
+        """`options` are those of the client that is made. InvalidSettings when a URL is none."""
+        if options is not None and not isinstance(source, str):
+            raise InvalidSettings("the client that is given has options of its own")
+        super().__init__(connect(source, options) if isinstance(source, str) else source, registry=registry)
 
 
 async def _start_node(url: str) -> tuple[Connector, OnClose | None]:

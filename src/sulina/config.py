@@ -25,6 +25,8 @@ DEFAULT_HTTP = "127.0.0.1:8080"
 DEFAULT_BROKER_ID = "local"
 DEFAULT_METADATA = "sqlite"
 DEFAULT_LEASE_SECONDS = 10.0
+DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS = 5.0
+DEFAULT_SUSPENDED_TTL_SECONDS = 60.0
 ETCD_PORT = 2379
 ETCD_PREFIX = "/sulina"
 PREFIX = "SULINA_"
@@ -66,6 +68,8 @@ class Settings:
     log_level: LogLevel = "info"
     otlp_endpoint: str | None = None  # None: no traces
     limits: Limits = field(default_factory=Limits)
+    subscriber_timeout_seconds: float = DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS  # for a subscriber to ack a batch
+    suspended_ttl_seconds: float = DEFAULT_SUSPENDED_TTL_SECONDS  # without a success, until a subscriber is removed
 
     # Of a cluster
     metadata: str = DEFAULT_METADATA  # or etcd://host:port,…/prefix, etcds:// for TLS
@@ -79,6 +83,23 @@ class Settings:
     lease_seconds: float = DEFAULT_LEASE_SECONDS  # after so long without a word, a broker is dead to the others
     rebalance_seconds: float | None = None  # between two automatic rebalances; None: only when asked
     advertise: str | None = None  # None: the address it listens on
+    peer_host: str | None = None  # None: that of HTTP
+    peer_port: int = 0  # 0: any that is free
+    peer_advertise: str | None = None  # None: where it listens for other brokers
+
+    @property
+    def peer_listen_host(self) -> str:
+        """Where other brokers are listened for."""
+        return self.peer_host or self.http_host
+
+    def peer_address(self, port: int) -> str:
+        """What other brokers are told, given the port that it listens on for them."""
+        if self.peer_advertise is not None:
+            return self.peer_advertise
+        host = self.peer_listen_host
+        if host in _EVERYWHERE and self.advertise is not None:
+            host = urlsplit(self.advertise).hostname or host
+        return address_text(host, port)
 
     @property
     def etcd(self) -> EtcdAddress | None:
@@ -109,7 +130,8 @@ def load(
     limits = {key.removeprefix("limits."): found.pop(key) for key in list(found) if key.startswith("limits.")}
     host, port = _address(found.pop("http"), names["http"])
     settings = Settings(http_host=host, http_port=port, limits=Limits(**limits), **found)
-    _check_exposure(settings, names["http"])
+    _check_exposure(settings.http_host, settings, names["http"])
+    _check_exposure(settings.peer_listen_host, settings, names.get("peer_host", names["http"]))
     _check_metadata(settings, names)
     if settings.objects_endpoint is not None and (settings.objects is None or settings.objects.startswith("file:")):
         raise InvalidSettings(f"{names['objects_endpoint']}: there is no object store of a cloud that has an endpoint")
@@ -177,10 +199,10 @@ def _nearest(key: str) -> str:
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(_KEYS)}"
 
 
-def _check_exposure(settings: Settings, name: str) -> None:
-    if not is_loopback(settings.http_host) and not settings.insecure:
+def _check_exposure(host: str, settings: Settings, name: str) -> None:
+    if not is_loopback(host) and not settings.insecure:
         raise InvalidSettings(
-            f"{name}: {settings.http_host} can be reached from other machines, and this node has neither TLS "
+            f"{name}: {host} can be reached from other machines, and this node has neither TLS "
             "nor authentication; listen on 127.0.0.1, or say --insecure if the network is trusted"
         )
 
@@ -221,6 +243,11 @@ def _check_member(settings: Settings, names: Mapping[str, str]) -> None:
         raise InvalidSettings(
             f"{names['http']}: {settings.http_host} is no address that others could use; say where they reach this "
             f"broker with --advertise http://HOST:PORT ({environment_name('advertise')})"
+        )
+    if settings.peer_advertise is None and settings.advertise is None and settings.peer_listen_host in _EVERYWHERE:
+        raise InvalidSettings(
+            f"{names['peer_host']}: {settings.peer_host} is no address that other brokers could use; say where they "
+            f"reach this one with --peer-advertise HOST:PORT ({environment_name('peer_advertise')})"
         )
 
 
@@ -385,6 +412,29 @@ def _address(value: str, name: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
+def _host(value: Any, name: str) -> str:
+    """A name, or an address; one of IPv6 with its brackets or without."""
+    host = _text(value, name).removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[a-zA-Z0-9._-]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*", host, re.ASCII):
+        raise InvalidSettings(f"{name}: must be a host such as 127.0.0.1, without a port, not {value!r}")
+    return host
+
+
+def _port(value: Any, name: str) -> int:
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,5}", value, re.ASCII) else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 65536:
+        raise InvalidSettings(f"{name}: must be a port, from 0 to 65535, not {value!r}")
+    return number
+
+
+def _peer_advertise(value: Any, name: str) -> str:
+    text = _text(value, name)
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+):(\d{1,5})", text, re.ASCII)
+    if found is None or not 0 < int(found[2]) < 65536 or found[1].strip("[]") in _EVERYWHERE:
+        raise InvalidSettings(f"{name}: must be HOST:PORT such as broker-1.example:9090, not {value!r}")
+    return text
+
+
 _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "data": _text,
     "http": _text,
@@ -393,6 +443,8 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "log_format": _one_of(get_args(LogFormat)),
     "log_level": _one_of(get_args(LogLevel)),
     "otlp_endpoint": _endpoint("http://127.0.0.1:4318"),
+    "subscriber_timeout_seconds": _seconds(0.05, 3600),
+    "suspended_ttl_seconds": _seconds(0.05, 86400),
     "metadata": _metadata,
     "metadata_ca": _file,
     "metadata_cert": _file,
@@ -404,5 +456,8 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "lease_seconds": _seconds(1, 600),
     "rebalance_seconds": _seconds(1, 86400),
     "advertise": _advertise,
+    "peer_host": _host,
+    "peer_port": _port,
+    "peer_advertise": _peer_advertise,
     **{f"{LIMITS}.{limit.name}": _count for limit in fields(Limits)},
 }

@@ -7,17 +7,16 @@ SulinaError
 │   ├── InvalidBatch                a record batch that is not what its header says
 │   │   ├── CorruptBatch            its CRC32C does not hold
 │   │   └── UnknownCodec            a compression that the format does not know
-│   ├── BatchTooLarge               more bytes than the limit, as sent
-│   ├── DecompressedTooLarge        more bytes than the limit, once decompressed
+│   ├── BatchTooLarge, DecompressedTooLarge   more bytes than the limit, as sent, or once decompressed
 │   ├── InvalidSettings             a policy, schema or position outside the rules
 │   ├── InvalidRecord               a record that its topic's schema does not allow
 │   ├── NotSerializable             a value, key or header that has no form in bytes
+│   ├── InvalidEnvelope             a message that cannot be read as what it says it is
 │   ├── KeysSpanPartitions          one batch cannot be atomic in several partitions
 │   └── NotReliable                 the topic keeps nothing, so there is nothing to read or seek
 ├── Conflict                        somebody else was first; nothing was written
 │   ├── VersionConflict             another commit took the version           (retry)
-│   ├── StaleEpoch                  a newer owner exists
-│   ├── StaleOrigin                 a newer instance of this producer exists
+│   ├── StaleEpoch, StaleOrigin     a newer owner exists; a newer instance of this producer does
 │   ├── SequenceGap                 a producer's earlier batch is missing
 │   ├── DuplicateSequence           written long ago; its offsets are no longer known
 │   ├── AlreadyExists               with other settings
@@ -26,40 +25,39 @@ SulinaError
 │   ├── ReaderAhead                 the reader has come further already; force moves it back
 │   └── NamespaceNotEmpty           it has topics
 ├── NotFound                        there is no such thing
-│   ├── NamespaceNotFound
-│   ├── TopicNotFound
-│   ├── PartitionNotFound
-│   ├── SubscriptionNotFound
-│   ├── ReaderNotFound
+│   ├── NamespaceNotFound, TopicNotFound, PartitionNotFound, SubscriptionNotFound, ReaderNotFound
 │   ├── ConsumerNotFound            it has been detached
 │   └── BrokerNotFound
 ├── CursorMoved                     a seek moved the subscription: subscribe again (retry)
 ├── NotAvailable                    the log does not have it
 │   ├── NotYet                      the offset or version is not there yet    (retry)
 │   ├── OffsetOutOfRange            before the first retained offset, or past the end
-│   ├── VersionNotRetained          its commit has been cleaned up
+│   └── VersionNotRetained          its commit has been cleaned up
 ├── QueueFull                       too much is waiting to be committed       (retry)
 │   └── ProducerFull                too much is waiting to be published, in a batching producer
+├── DelayQueueFull                  too much is waiting for a node that cannot be reached
 ├── LimitReached                    the node has as many of them as it may
 ├── NoSubscribers                   nobody is attached, and the topic keeps nothing
+├── PartitionDropped                no node with subscribers can be reached, and the topic keeps nothing
 ├── NotServing                      not started, or on its way out            (retry)
 │   ├── Draining                    the topic is moving; names the new owner once known
 │   ├── NotOwner                    another broker serves the partition; names it once known
 │   ├── Recovering                  only a broker that is away has all of it
 │   └── LeaseExpired                the broker may no longer acknowledge; the outcome is unknown
+├── PubSubError                     the fault is not a message's
+│   ├── NotStarted                  not yet, or no more
+│   ├── DuplicateSubscriber, SubscriberNotFound   it is subscribed to the topic already; it is not
+│   └── SubscriberRemoved           it was suspended for too long
 ├── ProducerStopped                 a batching producer takes no more messages
 ├── Disconnected                    the connection is gone, the outcome may be unknown (retry)
 ├── ProtocolError                   the other side sent what it must not
 ├── Compacted                       the watch is too old: list again          (retry)
 ├── LeaseLost                       it ended before it was kept alive
-├── LogClosed                       the log was closed
-├── LogLocked                       another process is writing this directory
+├── LogClosed, LogLocked            the log was closed; another process is writing this directory
 ├── LogStopped                      a write failed; reopen after repair
-├── MetadataFailed                  the metadata store did not do what it was asked (retry)
-├── ArchiveFailed                   the object store did not do what it was asked (retry)
+├── MetadataFailed, ArchiveFailed   a store did not do what it was asked      (retry)
 └── Corrupt                         stored bytes are not what was written
-    ├── CorruptSegment
-    ├── CorruptCommit
+    ├── CorruptSegment, CorruptCommit
     └── CorruptLog                  commits are missing and no checkpoint covers them
 ```
 `retryable` says whether the same call can succeed later without a change.
@@ -159,13 +157,15 @@ class NotSerializable(InvalidInput):
     """A value, key or header that has no form in bytes; nothing was sent."""
 
 
+class InvalidEnvelope(InvalidInput):
+    """A message that cannot be read as what its headers say that it is."""
+
+
 class KeysSpanPartitions(InvalidInput):
     """The keys of one batch belong to several partitions, and a batch is all or nothing in one."""
 
     def __init__(self, *, topic: str, partitions: str) -> None:
-        super().__init__(
-            f"the keys belong to partitions {partitions} of {topic}: send one batch for each, or name a partition"
-        )
+        super().__init__(f"the keys belong to partitions {partitions} of {topic}: send a batch for each, or name one")
         self.topic, self.partitions = topic, partitions
 
 
@@ -384,6 +384,14 @@ class ProducerFull(QueueFull):
         self.waiting, self.limit, self.waiting_bytes, self.limit_bytes = waiting, limit, waiting_bytes, limit_bytes
 
 
+class DelayQueueFull(SulinaError):
+    """Too much waits for a node that cannot be reached. Nobody was sent anything."""
+
+    def __init__(self, *, node: str, waiting_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"{waiting_bytes} bytes wait for node {node}, the limit is {limit_bytes}")
+        self.node, self.waiting_bytes, self.limit_bytes = node, waiting_bytes, limit_bytes
+
+
 class LimitReached(SulinaError):
     """There are as many of them as there may be."""
 
@@ -398,6 +406,10 @@ class NoSubscribers(SulinaError):
     def __init__(self, *, topic: str) -> None:
         super().__init__(f"nobody is subscribed to {topic}, which keeps no records")
         self.topic = topic
+
+
+class PartitionDropped(SulinaError):
+    """No node with subscribers can be reached, and nothing is kept for them. Nobody was sent anything."""
 
 
 class NotServing(SulinaError):
@@ -444,6 +456,30 @@ class LeaseExpired(NotServing):
     def __init__(self, *, broker: str) -> None:
         super().__init__(reason=f"broker {broker} has lost touch with the metadata store")
         self.broker = broker
+
+
+class PubSubError(SulinaError):
+    """Publish/subscribe could not do as it was asked, whatever the message."""
+
+
+class NotStarted(PubSubError):
+    """It was not started yet, or has been stopped."""
+
+
+class DuplicateSubscriber(PubSubError):
+    """This name, or this handler, is subscribed to the topic already."""
+
+
+class SubscriberNotFound(PubSubError):
+    """It is not subscribed to the topic."""
+
+
+class SubscriberRemoved(PubSubError):
+    """The topic has let a subscriber go; it may subscribe anew."""
+
+    def __init__(self, *, topic: str, reason: str) -> None:
+        super().__init__(f"a subscriber of {topic} was removed: {reason}")
+        self.topic, self.reason = topic, reason
 
 
 class ProducerStopped(SulinaError):
@@ -505,8 +541,7 @@ class LogLocked(SulinaError):
 class LogStopped(SulinaError):
     """A write failed, so what is on disk is unknown until the log is opened again.
 
-    Nothing that was acknowledged is affected. What was waiting has an unknown outcome: retry it with the same
-    txn_id or origin after reopening.
+    Nothing acknowledged is affected. What was waiting may be written: reopen, then retry it as the same txn or origin.
     """
 
     def __init__(self, *, path: str, cause: BaseException) -> None:

@@ -22,14 +22,25 @@ from sulina.wire.frames import (
     Failed,
     FromClient,
     FromNode,
+    Join,
+    Listen,
     NackRecords,
     Publish,
     Subscribe,
+    Unlisten,
     decode_from_client,
     decode_from_node,
     encode_frame,
 )
-from sulina.wire.messages import PartitionPlacement, Placement, Published, Subscribed, TopicInfo, TopicState
+from sulina.wire.messages import (
+    JoinedTopic,
+    PartitionPlacement,
+    Placement,
+    Published,
+    Subscribed,
+    TopicInfo,
+    TopicState,
+)
 
 URL = "http://fake"
 TOPIC = "/default/orders"
@@ -192,6 +203,22 @@ class FakeNode:
         """Say yes to every consumer, and goodbye to those that leave."""
         self.scripts[Subscribe] = self._subscribe
         self.scripts[Detach] = lambda connection, frame: connection.answer(frame)
+
+    def join_subscribers(self, end: int = 0) -> None:
+        """Say yes to every subscriber, where it wants to begin, or at the end; and to every listener."""
+
+        def join(connection: FakeConnection, frame: Join) -> None:
+            settings = self.topics.get(frame.topic)
+            if settings is None:
+                connection.refuse(frame, TopicNotFound(topic=frame.topic))
+                return
+            is_reliable = settings.delivery == Delivery.RELIABLE
+            positions = {number: frame.positions.get(number, end) for number in range(settings.partitions)}
+            connection.answer(frame, JoinedTopic(is_reliable=is_reliable, positions=positions if is_reliable else {}))
+
+        self.scripts[Join] = join
+        for kind in (Detach, Listen, Unlisten):
+            self.scripts[kind] = lambda connection, frame: connection.answer(frame)
 
     def settle_records(self) -> None:
         """Take acks and nacks as they come: the consumer held all of it."""

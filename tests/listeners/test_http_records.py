@@ -127,7 +127,10 @@ def test_what_is_not_json_is_malformed(body: bytes) -> None:
 
 
 def test_what_else_a_publish_says_is_kept() -> None:
-    said = {"txn_id": "t", "expected_version": 3, "schema_id": "s"}
+    said = {
+        "txn_id": "t", "expected_version": 3, "schema_id": "s", "delivery_policy": "at_most_once",
+        "partition_behavior": "drop",
+    }  # fmt: skip
     for record in ({"value": "plain"}, {"value": "other", "timestamp": 1}):
         request = read_publish(json.dumps({"records": [record], **said}).encode(), NOW, 10)
-        assert request[1:] == ("t", 3, "s", None)
+        assert request[1:] == ("t", 3, "s", None, "at_most_once", "drop")

@@ -27,6 +27,7 @@ from sulina.wire.messages import ClusterInfo, PartitionPlacement, Placement, Top
 from tests.support import serving
 from tests.support.etcd import EtcdCluster, EtcdServer
 from tests.support.fault_proxy import FaultProxy, HttpFaultProxy
+from tests.support.peer_proxy import PeerProxy
 from tests.support.s3 import BUCKET, S3Server
 
 T = TypeVar("T")
@@ -50,16 +51,14 @@ class BrokerProcess:
     def __init__(
         self, broker_id: str, folder: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        # Kept for all lives, without listening: nobody else can be given the port while the broker is down.
-        self._reserved = socket.socket()
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind(("127.0.0.1", 0))
+        self._reserved = [_reserved()]
         self.broker_id = broker_id
-        self.address = f"127.0.0.1:{self._reserved.getsockname()[1]}"
+        self.address = f"127.0.0.1:{self._reserved[0].getsockname()[1]}"
         self.data = folder / broker_id
         self.is_paused = False
         self.etcd_proxy: FaultProxy | None = None
         self.store_proxy: HttpFaultProxy | None = None
+        self.peer_proxy: PeerProxy | None = None
         self._arguments = [*arguments, "--broker-id", broker_id]
         self._environment = dict(environment or {})
         self._serving: serving.Serving | None = None
@@ -72,6 +71,13 @@ class BrokerProcess:
     def is_running(self) -> bool:
         """Whether there is a process that can answer."""
         return self._serving is not None and self._serving.process.poll() is None and not self.is_paused
+
+    def proxy_peers(self) -> None:
+        """Before it is started: other brokers reach it through a proxy."""
+        self._reserved.append(_reserved())
+        port = self._reserved[-1].getsockname()[1]
+        self.peer_proxy = PeerProxy(f"127.0.0.1:{port}")
+        self._arguments += ["--peer-port", str(port), "--peer-advertise", self.peer_proxy.address]
 
     async def start(self, *, kill_at: str | None = None) -> None:
         """Return when it serves. `kill_at` names the step at which the process kills itself."""
@@ -138,10 +144,11 @@ class BrokerProcess:
     async def close(self) -> None:
         """Nothing is left of it."""
         await self.close_process()
-        for proxy in (self.etcd_proxy, self.store_proxy):
+        for proxy in (self.etcd_proxy, self.store_proxy, self.peer_proxy):
             if proxy is not None:
                 await asyncio.to_thread(proxy.close)
-        self._reserved.close()
+        for reserved in self._reserved:
+            reserved.close()
 
     @property
     def log(self) -> Path:
@@ -174,6 +181,8 @@ class World:
     lease_seconds: float
     s3: S3Server | None
     is_proxied: bool
+    is_peer_proxied: bool = False
+    arguments: Sequence[str] = ()  # of every broker
     brokers: dict[str, BrokerProcess] = field(default_factory=dict)
     http: httpx.AsyncClient = field(
         default_factory=lambda: httpx.AsyncClient(timeout=HTTP_SECONDS_MAX, follow_redirects=True)
@@ -193,12 +202,14 @@ class World:
                 store_proxy = HttpFaultProxy(endpoint.removeprefix("http://"))
                 endpoint = f"http://{store_proxy.address}"
         arguments = ["--metadata", f"etcd://{','.join(endpoints)}{self.prefix}", "--objects", self.objects]
-        arguments += ["--lease-seconds", str(self.lease_seconds)]
+        arguments += ["--lease-seconds", str(self.lease_seconds), *self.arguments]
         if endpoint is not None:
             arguments += ["--objects-endpoint", endpoint]
             environment = S3_ENVIRONMENT | environment
         broker = BrokerProcess(broker_id, self.folder, arguments, environment)
         broker.etcd_proxy, broker.store_proxy = etcd_proxy, store_proxy
+        if self.is_peer_proxied:
+            broker.proxy_peers()
         self.brokers[broker_id] = broker
         return broker
 
@@ -213,9 +224,10 @@ class World:
         for broker in self.brokers.values():
             if broker.is_paused:
                 broker.resume()
-            for proxy in (broker.etcd_proxy, broker.store_proxy):
+            for proxy in (broker.etcd_proxy, broker.store_proxy, broker.peer_proxy):
                 if proxy is not None:
                     proxy.heal()
+            self.heal_peers(broker.broker_id)
         down = [each for each in broker_ids if each not in self.brokers or not self.brokers[each].is_running]
         await asyncio.gather(*(self.brokers[each].close_process() for each in down if each in self.brokers))
         await asyncio.gather(*((self.brokers.get(each) or self.add(each)).start() for each in down))
@@ -369,6 +381,24 @@ class World:
         await self.wait_served(topic, by=to)
         return time.monotonic() - began
 
+    def cut_peers(self, broker_id: str) -> None:
+        """No other broker reaches it, nor it any; clients, etcd and the object store do."""
+        for broker in self.brokers.values():
+            if broker.peer_proxy is not None:
+                if broker.broker_id == broker_id:
+                    broker.peer_proxy.cut()
+                else:
+                    broker.peer_proxy.part(broker_id)
+
+    def heal_peers(self, broker_id: str) -> None:
+        """The end of `cut_peers`."""
+        for broker in self.brokers.values():
+            if broker.peer_proxy is not None:
+                if broker.broker_id == broker_id:
+                    broker.peer_proxy.heal()
+                else:
+                    broker.peer_proxy.join(broker_id)
+
     # Looking inside
 
     def keys(self, prefix: str = "/") -> dict[str, Any]:
@@ -433,13 +463,15 @@ async def cluster(
     lease_seconds: float = LEASE_SECONDS,
     s3: S3Server | None = None,
     is_proxied: bool = False,
+    is_peer_proxied: bool = False,
+    arguments: Sequence[str] = (),
 ) -> AsyncIterator[World]:
     """A running cluster with these brokers; they end with the `with`. Its keys and objects are apart from others'."""
     name = f"test-{secrets.token_hex(6)}"
     objects = f"s3://{BUCKET}/{name}" if s3 else f"file://{folder / 'objects'}"
     if s3 is None:
         (folder / "objects").mkdir()
-    world = World(folder, etcd, f"/{name}", objects, lease_seconds, s3, is_proxied)
+    world = World(folder, etcd, f"/{name}", objects, lease_seconds, s3, is_proxied, is_peer_proxied, arguments)
     try:
         await world.start(*broker_ids)
         yield world
@@ -454,6 +486,14 @@ async def until(what: str, ask: Callable[[], Awaitable[T | None]], seconds: floa
         assert time.monotonic() < deadline, f"in {seconds} s it never was so that {what}"
         await asyncio.sleep(POLL_SECONDS)
     return found
+
+
+def _reserved() -> socket.socket:
+    """A port for all lives, not listened on: nobody else can be given it while the broker is down."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 async def _now(answer: T) -> T:

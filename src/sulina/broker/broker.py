@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -10,18 +10,23 @@ from msgspec.structs import replace
 from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Outdated
 from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.cluster.view import Touched
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.pubsub.hub import Hub
+from sulina.broker.pubsub.totals import Taken
 from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
-from sulina.broker.topic import Accepted, Topic
+from sulina.broker.topic import NO_OPTIONS, Accepted, Topic
 from sulina.broker.whole import whole
 from sulina.core.cluster import Registration
 from sulina.core.commit import Commit
 from sulina.core.position import Position
+from sulina.core.pubsub import PublishOptions, SubscriberInfo
 from sulina.core.records import Record, encode
+from sulina.core.rejects import reject_reason
 from sulina.errors import (
     AlreadyExists,
     InvalidInput,
@@ -31,6 +36,7 @@ from sulina.errors import (
     NotYet,
     SubscriptionBusy,
     SubscriptionNotFound,
+    SulinaError,
     TopicNotFound,
 )
 from sulina.ports import Bytes, Clock, Files, MetadataStore
@@ -41,6 +47,7 @@ from sulina.wire.messages import (
     NodeInfo,
     PartitionInfo,
     Published,
+    PubSubMetrics,
     ReaderInfo,
     ReaderPage,
     ReaderSettings,
@@ -72,9 +79,13 @@ class Broker(ClusterMember):
         self._readers = Readers(
             metadata, self._catalogue, options, self._topics.get, clock=self._clock, events=self.events
         )
+        self.hub = Hub(options.broker_id, self, config=options.pubsub, clock=self._clock, events=self.events)
+        self._unplaced = Taken()  # rejects that are of no topic
         self._tasks: list[asyncio.Task[None]] = []
         self._started_at = self._clock.monotonic()
         self.metrics.collect_lag(self._lags)
+        self.metrics.collect_deliveries(self.hub.delivered)
+        self.metrics.collect_batches(lambda: list(self.hub.batches_sent.items()))
 
     # Its life
 
@@ -92,9 +103,30 @@ class Broker(ClusterMember):
         """Instead of `start`: be one of several brokers. InvalidSettings when another has this one's name."""
         self._tasks += await self._join(registration, options)
         self._begin()
+        self._cluster.view.listen(self._owners_changed)
+
+    def _owners_changed(self, touched: Touched) -> None:
+        if touched.partitions or touched.brokers:
+            self.hub.topics_changed()
+
+    async def _sync_topic(self, name: TopicName) -> None:
+        await super()._sync_topic(name)
+        self.hub.topics_changed()
+
+    def follow_peers(self, tell: Callable[[Mapping[str, str]], None]) -> None:
+        """Tell where the brokers of the cluster take connections of others, now and whenever that changes."""
+        view = self._cluster.view
+
+        def changed(touched: Touched | None = None) -> None:
+            if touched is None or touched.brokers:
+                tell({name: held.value.peer for name, held in view.registrations.items() if held.value.peer})
+
+        view.listen(changed)
+        changed()
 
     def _begin(self) -> None:
         self._writer.start()
+        self.hub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._state = "ready"
         self.events.emit("broker_started", broker_id=self.options.broker_id, topics=len(self._topics))
@@ -115,6 +147,7 @@ class Broker(ClusterMember):
             await asyncio.wait(self._tasks)
         error = NotServing(reason="the node is stopping")
         async with self._lock:
+            await self.hub.close()
             for topic in self._topics.values():
                 await topic.stop_subscriptions(error)
             await self._writer.close()
@@ -157,17 +190,33 @@ class Broker(ClusterMember):
         expected_version: int | None = None,
         schema_id: str | None = None,
         topic_id: str | None = None,
+        options: PublishOptions = NO_OPTIONS,
     ) -> Accepted:
         """Take batches without waiting for them to be durable: the answer's future says when they are."""
         self._check_serving()
-        return await self.topic_named(topic).accept(
-            data,
-            partition=partition,
-            txn_id=txn_id,
-            expected_version=expected_version,
-            schema_id=schema_id,
-            topic_id=topic_id,
-        )
+        with self._rejecting(topic):
+            return await self.topic_named(topic).accept(
+                data,
+                partition=partition,
+                txn_id=txn_id,
+                expected_version=expected_version,
+                schema_id=schema_id,
+                topic_id=topic_id,
+                options=options,
+            )
+
+    @contextlib.contextmanager
+    def _rejecting(self, topic: str) -> Iterator[None]:
+        """What is refused here is counted, and told."""
+        try:
+            yield
+        except SulinaError as error:
+            known = self._by_text.get(topic)
+            if known is not None:
+                known.rejected(error)
+            elif (reason := reject_reason(error)) is not None:
+                self._unplaced.rejected[reason] += 1
+            raise
 
     async def publish(
         self,
@@ -179,17 +228,20 @@ class Broker(ClusterMember):
         expected_version: int | None = None,
         schema_id: str | None = None,
         is_own: bool = False,
+        options: PublishOptions = NO_OPTIONS,
     ) -> Published:
         """Append encoded batches to one partition, all or nothing. `is_own`: this process has just encoded them."""
         self._check_serving()
-        accepted = await self._topic(name).accept(
-            data,
-            partition=partition,
-            txn_id=txn_id,
-            expected_version=expected_version,
-            schema_id=schema_id,
-            is_own=is_own,
-        )
+        with self._rejecting(str(name)):
+            accepted = await self._topic(name).accept(
+                data,
+                partition=partition,
+                txn_id=txn_id,
+                expected_version=expected_version,
+                schema_id=schema_id,
+                is_own=is_own,
+                options=options,
+            )
         if accepted.appended is not None:
             await accepted.appended
         return accepted.published()
@@ -412,6 +464,18 @@ class Broker(ClusterMember):
         self.metrics.consumers.set(self.counts.consumers)
         await attachment.leave()
         self.events.emit("consumer_detached", name, consumer=attachment.consumer.name)
+
+    # Subscribers
+
+    def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
+        """What became of messages, of one topic or of all, on this node. TopicNotFound."""
+        return self.hub.metrics(None if name is None else self._topic(name), self._unplaced)
+
+    def subscribers(self, name: TopicName) -> list[SubscriberInfo]:
+        """Of the partitions that are served here. TopicNotFound, NotOwner."""
+        topic = self._topic(name)
+        topic.check_served()
+        return self.hub.subscribers(topic)
 
     # Registered readers
 

@@ -4,19 +4,30 @@ A subscription here is only a name under which consumers share records by its ki
 """
 
 import struct
+from typing import Protocol
 
 from sulina.broker.consumer import Consumer, Delivery, replaced_by, taken_over
 from sulina.broker.metrics import TopicMetrics
 from sulina.core.batch import BatchLimits, split, validate
+from sulina.core.fan_out import Payload
 from sulina.core.members import Members, SubscriptionKind, slot_of
+from sulina.core.pubsub import TopicOptions
 from sulina.core.ranges import Range
 from sulina.core.records import decode
-from sulina.errors import InvalidBatch, NoSubscribers, SulinaError
+from sulina.errors import InvalidBatch, NoSubscribers, PartitionDropped, SulinaError
 from sulina.ports import Bytes
 from sulina.types import TopicName
 from sulina.wire.messages import SubscriptionSettings
 
 _OFFSET = struct.Struct(">q")
+
+
+class Feeds(Protocol):
+    """Passes a batch on to subscribers at every node."""
+
+    def publish(self, payload: Payload, options: TopicOptions) -> None:
+        """NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything."""
+        ...
 
 
 class Channel:
@@ -28,12 +39,15 @@ class Channel:
         self._metrics = metrics
         self._next_offset = 0
 
-    def publish(self, data: Bytes, limits: BatchLimits, groups: list[Members]) -> tuple[int, int]:
-        """Pass batches on; the offsets they got. NoSubscribers, InvalidInput."""
+    def publish(
+        self, data: Bytes, limits: BatchLimits, groups: list[Members], feed: Feeds | None, options: TopicOptions
+    ) -> tuple[int, int]:
+        """Pass batches on; the offsets they got. NoSubscribers, PartitionDropped, DelayQueueFull, InvalidInput."""
         headers = validate(data, limits)
         if not headers:
             raise InvalidBatch("there is no record batch to publish")
-        if not any(group.present for group in groups):
+        has_consumers = any(group.present for group in groups)
+        if not has_consumers and feed is None:
             raise NoSubscribers(topic=str(self._topic))
         stamped = bytearray(data)
         first = offset = self._next_offset
@@ -42,8 +56,14 @@ class Channel:
             _OFFSET.pack_into(stamped, position, offset)
             position += header.size_bytes
             offset += header.record_count
-        self._next_offset = offset
         view = memoryview(bytes(stamped))
+        if feed is not None:
+            try:
+                feed.publish(Payload(first, offset, view), options)
+            except (NoSubscribers, PartitionDropped):
+                if not has_consumers:
+                    raise
+        self._next_offset = offset
         for group in groups:
             self._pass_on(group, view, (first, offset))
         return first, offset

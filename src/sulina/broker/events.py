@@ -27,16 +27,25 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventStream:
-    """Every event is logged, and goes to all who listen at that moment."""
+    """Events go to all who listen at that moment; all but those of single batches are logged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._listeners: set[_Listener] = set()
 
     def emit(self, type_: str, topic: object = None, **fields: Any) -> None:
-        """Tell everybody."""
+        """Log it, and tell everybody."""
         name = None if topic is None else str(topic)
         _logger.info(type_, **(fields if name is None else {"topic": name, **fields}))
+        self.tell(type_, name, **fields)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def tell(self, type_: str, name: str | None, **fields: Any) -> None:
+        """Tell everybody who listens; of what happens with every batch, nothing is logged."""
         if self._listeners:
             event = Event(at=self._clock.now(), type=type_, topic=name, fields=fields)
             for listener in self._listeners:

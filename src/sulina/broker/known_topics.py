@@ -226,6 +226,7 @@ class KnownTopics(ABC):
             rights=self._standing,
             is_fixed=known.is_fixed,
             fix_schema=self._fix_schema,
+            events=self.events,
         )
         self._topics[name] = self._by_text[str(name)] = topic
         self.counts.partitions += known.stored.partitions

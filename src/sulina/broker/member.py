@@ -219,6 +219,17 @@ class ClusterMember(Topics):
         """Of all topics that exist and are not being deleted."""
         return [place.name for topic in self._topics.values() for place in topic.places]
 
+    def owner_of(self, partition: PartitionName) -> str | None:
+        """The broker that serves it, if it is there."""
+        if self._standing is None or self._standing.cluster is None:
+            return self.options.broker_id
+        owned = self._standing.cluster.view.owner(partition)
+        return None if owned is None else owned.broker_id
+
+    def known_topics(self) -> Iterable[Topic]:
+        """All of them, as far as they are known here."""
+        return list(self._topics.values())
+
     def topic_if_known(self, name: TopicName) -> Topic | None:
         """None: there is none, as far as is known here."""
         return self._topics.get(name)

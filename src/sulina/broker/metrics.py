@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from sulina.core.fan_out import FanOutCounts
 
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
@@ -83,6 +85,14 @@ class Metrics:
         """Ask for topic, subscription and lag whenever somebody looks."""
         self.registry.register(_Lags(lags))
 
+    def collect_deliveries(self, deliveries: Callable[[], Iterable[tuple[str, FanOutCounts, int, int]]]) -> None:
+        """Ask for what became of messages to subscribers, by topic, whenever somebody looks."""
+        self.registry.register(_Deliveries(deliveries))
+
+    def collect_batches(self, batches: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Ask how many batches each node was sent."""
+        self.registry.register(_Batches(batches))
+
     def render(self) -> bytes:
         """In the text format of Prometheus."""
         return generate_latest(self.registry)
@@ -116,3 +126,51 @@ class _Lags(Collector):
         for topic, subscription, lag in self._lags():
             family.add_metric([topic, subscription], lag)
         yield family
+
+
+_DELIVERED = {
+    "delivered_records": "Records that subscribers have acked",
+    "queued_records": "Records that had to wait for a node",
+    "dropped_records": "Records that were given up for a node",
+    "redelivered_records": "Records that were sent again",
+    "missed_records": "Records that came while a subscriber was suspended",
+    "skipped_records": "Records that retention took before a subscriber had them",
+}
+
+
+class _Deliveries(Collector):
+    def __init__(self, deliveries: Callable[[], Iterable[tuple[str, FanOutCounts, int, int]]]) -> None:
+        self._deliveries = deliveries
+
+    def collect(self) -> Iterable[Metric]:
+        counted = {
+            name: CounterMetricFamily(f"sulina_pubsub_{name}", text, labels=["topic"])
+            for name, text in _DELIVERED.items()
+        }
+        failed = CounterMetricFamily(
+            "sulina_pubsub_failed_records", "Records that subscribers did not take", labels=["topic", "status"]
+        )
+        subscribers = GaugeMetricFamily("sulina_pubsub_subscribers", "Subscribers", labels=["topic", "status"])
+        for topic, counts, active, suspended in self._deliveries():
+            for name, family in counted.items():
+                family.add_metric([topic], getattr(counts, name))
+            for status, count in counts.failed_records.items():
+                failed.add_metric([topic, status], count)
+            subscribers.add_metric([topic, "active"], active)
+            subscribers.add_metric([topic, "suspended"], suspended)
+        return [*counted.values(), failed, subscribers]
+
+
+class _Batches(Collector):
+    def __init__(self, batches: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        self._batches = batches
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "sulina_pubsub_batches_sent",
+            "Batches sent to a node, whatever number of subscribers it has",
+            labels=["node"],
+        )
+        for node, count in self._batches():
+            family.add_metric([node], count)
+        return [family]

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from sulina.core.pubsub import PubSubConfig
 
 Span = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
 
@@ -39,6 +41,7 @@ class BrokerOptions:
     ack_grace_seconds: float = 0.3  # for consumers to ack what they have, before their partition moves
     stop_seconds: float = 10.0  # for giving back what is served here
     archive_cache_bytes: int = 64 << 20
+    pubsub: PubSubConfig = field(default_factory=PubSubConfig)  # deliveries to subscribers
     span: Span = no_span  # around each phase of what takes long
     steps: Callable[[str], None] = no_steps  # told of every point at which a test may end the process
 

@@ -217,6 +217,7 @@ class Owner:
             place = topic.places[partition.partition]
             place.lose()
             error = place.refusal()
+            topic.release_feed(partition.partition, error)
             if topic.is_reliable:
                 async with topic.lock:
                     for subscription in list(topic.subscriptions.values()):

@@ -14,10 +14,13 @@ import structlog
 
 from sulina.broker.channel import Channel, PassingSubscription
 from sulina.broker.consumer import Consumer
+from sulina.broker.events import EventStream
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.options import BrokerOptions, Counts
 from sulina.broker.partition import Log, Opener, Partition
 from sulina.broker.place import Place, Rights
+from sulina.broker.pubsub.feed import Feed
+from sulina.broker.pubsub.totals import Taken
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
@@ -25,6 +28,8 @@ from sulina.core.compression import Codec
 from sulina.core.dead_letter import DEAD_LETTER_SUFFIX, dead_letter_topic
 from sulina.core.dispatch import DispatchRules
 from sulina.core.log_state import Appended
+from sulina.core.pubsub import PublishOptions, PubSubEventType, TopicOptions
+from sulina.core.rejects import reject_reason
 from sulina.core.routing import partition_of, partitions_of
 from sulina.core.rows import decode_rows
 from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, resolved
@@ -51,6 +56,8 @@ from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, Top
 
 CHOOSE_BYTES_MAX = 32 << 10  # looking for the keys of more would hold up everybody else
 BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
+
+NO_OPTIONS = PublishOptions()
 
 _logger = structlog.get_logger("sulina.topic")
 
@@ -117,8 +124,10 @@ class Topic:
         rights: Rights | None,
         is_fixed: bool,
         fix_schema: FixSchema,
+        events: EventStream,
     ) -> None:
         self.name = name
+        self._events = events
         self.stored = stored
         self.is_fixed = is_fixed  # a record was accepted: its schema is for ever
         self._fix_schema = fix_schema
@@ -138,6 +147,8 @@ class Topic:
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
         self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
+        self.taken = Taken()
+        self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == Delivery.RELIABLE:
             self.partitions = [Partition(place, opener) for place in self.places]
@@ -173,6 +184,7 @@ class Topic:
         schema_id: str | None = None,
         topic_id: str | None = None,
         is_own: bool = False,
+        options: PublishOptions = NO_OPTIONS,
     ) -> Accepted:
         """Take batches for one partition. Two calls that are made one after the other are appended in that order.
 
@@ -197,7 +209,7 @@ class Topic:
         if not self.is_reliable:
             if expected_version is not None:
                 raise NotReliable(topic=str(self.name))
-            return self._pass_on(data, place)
+            return self._pass_on(data, place, options)
         if not self.is_fixed:
             checked_id = self.schema_id
             await self._fix_schema(self)
@@ -233,7 +245,7 @@ class Topic:
             raise owned.place.refusal() if _is_fenced(log.stopped) else log.stopped
         future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version, is_own=is_own)
         self._counts.waiting_bytes += len(data)
-        future.add_done_callback(partial(self._settled, len(data)))
+        future.add_done_callback(partial(self._settled, len(data), owned.place))
         return future
 
     def _can_fail_no_more(self, data: Bytes, txn_id: str | None, expected_version: int | None) -> bool:
@@ -269,21 +281,42 @@ class Topic:
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
 
-    def _pass_on(self, data: Bytes, place: Place) -> Accepted:
-        start, end = self.channels[place.name.partition].publish(
-            data, self.batch_limits, [group.members for group in self.passing.values()]
+    def _pass_on(self, data: Bytes, place: Place, options: PublishOptions) -> Accepted:
+        number = place.name.partition
+        start, end = self.channels[number].publish(
+            data,
+            self.batch_limits,
+            [group.members for group in self.passing.values()],
+            self.feeds.get(number),
+            self.options.with_publish(options),
         )
-        self._count_published(end - start, len(data))
+        self._count_published(end - start, len(data), place)
         return Accepted(place, Ack.MEMORY, None, count=end - start, base_offset=start)
 
-    def _settled(self, size_bytes: int, done: asyncio.Future[Appended]) -> None:
+    def _settled(self, size_bytes: int, place: Place, done: asyncio.Future[Appended]) -> None:
         self._counts.waiting_bytes -= size_bytes
-        if not done.cancelled() and done.exception() is None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is None:
             answer = done.result()
-            self._count_published(answer.offset_end - answer.offset_start, size_bytes)
+            self._count_published(answer.offset_end - answer.offset_start, size_bytes, place)
+        elif isinstance(error, SulinaError):
+            self.rejected(error)
 
-    def _count_published(self, records: int, size_bytes: int) -> None:
+    def rejected(self, error: SulinaError) -> None:
+        """A publish was not taken; if the fault is the message's, or the moment's, that is a reject."""
+        reason = reject_reason(error)
+        if reason is not None:
+            self.taken.rejected[reason] += 1
+            self._events.tell(PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error))
+
+    def _count_published(self, records: int, size_bytes: int, place: Place) -> None:
+        if self._events.is_heard:
+            self._events.tell(
+                PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=place.name.partition, count=records
+            )
         self.metrics.publishes.inc()
+        self.taken.accepted += records
         self.metrics.published_records.inc(records)
         self.metrics.published_bytes.inc(size_bytes)
         self._counts.published_bytes += size_bytes
@@ -314,6 +347,14 @@ class Topic:
             redelivery_delay_seconds=policy.redelivery_delay_seconds,
             deliveries_max=None if is_end else policy.deliveries_max,
         )
+
+    @property
+    def options(self) -> TopicOptions:
+        """How deliveries to subscribers go by the policy."""
+        policy = self.policy
+        assert policy.delivery_policy is not None
+        assert policy.partition_behavior is not None
+        return TopicOptions(delivery_policy=policy.delivery_policy, partition_behavior=policy.partition_behavior)
 
     @property
     def batch_limits(self) -> BatchLimits:
@@ -359,6 +400,12 @@ class Topic:
             if not passing.members.present:
                 del self.passing[name]
 
+    def release_feed(self, number: int, error: SulinaError) -> None:
+        """A partition is served elsewhere: its subscribers are let go, and look for it."""
+        feed = self.feeds.pop(number, None)
+        if feed is not None:
+            feed.close(error)
+
     def dismiss_passing(self, error: SulinaError) -> None:
         """A partition is served elsewhere: let consumers go, who look for it."""
         passing, self.passing = self.passing, {}
@@ -390,6 +437,8 @@ class Topic:
             await subscription.close(error)
         for passing in self.passing.values():
             passing.close(error)
+        for number in list(self.feeds):
+            self.release_feed(number, error)
 
     async def close(self, error: SulinaError) -> None:
         """Refuse more, let consumers go, finish what was taken, let go of the logs."""

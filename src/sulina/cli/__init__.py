@@ -56,7 +56,19 @@ _COMMANDS = [
         "goes on after it.",
     ),
     ("tail", "sulina.cli.consume:tail", _RECORDS, "Show the newest records of a topic, then those that come."),
-    ("topic", "sulina.cli.topic:app", _NAMES, "Create, list, show, delete, look up, unload and move topics."),
+    (
+        "events",
+        "sulina.cli.events:events",
+        _RECORDS,
+        "Show what happens on a node, live: publishes, deliveries, subscribers, topics.\n\n"
+        "In a cluster it is what happens on the broker that is asked.",
+    ),
+    (
+        "topic",
+        "sulina.cli.topic:app",
+        _NAMES,
+        "Create, list, show, delete, look up, unload and move topics; list their subscribers.",
+    ),
     ("namespace", "sulina.cli.namespace:app", _NAMES, "Create, list, show and delete namespaces."),
     ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, move and delete subscriptions."),
     ("reader", "sulina.cli.reader:app", _NAMES, "List, show and delete registered readers."),

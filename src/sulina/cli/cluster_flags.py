@@ -47,6 +47,9 @@ class ClusterFlags:
     advertise: Annotated[
         str | None, _flag("The URL under which others reach this broker; without it the one of --http.")
     ] = None
+    peer_host: Annotated[str | None, _flag("Where to listen for other brokers; without it the host of --http.")] = None
+    peer_port: Annotated[int | None, _flag("The port of that; 0 is any that is free.", 0)] = None
+    peer_advertise: Annotated[str | None, _flag("HOST:PORT under which other brokers reach this one.")] = None
 
 
 ALONE = ClusterFlags()

@@ -36,6 +36,14 @@ class PolicyFlags:
     redelivery_delay_seconds: Annotated[float | None, _flag("How long a nacked record waits.")] = None
     deliveries_max: Annotated[int | None, _flag("After so many, a record goes to the dead-letter topic.")] = None
     dead_letter: Annotated[str | None, _flag("That topic, instead of `TOPIC.dead-letter`.")] = None
+    delivery_policy: Annotated[
+        Literal["at_least_once", "at_most_once"] | None,
+        _flag("Of a topic that keeps nothing: whether what may not have arrived is sent again."),
+    ] = None
+    partition_behavior: Annotated[
+        Literal["delay_queue", "drop"] | None,
+        _flag("Of a topic that keeps nothing: what happens to messages for a node that cannot be reached."),
+    ] = None
     archive_bytes: Annotated[int | None, _flag("What is not in the object store goes there at this size.")] = None
     archive_seconds: Annotated[float | None, _flag("What is not in the object store goes there at this age.")] = None
     local_retention_bytes: Annotated[int | None, _flag("Keep so much on disk of what is in the object store.")] = None

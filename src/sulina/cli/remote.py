@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from sulina.errors import (
     ArchiveFailed,
     BrokerNotFound,
+    DelayQueueFull,
     Disconnected,
     InvalidName,
     InvalidSettings,
@@ -18,8 +19,10 @@ from sulina.errors import (
     MetadataFailed,
     NamespaceNotEmpty,
     NamespaceNotFound,
+    NoSubscribers,
     NotReliable,
     OffsetOutOfRange,
+    PartitionDropped,
     QueueFull,
     ReaderNotFound,
     Recovering,
@@ -123,6 +126,10 @@ def hint_for(error: SulinaError) -> str | None:
             return "`sulina topic show TOPIC` shows the offsets and versions that there are"
         case NotReliable():
             return "use --subscription to receive what comes"
+        case NoSubscribers():
+            return "the topic keeps nothing: somebody must be subscribed before anything is published"
+        case PartitionDropped() | DelayQueueFull():
+            return "`sulina broker list` shows which brokers cannot be reached"
         case QueueFull():
             return "the disk is slower than the producers: send less at once"
         case LimitReached():

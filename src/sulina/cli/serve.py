@@ -14,7 +14,17 @@ from cyclopts import Parameter
 
 from sulina.cli import terminal
 from sulina.cli.cluster_flags import ALONE, ClusterFlags
-from sulina.config import DEFAULT_BROKER_ID, DEFAULT_DATA, DEFAULT_HTTP, LogFormat, LogLevel, Settings, address_text
+from sulina.config import (
+    DEFAULT_BROKER_ID,
+    DEFAULT_DATA,
+    DEFAULT_HTTP,
+    DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS,
+    DEFAULT_SUSPENDED_TTL_SECONDS,
+    LogFormat,
+    LogLevel,
+    Settings,
+    address_text,
+)
 from sulina.config import load as load_settings
 from sulina.errors import LogLocked, NotServing, SulinaError
 
@@ -30,6 +40,10 @@ def serve(
     data: Annotated[str | None, Parameter(show_default=DEFAULT_DATA)] = None,
     http: Annotated[str | None, Parameter(show_default=DEFAULT_HTTP)] = None,
     broker_id: Annotated[str | None, Parameter(show_default=DEFAULT_BROKER_ID)] = None,
+    subscriber_timeout_seconds: Annotated[
+        float | None, Parameter(show_default=f"{DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS:g}")
+    ] = None,
+    suspended_ttl_seconds: Annotated[float | None, Parameter(show_default=f"{DEFAULT_SUSPENDED_TTL_SECONDS:g}")] = None,
     cluster: ClusterFlags = ALONE,
     config: str | None = None,
     insecure: bool | None = None,
@@ -47,6 +61,10 @@ def serve(
         HOST:PORT for HTTP and WebSocket; port 0 is any that is free.
     broker_id
         The name of this node; in a cluster no other broker has it, and it keeps it.
+    subscriber_timeout_seconds
+        How long a subscriber may take to ack a batch; then it is suspended.
+    suspended_ttl_seconds
+        A subscriber without a success for so long is removed.
     config
         A TOML file; without it ./sulina.toml, if there is one.
     insecure
@@ -62,6 +80,8 @@ def serve(
         "data": data,
         "http": http,
         "broker_id": broker_id,
+        "subscriber_timeout_seconds": subscriber_timeout_seconds,
+        "suspended_ttl_seconds": suspended_ttl_seconds,
         "insecure": insecure,
         "log_format": log_format,
         "log_level": log_level,

@@ -1,4 +1,4 @@
-"""`sulina topic create|list|show|delete|lookup|unload|move`."""
+"""`sulina topic create|list|show|delete|subscribers|lookup|unload|move`."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from sulina.wire.messages import PartitionInfo, TopicInfo, UnloadInfo
 
 app = App(
-    name="topic", help="Create, list, show, delete, look up, unload and move topics.", group_commands=Group("Commands")
+    name="topic",
+    help="Create, list, show, delete, look up, unload and move topics; list their subscribers.",
+    group_commands=Group("Commands"),
 )
 
 
@@ -187,6 +189,26 @@ def delete(
     else:
         terminal.done(f"{name} is deleted")
     return None
+
+
+@app.command
+def subscribers(topic: str, /, *, remote: Remote = HERE) -> None:
+    """List who is sent all that is published to a topic, at which node, and who is suspended, and why.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    """
+    name = topic_name(topic)
+    found = remote.run(lambda client: client.subscribers(name))
+    if remote.json:
+        return terminal.print_json(found)
+    if not found:
+        return terminal.say(f"{name} has no subscribers; `sulina subscription list {name}` shows what has cursors")
+    rows = [(info.node, info.name, info.partition, info.status, info.reason, info.offset) for info in found]
+    columns = ("node", "name", "partition", "status", "reason", "offset")
+    return terminal.print_table(columns, rows, right=("partition", "offset"), rare=("reason",))
 
 
 @app.command

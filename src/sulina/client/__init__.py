@@ -4,15 +4,22 @@ from sulina.client.batching_producer import BatchingProducer, OnFailure, Produce
 from sulina.client.client import Client
 from sulina.client.connect import Connecting, connecting
 from sulina.client.connection import Connection, Connector
-from sulina.client.message import Delivered, Message, Received
+from sulina.client.events import Events
+from sulina.client.message import Delivered, Message, PubSubMessage, Received
 from sulina.client.options import ClientOptions
-from sulina.client.publish_ack import PublishAck, PublishStatus, RejectReason
+from sulina.client.publish_ack import PublishAck, PublishStatus
+from sulina.client.pubsub import PubSub, TopicPublisher
 from sulina.client.reader import Reader
+from sulina.client.subscriber import Handler, Subscriber
 from sulina.client.subscription import Subscription
 from sulina.client.sync import SyncClient, SyncDelivered, SyncReader, SyncSubscription
 from sulina.client.sync_batching import SyncBatchingProducer, SyncReceipt
+from sulina.client.sync_pubsub import SyncEvents, SyncPubSub, SyncSubscriber, SyncTopicPublisher
 from sulina.client.websocket import WebSocketConnector
 from sulina.core.batching import BatchingRules
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.rejects import RejectReason
+from sulina.core.serialization import SerializationRegistry
 
 __all__ = [
     "BatchingProducer",
@@ -23,23 +30,37 @@ __all__ = [
     "Connection",
     "Connector",
     "Delivered",
+    "DeliveryPolicy",
+    "Events",
+    "Handler",
     "Message",
     "OnFailure",
+    "PartitionBehavior",
     "ProducerReport",
+    "PubSub",
+    "PubSubMessage",
     "PublishAck",
+    "PublishOptions",
     "PublishStatus",
     "Reader",
     "Receipt",
     "Received",
     "RejectReason",
     "Rest",
+    "SerializationRegistry",
+    "Subscriber",
     "Subscription",
     "SyncBatchingProducer",
     "SyncClient",
     "SyncDelivered",
+    "SyncEvents",
+    "SyncPubSub",
     "SyncReader",
     "SyncReceipt",
+    "SyncSubscriber",
     "SyncSubscription",
+    "SyncTopicPublisher",
+    "TopicPublisher",
     "WebSocketConnector",
     "connecting",
 ]

@@ -1,4 +1,4 @@
-"""What is asked about namespaces, topics and subscriptions.
+"""What is asked about namespaces, topics, subscriptions and subscribers.
 
 What any broker knows is asked of the home. What only the owner of a partition knows is asked of that one; what several
 owners know is put together here.
@@ -26,6 +26,7 @@ from sulina.client.places import Place
 from sulina.client.route import Routes
 from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
+from sulina.core.pubsub import SubscriberInfo
 from sulina.core.topic import Delivery, Policy, Schema, TopicSettings
 from sulina.errors import SubscriptionBusy
 from sulina.types import TopicName
@@ -228,6 +229,12 @@ class Admin:
                 own = {**arguments, "partition": number}
                 infos.append(await self._change_at(topic, number, "seek", SubscriptionInfo, own))
         return merged(infos)
+
+    async def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
+        """Who is sent all that is published to a topic, by node and name; once for each partition that is served."""
+        lists = await self._read_owners(topic, "subscribers", list[SubscriberInfo], {"topic": topic_text(topic)})
+        found = [info for infos in lists for info in infos]
+        return sorted(found, key=lambda info: (info.node, info.name, info.handle, info.partition))
 
     # Registered readers
 

@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from sulina.client.message import HeadersLike, Message, header_pairs, key_bytes, stamp_ms, value_bytes
-from sulina.client.publish_ack import PublishAck, PublishStatus, RejectReason
+from sulina.client.publish_ack import PublishAck, PublishStatus
 from sulina.core.batching import Batching, BatchingRules, OnItsWay
+from sulina.core.rejects import RejectReason
 from sulina.errors import InvalidRecord, InvalidSettings, ProducerFull, ProducerStopped, SchemaConflict, SulinaError
 
 RECORD_BYTES = 32  # around a key and a value
@@ -109,6 +110,10 @@ class Receipt:
             self._answer.set_result(outcome)
 
 
+# Makes the values of messages bytes, where that is not the client's to do. NotSerializable.
+Write = Callable[[Message], Message]
+
+
 class PublishesEach(Protocol):
     """How a producer gets a batch to a topic; what became of each message. A batch that comes again has the same id."""
 
@@ -120,10 +125,13 @@ class PublishesEach(Protocol):
 class BatchingProducer:
     """`async with client.batching_producer(topic) as producer:`. It belongs to the event loop that it was made in."""
 
-    def __init__(self, publish: PublishesEach, topic: str, options: BatchingOptions) -> None:
+    def __init__(
+        self, publish: PublishesEach, topic: str, options: BatchingOptions, write: Write | None = None
+    ) -> None:
         self.topic = topic
         self.options = options
         self._publish = publish
+        self._write = write
         # While one is tried again, no other may pass it.
         rules = replace(options.rules, in_flight_max=1) if options.on_failure == OnFailure.RETRY else options.rules
         self._batching: Batching[Receipt] = Batching(rules)
@@ -177,7 +185,7 @@ class BatchingProducer:
         receipt = Receipt(given, self._cancel)
         now = self._now()
         try:
-            receipt.message = _written(given)
+            receipt.message = _written(given if self._write is None else self._write(given))
             if not self._batching.add(receipt, _size(receipt.message), now):
                 raise self._full()
         except SulinaError as error:

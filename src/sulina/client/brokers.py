@@ -9,8 +9,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from sulina.client.asking import Make, ask
 from sulina.client.connection import Connection, Connector
@@ -29,6 +29,7 @@ URLS_MAX = 256
 BACKOFF_SECONDS_MAX = 1.0  # somebody waits for this broker, and for no other
 
 Reach = Callable[[str], Connector]
+T = TypeVar("T")
 
 
 class Brokers:
@@ -169,6 +170,31 @@ class Brokers:
             is_repeatable=is_repeatable,
             seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
         )
+
+    async def at_home(self, attempt: Callable[[Session], Awaitable[T]], seconds: float | None = None) -> T:
+        """What an attempt with the home gives, which then stays with that connection.
+
+        It is tried until it succeeds, or for so long. Errors that would come again are raised at once.
+        """
+        backoff = self.home.backoff()
+        reason: SulinaError | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    home = self.home
+                    try:
+                        await home.wait_connected()
+                        return await attempt(home)
+                    except SulinaError as error:
+                        if self.is_closed or not error.retryable:
+                            raise
+                        reason = error
+                        if not isinstance(error, QueueFull):
+                            self.leave_home(home)
+                    await asyncio.sleep(backoff.next())
+        except TimeoutError:
+            assert seconds is not None
+            raise reason or self.home.late(seconds) from None
 
     def learn(self, urls: Iterable[str]) -> None:
         """These brokers are there now."""

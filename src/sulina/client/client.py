@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from sulina.client.attachments import Terms
 from sulina.client.batches import BatchCodec
-from sulina.client.batching_producer import BatchingOptions, BatchingProducer, OnFailure, Rest
+from sulina.client.batching_producer import BatchingOptions, BatchingProducer, OnFailure, Rest, Write
 from sulina.client.brokers import Brokers, Reach
 from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
 from sulina.client.cluster_admin import ClusterAdmin
@@ -22,7 +22,7 @@ from sulina.client.message import HeadersLike, Message
 from sulina.client.options import ClientOptions
 from sulina.client.places import Places
 from sulina.client.publish_ack import PublishAck
-from sulina.client.publisher import Publisher, PublishOptions
+from sulina.client.publisher import NO_OPTIONS, Publisher, PublishTerms
 from sulina.client.reader import Range, Reader, Reading
 from sulina.client.route import Routes
 from sulina.client.subscription import Subscription
@@ -30,6 +30,7 @@ from sulina.client.topics import Topics
 from sulina.client.websocket import WebSocketConnector, split_urls
 from sulina.core.batching import BatchingRules
 from sulina.core.members import SubscriptionKind
+from sulina.core.pubsub import PublishOptions
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings, SulinaError
 from sulina.types import TopicName
@@ -83,6 +84,16 @@ class Client(ClusterAdmin):
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment; if not, one is being made."""
         return self._brokers.home.is_connected
+
+    @property
+    def brokers(self) -> Brokers:
+        """For what is built upon a client."""
+        return self._brokers
+
+    @property
+    def codec(self) -> BatchCodec:
+        """For what is built upon a client."""
+        return self._codec
 
     async def open(self) -> Self:
         """Connect. Disconnected."""
@@ -145,12 +156,14 @@ class Client(ClusterAdmin):
         schema: Schema | str | None = None,
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
+        options: PublishOptions | None = None,
     ) -> PublishAck:
         """One record. Returns when it is what the topic's ack level says, or rejected.
 
         `value` is bytes, text, or anything that msgspec writes as JSON, or a Message; None is a tombstone. The same
         `txn_id` again gets the first answer; without one, the client makes one, so that it can repeat what a broken
         connection left open. `idempotent=False` does without: Disconnected then means that the outcome is unknown.
+        `options` are for subscribers of a topic that keeps nothing.
         """
         return await self.publish_batch(
             topic,
@@ -161,6 +174,7 @@ class Client(ClusterAdmin):
             schema=schema,
             timeout_seconds=timeout_seconds,
             idempotent=idempotent,
+            options=options,
         )
 
     async def publish_batch(
@@ -174,17 +188,19 @@ class Client(ClusterAdmin):
         schema: Schema | str | None = None,
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
+        options: PublishOptions | None = None,
     ) -> PublishAck:
         """Messages, or values as `publish` takes them; all or nothing in each partition that their keys name."""
-        options = PublishOptions(
+        terms = PublishTerms(
             partition=partition,
             txn_id=txn_id,
             expected_version=expected_version,
             schema=schema,
             timeout_seconds=timeout_seconds,
             is_idempotent=self.options.idempotent if idempotent is None else idempotent,
+            options=options or NO_OPTIONS,
         )
-        return await self._publisher.publish(topic, messages, options)
+        return await self._publisher.publish(topic, messages, terms)
 
     def batching_producer(
         self,
@@ -194,9 +210,14 @@ class Client(ClusterAdmin):
         on_failure: OnFailure | str = OnFailure.FAIL,
         retry_seconds: float = 1.0,
         publish_timeout_seconds: float | None = None,
+        options: PublishOptions | None = None,
+        write: Write | None = None,
     ) -> BatchingProducer:
-        """Messages that are produced one by one are published in batches, by `rules`: so many, or after so long."""
-        options = BatchingOptions(
+        """Messages that are produced one by one are published in batches, by `rules`: so many, or after so long.
+
+        `write` makes the values of messages bytes, if that is not to be done as `publish` does it.
+        """
+        batching = BatchingOptions(
             rules=rules or BatchingRules(),
             on_failure=checked(on_failure, OnFailure),
             retry_seconds=retry_seconds,
@@ -206,13 +227,16 @@ class Client(ClusterAdmin):
         async def publish(
             topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
         ) -> list[PublishAck | SulinaError]:
-            about = PublishOptions(
-                own_id=own_id, timeout_seconds=timeout_seconds, is_idempotent=self.options.idempotent
+            terms = PublishTerms(
+                own_id=own_id,
+                timeout_seconds=timeout_seconds,
+                is_idempotent=self.options.idempotent,
+                options=options or NO_OPTIONS,
             )
-            return await self._publisher.publish_each(topic, messages, about)
+            return await self._publisher.publish_each(topic, messages, terms)
 
         self._producers = [producer for producer in self._producers if not producer.is_stopped]
-        producer = BatchingProducer(publish, topic_text(topic), options)
+        producer = BatchingProducer(publish, topic_text(topic), batching, write)
         self._producers.append(producer)
         return producer
 
@@ -226,8 +250,8 @@ class Client(ClusterAdmin):
         timeout_seconds: float | None = None,
     ) -> Published:
         """Record batches in Kafka's format, end to end in one buffer: stored as they are, all or nothing."""
-        options = PublishOptions(partition=partition, txn_id=txn_id, timeout_seconds=timeout_seconds)
-        return await self._publisher.publish_encoded(TopicName.parse(topic_text(topic)), partition, data, options)
+        terms = PublishTerms(partition=partition, txn_id=txn_id, timeout_seconds=timeout_seconds)
+        return await self._publisher.publish_encoded(TopicName.parse(topic_text(topic)), partition, data, terms)
 
     # Reading
 

@@ -3,16 +3,27 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from sulina.client.admin import Admin
 from sulina.client.backoff import Patience
 from sulina.client.checks import TopicLike, checked_number, checked_seconds, checked_text, topic_text
+from sulina.client.merging import summed
 from sulina.client.places import is_served
 from sulina.client.route import PAUSE_SECONDS_MIN
 from sulina.errors import Disconnected, NotServing
 from sulina.types import TopicName
-from sulina.wire.messages import BrokerInfo, ClusterInfo, PartitionPlacement, Placement, Rebalanced, UnloadInfo
+from sulina.wire.frames import Call
+from sulina.wire.messages import (
+    BrokerInfo,
+    ClusterInfo,
+    PartitionPlacement,
+    Placement,
+    PubSubMetrics,
+    Rebalanced,
+    UnloadInfo,
+)
 
 POLL_SECONDS_MAX = 0.5
 UNLOAD_SECONDS = 600.0  # everything that is not in the archive yet must be brought there
@@ -31,6 +42,21 @@ class ClusterAdmin(Admin):
     async def cluster(self) -> ClusterInfo:
         """The cluster as the home sees it."""
         return await self._read("cluster", ClusterInfo)
+
+    async def pubsub_metrics(self, topic: TopicLike | None = None) -> PubSubMetrics:
+        """What became of messages, of one topic or of all, at all brokers together since each was started."""
+        if topic is not None:
+            name = topic_text(topic)
+            return summed(await self._read_owners(name, "pubsub_metrics", PubSubMetrics, {"topic": name}))
+        urls = [info.url for info in (await self.cluster()).brokers if info.state != "unreachable"]
+        sessions = {self._routes.brokers.session(url) for url in urls}
+        answers = await asyncio.gather(
+            *(
+                session.request(lambda number: Call(number, "pubsub_metrics"), is_repeatable=True)
+                for session in sessions
+            )
+        )
+        return summed([msgspec.convert(answer, PubSubMetrics, from_attributes=True) for answer in answers])
 
     async def unloads(self, topic: TopicLike) -> list[UnloadInfo]:
         """Those that are under way for a topic."""

@@ -23,6 +23,7 @@ from sulina.client.places import Places
 from sulina.client.route import Route
 from sulina.client.session import Session
 from sulina.client.topics import KnownTopic
+from sulina.core.pubsub import PublishOptions
 from sulina.errors import Disconnected, NotOwner, SulinaError, TopicNotFound, from_code
 from sulina.types import TopicName
 from sulina.wire.frames import Publish
@@ -35,8 +36,8 @@ class Sending:
     """One publish. To a session it is what waits for the answer."""
 
     __slots__ = (
-        "answer", "data", "expected_version", "is_over", "is_queued", "is_unknown", "lane", "number", "refusal",
-        "schema_id", "session", "size_bytes", "turn", "txn_id",
+        "answer", "data", "expected_version", "is_over", "is_queued", "is_unknown", "lane", "number", "options",
+        "refusal", "schema_id", "session", "size_bytes", "turn", "txn_id",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +47,7 @@ class Sending:
         txn_id: str | None,
         expected_version: int | None,
         schema_id: str | None,
+        options: PublishOptions,
     ) -> None:
         self.lane = lane
         self.data = data
@@ -53,6 +55,7 @@ class Sending:
         self.txn_id = txn_id
         self.expected_version = expected_version
         self.schema_id = schema_id
+        self.options = options
         self.answer: asyncio.Future[Any] = lane.loop.create_future()
         self.turn = lane.next_turn()
         self.number = 0  # on the session over which it is under way; 0: it is not
@@ -189,6 +192,7 @@ class Lane:
         frame = Publish(
             number, self._name, sending.data, self._partition, sending.txn_id, sending.expected_version,
             sending.schema_id, self._topic_id, self._run,
+            sending.options.delivery_policy, sending.options.partition_behavior,
         )  # fmt: skip
         try:
             await session.send(connection, frame)

@@ -1,10 +1,11 @@
-"""What several brokers say of one subscription, each for the partitions that it owns, put together."""
+"""What several brokers say of one thing, each for the partitions that it owns, put together."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sulina.wire.messages import CursorInfo, SubscriptionInfo
+from sulina.wire.messages import CursorInfo, PubSubMetrics, SubscriptionInfo
 
 
 def merged(infos: Sequence[SubscriptionInfo]) -> SubscriptionInfo:
@@ -32,3 +33,16 @@ def merged_all(lists: Iterable[Sequence[SubscriptionInfo]]) -> list[Subscription
         for info in infos:
             found.setdefault(info.subscription, []).append(info)
     return [merged(found[name]) for name in sorted(found)]
+
+
+def summed(parts: Sequence[PubSubMetrics]) -> PubSubMetrics:
+    """What became of messages, at all brokers together."""
+    totals: dict[str, int] = Counter()
+    rejected, failed = Counter[str](), Counter[str]()
+    for part in parts:
+        rejected.update(part.rejected)
+        failed.update(part.failed)
+        for name in PubSubMetrics.__struct_fields__:
+            if isinstance(value := getattr(part, name), int):
+                totals[name] += value
+    return PubSubMetrics(topic=parts[0].topic, rejected=dict(rejected), failed=dict(failed), **totals)

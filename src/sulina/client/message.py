@@ -1,11 +1,13 @@
 """Messages: what an application publishes, what it reads, and what is delivered to it."""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
 from sulina.core.records import Headers
+from sulina.core.serialization import SerializationRegistry, envelope_of
 from sulina.errors import NotSerializable
 
 if TYPE_CHECKING:
@@ -74,6 +76,17 @@ class Delivered(Received, frozen=True, eq=False, gc=False):  # only a buffer doe
     async def nack(self, delay_seconds: float | None = None) -> bool:
         """Have the record delivered again, after the topic's delay unless another is given. False as with `ack`."""
         return await self.attachment.nack((self,), delay_seconds)
+
+
+class PubSubMessage(Received, frozen=True, eq=False, gc=True, dict=True):
+    """One record that a subscriber is called with. `value` is its bytes, `payload` what they mean."""
+
+    registry: SerializationRegistry
+
+    @cached_property
+    def payload(self) -> Any:
+        """As it was published, read when it is first asked for; None for a tombstone. InvalidEnvelope."""
+        return None if self.value is None else self.registry.deserialize(envelope_of(self.value, self.headers))
 
 
 def value_bytes(value: object) -> bytes | None:

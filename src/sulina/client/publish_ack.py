@@ -4,20 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from sulina.errors import (
-    BatchTooLarge,
-    DecompressedTooLarge,
-    InvalidBatch,
-    InvalidInput,
-    InvalidName,
-    InvalidRecord,
-    KeysSpanPartitions,
-    NoSubscribers,
-    NotSerializable,
-    QueueFull,
-    SchemaConflict,
-    SulinaError,
-)
+from sulina.core.rejects import RejectReason, reject_reason
+from sulina.errors import SulinaError
 from sulina.wire.messages import Published
 
 
@@ -26,37 +14,6 @@ class PublishStatus(StrEnum):
 
     ACCEPTED = "Accepted"
     REJECTED = "Rejected"
-
-
-class RejectReason(StrEnum):
-    """Why they were not."""
-
-    INVALID_TOPIC = "InvalidTopic"
-    INVALID_PAYLOAD = "InvalidPayload"
-    NOT_SERIALIZABLE = "NotSerializable"
-    QUEUE_FULL = "QueueFull"
-    NO_SUBSCRIBERS = "NoSubscribers"
-    PARTITION_DROP = "PartitionDrop"
-
-
-# The first that fits decides.
-_REASONS: tuple[tuple[tuple[type[SulinaError], ...], RejectReason], ...] = (
-    ((InvalidName,), RejectReason.INVALID_TOPIC),
-    ((NotSerializable,), RejectReason.NOT_SERIALIZABLE),
-    (
-        (BatchTooLarge, DecompressedTooLarge, InvalidBatch, InvalidRecord, KeysSpanPartitions, SchemaConflict),
-        RejectReason.INVALID_PAYLOAD,
-    ),
-    ((QueueFull,), RejectReason.QUEUE_FULL),
-    ((NoSubscribers,), RejectReason.NO_SUBSCRIBERS),
-)
-
-
-def reject_reason(error: SulinaError) -> RejectReason | None:
-    """The reason, if the fault is the message's; None: the error is to be raised."""
-    if type(error) is InvalidInput:
-        return RejectReason.INVALID_PAYLOAD
-    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), None)
 
 
 @dataclass(frozen=True, slots=True)

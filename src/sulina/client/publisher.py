@@ -17,12 +17,14 @@ from msgspec.structs import replace
 
 from sulina.client.batches import BatchCodec
 from sulina.client.brokers import Brokers
-from sulina.client.checks import checked_number, checked_text
+from sulina.client.checks import checked, checked_number, checked_text
 from sulina.client.lanes import Lanes, Sending
 from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, value_bytes
-from sulina.client.publish_ack import PublishAck, PublishStatus, reject_reason
+from sulina.client.publish_ack import PublishAck, PublishStatus
 from sulina.client.topics import KnownTopic, Topics
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records import Headers
+from sulina.core.rejects import reject_reason
 from sulina.core.routing import partition_of
 from sulina.core.topic import Schema
 from sulina.errors import (
@@ -39,10 +41,11 @@ from sulina.wire.frames import FRAME_BYTES_MAX
 from sulina.wire.messages import Published
 
 DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # names and ids go around it
+NO_OPTIONS = PublishOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishOptions:
+class PublishTerms:
     """What a call says about its records as a whole."""
 
     partition: int | None = None
@@ -52,6 +55,7 @@ class PublishOptions:
     timeout_seconds: float | None = None
     is_idempotent: bool = True
     own_id: str | None = None  # instead of one that the client makes, where it makes one
+    options: PublishOptions = NO_OPTIONS  # for subscribers
 
     def __post_init__(self) -> None:
         for what, number in (("partition", self.partition), ("expected_version", self.expected_version)):
@@ -60,6 +64,12 @@ class PublishOptions:
         for what, text in (("txn_id", self.txn_id), ("schema", self.schema_id)):
             if text is not None:
                 checked_text(what, text)
+        for given, kind in (
+            (self.options.delivery_policy, DeliveryPolicy),
+            (self.options.partition_behavior, PartitionBehavior),
+        ):
+            if given is not None:
+                checked(given, kind)
 
     @property
     def schema_id(self) -> str | None:
@@ -165,53 +175,53 @@ class Publisher:
         self._name = secrets.token_hex(8)
         self._count = 0
 
-    async def publish(self, topic: str | TopicName, messages: Iterable[object], options: PublishOptions) -> PublishAck:
+    async def publish(self, topic: str | TopicName, messages: Iterable[object], terms: PublishTerms) -> PublishAck:
         """Return when the node has answered for every part. Faults of the system raise."""
         try:
             name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
             columns = Columns.of(messages, int(time.time() * 1000))
         except SulinaError as error:
             return PublishAck.rejected(error)
-        return _ack([part.answer for part in await self._publish(name, columns, options)])
+        return _ack([part.answer for part in await self._publish(name, columns, terms)])
 
     async def publish_each(
-        self, topic: str | TopicName, messages: Sequence[object], options: PublishOptions
+        self, topic: str | TopicName, messages: Sequence[object], terms: PublishTerms
     ) -> list[PublishAck | SulinaError]:
         """As `publish`, with what became of each of them."""
         try:
             name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
             columns = Columns.of(messages, int(time.time() * 1000))
-            parts = await self._publish(name, columns, options)
+            parts = await self._publish(name, columns, terms)
         except SulinaError as error:
             parts = [Part(range(len(messages)), error)]
         found = {number: ack for part in parts for number, ack in zip(part.numbers, part.acks(), strict=True)}
         return [found[number] for number in range(len(messages))]
 
-    async def _publish(self, name: TopicName, columns: Columns, options: PublishOptions) -> list[Part]:
-        known = await self._topic(name, options)
-        parts = await self._attempt(known, columns, options)
+    async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[Part]:
+        known = await self._topic(name, terms)
+        parts = await self._attempt(known, columns, terms)
         if all(isinstance(part.answer, PartitionNotFound | TopicNotFound) for part in parts):
             # Nothing was written; what is known of the topic may be of its past.
-            newer = await self._topic(name, options, known)
+            newer = await self._topic(name, terms, known)
             if newer.topic_id != known.topic_id:
-                parts = await self._attempt(newer, columns, options)
+                parts = await self._attempt(newer, columns, terms)
         return parts
 
     async def publish_encoded(
-        self, topic: str | TopicName, partition: int, data: memoryview, options: PublishOptions
+        self, topic: str | TopicName, partition: int, data: memoryview, terms: PublishTerms
     ) -> Published:
         """Batches that are encoded already, all or nothing. Whatever is wrong raises."""
         if len(data) > DATA_BYTES_MAX:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
-        known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), options)
-        answer = await self._answer(self._sending(known, partition, data, options.txn_id, options), options)
+        known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), terms)
+        answer = await self._answer(self._sending(known, partition, data, terms.txn_id, terms), terms)
         if isinstance(answer, SulinaError):
             raise answer
         return answer
 
-    async def _topic(self, name: TopicName, options: PublishOptions, known: KnownTopic | None = None) -> KnownTopic:
+    async def _topic(self, name: TopicName, terms: PublishTerms, known: KnownTopic | None = None) -> KnownTopic:
         """What is known of the topic; or, if that was wrong, what it is now."""
-        seconds = self._seconds(options)
+        seconds = self._seconds(terms)
         try:
             if known is None:
                 return await self._topics.get(name, seconds)
@@ -219,48 +229,48 @@ class Publisher:
         except TimeoutError:
             raise self._brokers.home.late(seconds) from None
 
-    def _seconds(self, options: PublishOptions) -> float:
-        return self._brokers.options.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds
+    def _seconds(self, terms: PublishTerms) -> float:
+        return self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
 
-    async def _attempt(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> list[Part]:
+    async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[Part]:
         """What the node says to each part."""
-        txn_id = options.txn_id
-        if txn_id is None and options.is_idempotent and topic.remembers:
+        txn_id = terms.txn_id
+        if txn_id is None and terms.is_idempotent and topic.remembers:
             self._count += 1
-            txn_id = options.own_id or f"{self._name}-{self._count}"
+            txn_id = terms.own_id or f"{self._name}-{self._count}"
         try:
-            places = self._places(topic, columns, options)
+            places = self._places(topic, columns, terms)
             parts = [
                 (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
                 for place, numbers in places.items()
             ]
         except SulinaError as error:
             return [Part(range(len(columns.values)), error)]
-        sendings = [self._sending(topic, *part, txn_id, options) for part in parts]
-        answers = await self._answers(sendings, options)
+        sendings = [self._sending(topic, *part, txn_id, terms) for part in parts]
+        answers = await self._answers(sendings, terms)
         return [Part(numbers, answer) for numbers, answer in zip(places.values(), answers, strict=True)]
 
-    async def _answers(self, sendings: list[Sending], options: PublishOptions) -> list[Published | SulinaError]:
+    async def _answers(self, sendings: list[Sending], terms: PublishTerms) -> list[Published | SulinaError]:
         if len(sendings) == 1:
-            return [await self._answer(sendings[0], options)]
+            return [await self._answer(sendings[0], terms)]
         for sending in sendings:  # before anybody else is
             sending.lane.queue(sending)
         try:
-            return await asyncio.gather(*(self._answer(sending, options) for sending in sendings))
+            return await asyncio.gather(*(self._answer(sending, terms) for sending in sendings))
         finally:
             for sending in sendings:
                 sending.lane.leave(sending)
 
-    def _places(self, topic: KnownTopic, columns: Columns, options: PublishOptions) -> dict[int, Sequence[int]]:
+    def _places(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> dict[int, Sequence[int]]:
         count = len(columns.values)
-        if options.partition is not None:
-            return {options.partition: range(count)}
-        if (name := options.txn_id or options.own_id) is not None:
+        if terms.partition is not None:
+            return {terms.partition: range(count)}
+        if (name := terms.txn_id or terms.own_id) is not None:
             keyless = partition_of(name.encode(), topic.partitions)
         else:
             keyless = topic.next_turn()
         places = by_partition(columns.keys, count, topic.partitions, keyless)
-        if options.expected_version is not None and topic.partitions > 1:
+        if terms.expected_version is not None and topic.partitions > 1:
             if len(places) > 1:
                 raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(places))))
             if columns.keys is None:
@@ -274,14 +284,14 @@ class Publisher:
         return memoryview(data)
 
     def _sending(
-        self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, options: PublishOptions
+        self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, terms: PublishTerms
     ) -> Sending:
         lane = self._lanes.lane(topic, partition)
-        return Sending(lane, data, txn_id, options.expected_version, options.schema_id)
+        return Sending(lane, data, txn_id, terms.expected_version, terms.schema_id, terms.options)
 
-    async def _answer(self, sending: Sending, options: PublishOptions) -> Published | SulinaError:
+    async def _answer(self, sending: Sending, terms: PublishTerms) -> Published | SulinaError:
         try:
-            answer = await sending.lane.publish(sending, self._seconds(options))
+            answer = await sending.lane.publish(sending, self._seconds(terms))
         except SulinaError as error:
             return error
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)

@@ -17,7 +17,7 @@ from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
 from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
-from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode
+from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode, Happened
 
 
 class Attached(Protocol):
@@ -33,6 +33,18 @@ class Attached(Protocol):
 
     def drain(self) -> list[FromClient]:
         """The frames that wait to be sent, none of which is answered."""
+        ...
+
+
+class Listening(Protocol):
+    """Who is told what happens on the node, on this connection."""
+
+    def happened(self, frame: Happened) -> None:
+        """This has."""
+        ...
+
+    def lose(self, error: SulinaError) -> None:
+        """It hears no more over this connection."""
         ...
 
 
@@ -79,6 +91,7 @@ class Session:
         self._connected = asyncio.Event()  # or closed: whoever waits for a connection need wait no longer
         self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
         self._attached: dict[int, Attached] = {}
+        self._listening: dict[int, Listening] = {}
         self._outbox: dict[int, Attached] = {}  # handles of attachments that have something to say
         self._outbox_filled = asyncio.Event()
         self._reason = "not connected yet"
@@ -92,7 +105,7 @@ class Session:
     @property
     def is_unused(self) -> bool:
         """Whether nobody would miss it now."""
-        return not self.pending and not self._attached and not self._reaching
+        return not self.pending and not self._attached and not self._listening and not self._reaching
 
     async def open(self) -> None:
         """Connect for the first time. Disconnected when that does not succeed in time."""
@@ -256,6 +269,14 @@ class Session:
             self._outbox[handle] = attached
             self._outbox_filled.set()
 
+    def listen(self, number: int, listening: Listening) -> None:
+        """What happens on this connection's node is told to `listening`, by the id of its request."""
+        self._listening[number] = listening
+
+    def unlisten(self, number: int) -> None:
+        """Nothing more for it."""
+        self._listening.pop(number, None)
+
     # The connection
 
     async def _run(self, connection: Connection | None) -> None:
@@ -326,8 +347,11 @@ class Session:
             awaiting = self.pending.pop(frame.id, None)
             if awaiting is not None and not awaiting.done():
                 awaiting.set_exception(frame.error())
-        elif isinstance(frame, Detached) and (attached := self._attached.pop(frame.consumer, None)) is not None:
-            attached.lose(frame.error())
+        elif isinstance(frame, Detached):
+            if (attached := self._attached.pop(frame.consumer, None)) is not None:
+                attached.lose(frame.error())
+        elif isinstance(frame, Happened) and (listening := self._listening.get(frame.listener)) is not None:
+            listening.happened(frame)
         return False
 
     def _lose(self) -> None:
@@ -335,10 +359,13 @@ class Session:
         self.connection = None
         self._connected.clear()
         attached, self._attached = self._attached, {}
+        listening, self._listening = self._listening, {}
         self._outbox.clear()
         self._fail_pending(self.disconnected())
         for each in attached.values():
             each.lose(self.disconnected())
+        for listener in listening.values():
+            listener.lose(self.disconnected())
 
     def _fail_pending(self, error: SulinaError) -> None:
         pending, self.pending = self.pending, {}

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from sulina.client.admin import PolicyLike, SchemaLike
 from sulina.client.batches import take_from
-from sulina.client.batching_producer import BatchingProducer, OnFailure
+from sulina.client.batching_producer import BatchingProducer, OnFailure, Write
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.client import Client
 from sulina.client.cluster_admin import UNLOAD_SECONDS, OnProgress
@@ -23,6 +23,7 @@ from sulina.client.sync_batching import SyncBatchingProducer
 from sulina.core.batching import BatchingRules
 from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
+from sulina.core.pubsub import PublishOptions, SubscriberInfo
 from sulina.core.topic import Delivery, Schema
 from sulina.wire.messages import (
     BrokerInfo,
@@ -33,6 +34,7 @@ from sulina.wire.messages import (
     PartitionInfo,
     Placement,
     Published,
+    PubSubMetrics,
     ReaderInfo,
     Rebalanced,
     SubscriptionInfo,
@@ -212,6 +214,16 @@ class SyncClient:
         """Whether there is a connection at this moment."""
         return self._client.is_connected
 
+    @property
+    def asynchronous(self) -> Client:
+        """The client in its loop, for what is built upon this one."""
+        return self._client
+
+    @property
+    def run(self) -> Run:
+        """Waits for work that is done in that loop."""
+        return self._thread.run
+
     # Records
 
     def publish(
@@ -228,6 +240,7 @@ class SyncClient:
         schema: Schema | str | None = None,
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
+        options: PublishOptions | None = None,
     ) -> PublishAck:
         """One record."""
         return self._run(
@@ -243,6 +256,7 @@ class SyncClient:
                 schema=schema,
                 timeout_seconds=timeout_seconds,
                 idempotent=idempotent,
+                options=options,
             )
         )
 
@@ -257,6 +271,7 @@ class SyncClient:
         schema: Schema | str | None = None,
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
+        options: PublishOptions | None = None,
     ) -> PublishAck:
         """Many records; all or nothing in each partition that their keys name."""
         return self._run(
@@ -269,6 +284,7 @@ class SyncClient:
                 schema=schema,
                 timeout_seconds=timeout_seconds,
                 idempotent=idempotent,
+                options=options,
             )
         )
 
@@ -280,6 +296,8 @@ class SyncClient:
         on_failure: OnFailure | str = OnFailure.FAIL,
         retry_seconds: float = 1.0,
         publish_timeout_seconds: float | None = None,
+        options: PublishOptions | None = None,
+        write: Write | None = None,
     ) -> SyncBatchingProducer:
         """Messages that are produced one by one, by any thread, are published in batches."""
 
@@ -290,6 +308,8 @@ class SyncClient:
                 on_failure=on_failure,
                 retry_seconds=retry_seconds,
                 publish_timeout_seconds=publish_timeout_seconds,
+                options=options,
+                write=write,
             )
 
         return SyncBatchingProducer(self._run(make()), self._thread.run)
@@ -447,6 +467,10 @@ class SyncClient:
         """Move its cursors."""
         return self._run(self._client.seek(topic, subscription, position, partition))
 
+    def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
+        """Who is sent all that is published to a topic."""
+        return self._run(self._client.subscribers(topic))
+
     # Registered readers
 
     def register_reader(
@@ -490,6 +514,10 @@ class SyncClient:
     def cluster(self) -> ClusterInfo:
         """The cluster as the home sees it."""
         return self._run(self._client.cluster())
+
+    def pubsub_metrics(self, topic: TopicLike | None = None) -> PubSubMetrics:
+        """What became of messages, of one topic or of all, at all brokers together since each was started."""
+        return self._run(self._client.pubsub_metrics(topic))
 
     def unloads(self, topic: TopicLike) -> list[UnloadInfo]:
         """Those that are under way for a topic."""

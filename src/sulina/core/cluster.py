@@ -21,6 +21,7 @@ class Registration(Struct, frozen=True, kw_only=True):
     started_ms: int
     software: str = "0"
     is_leaving: bool = False  # it gives back what it has, and takes nothing more
+    peer: str = ""  # host:port for frames of other brokers; none: it takes none
 
 
 class Leader(Struct, frozen=True, kw_only=True):

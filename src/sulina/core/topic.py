@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.errors import InvalidSettings
 from sulina.types import TopicName
 
@@ -57,6 +58,9 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     redelivery_delay_seconds: Annotated[float, Meta(ge=0, le=24 * 3600)] | None = None
     deliveries_max: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # then to the dead-letter topic
     dead_letter: Annotated[str, Meta(max_length=500)] | None = None  # absent: {topic}.dead-letter, beside the topic
+    # Of a topic that keeps nothing: what happens to what may not have arrived, and to what is for a node out of reach.
+    delivery_policy: DeliveryPolicy | None = None
+    partition_behavior: PartitionBehavior | None = None
     validate: bool | None = None  # check every value against the schema before it is accepted
     # Where there is an object store: when a slice goes to the archive, and what stays on disk once it is there.
     archive_bytes: Annotated[int, Meta(ge=1 << 10, le=1 << 30)] | None = None
@@ -72,6 +76,8 @@ SYSTEM_POLICY = Policy(
     batch_bytes_max=16 << 20,
     ack_timeout_seconds=30.0,
     redelivery_delay_seconds=1.0,
+    delivery_policy=DeliveryPolicy.AT_LEAST_ONCE,
+    partition_behavior=PartitionBehavior.DELAY_QUEUE,
     validate=False,
     archive_bytes=8 << 20,
     archive_seconds=10.0,

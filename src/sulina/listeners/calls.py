@@ -117,6 +117,18 @@ class _Broker(Struct, forbid_unknown_fields=True):
     broker_id: Name
 
 
+class _PubSubMetrics(Struct, forbid_unknown_fields=True):
+    topic: Name | None = None
+
+
+async def _pubsub_metrics(broker: Broker, arguments: _PubSubMetrics) -> Any:
+    return broker.pubsub_metrics(None if arguments.topic is None else TopicName.parse(arguments.topic))
+
+
+async def _subscribers(broker: Broker, arguments: _Topic) -> Any:
+    return broker.subscribers(TopicName.parse(arguments.topic))
+
+
 async def _info(broker: Broker, _arguments: _Nothing) -> Any:
     return broker.info()
 
@@ -167,6 +179,8 @@ METHODS: dict[str, _Method] = {
             _name(a.topic), a.subscription, Position.parse(a.position), partition=a.partition
         ),
     ),
+    "subscribers": (_Topic, _subscribers),
+    "pubsub_metrics": (_PubSubMetrics, _pubsub_metrics),
     "readers": (_Readers, _readers),
     "reader": (_Reader, lambda broker, a: broker.reader(a.reader, _name(a.topic))),
     "put_reader": (_PutReader, lambda broker, a: broker.put_reader(a.reader, _name(a.topic), a.settings)),

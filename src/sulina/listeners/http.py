@@ -17,11 +17,12 @@ from sulina.listeners.http_events import EventFeed
 from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_fetch import Fetcher
 from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS, HttpLimits
-from sulina.listeners.http_openapi_paths import PARTITION_RECORDS, RECORDS
+from sulina.listeners.http_openapi_paths import EVENTS, PARTITION_RECORDS, RECORDS
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
 from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
 from sulina.listeners.http_publish import Publisher
+from sulina.listeners.http_pubsub import PubSub
 from sulina.listeners.http_readers import Readers
 from sulina.listeners.http_resource import Bodies, Handler
 
@@ -55,9 +56,9 @@ class HttpApp:
         self._events = EventFeed(broker, limits)
         bodies = Bodies(limits)
         routes = Pages(broker, limits).routes()
-        for part in (Admin, Cluster, Readers):
+        for part in (Admin, Cluster, PubSub, Readers):
             routes |= part(broker, bodies).routes()
-        routes["/v1/events"] = {"GET": self._events.get_events}
+        routes[EVENTS] = {"GET": self._events.get_events}
         self._router = Router(
             [Route(path, _Resource(handlers)) for path, handlers in routes.items()],
             redirect_slashes=False,

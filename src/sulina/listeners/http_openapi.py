@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from sulina.core.pubsub import SubscriberInfo
 from sulina.core.topic import Policy, TopicSettings
 from sulina.listeners.http_admin import CommitsOut, NamespacesOut, SubscriptionIn, SubscriptionsOut
 from sulina.listeners.http_cluster import BrokersOut, UnloadIn, UnloadsOut
@@ -12,6 +13,7 @@ from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_openapi_fields import EXAMPLES, FIELDS, refine
 from sulina.listeners.http_openapi_paths import PARAMETERS, paths
 from sulina.listeners.http_problem import RETRY_AFTER_SECONDS, all_codes
+from sulina.listeners.http_pubsub import SubscribersOut
 from sulina.listeners.http_records import PublishIn, RecordsOut
 from sulina.wire.messages import (
     BrokerInfo,
@@ -21,6 +23,7 @@ from sulina.wire.messages import (
     PartitionInfo,
     Placement,
     Published,
+    PubSubMetrics,
     ReaderInfo,
     ReaderPage,
     ReaderSettings,
@@ -33,8 +36,9 @@ from sulina.wire.messages import (
 _REF = "#/components/schemas/{name}"
 _TYPES = (
     BrokerInfo, BrokersOut, ClusterInfo, CommitsOut, NamespaceInfo, NamespacesOut, NodeInfo, PartitionInfo, Placement,
-    Policy, PublishIn, Published, ReaderInfo, ReaderPage, ReaderSettings, Rebalanced, RecordsOut, SubscriptionIn,
-    SubscriptionInfo, SubscriptionsOut, TopicInfo, TopicPage, TopicSettings, UnloadIn, UnloadsOut,
+    Policy, PublishIn, Published, PubSubMetrics, ReaderInfo, ReaderPage, ReaderSettings, Rebalanced, RecordsOut,
+    SubscriberInfo, SubscribersOut, SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo, TopicPage,
+    TopicSettings, UnloadIn, UnloadsOut,
 )  # fmt: skip
 
 _ABOUT = """
@@ -66,6 +70,7 @@ _TAGS = {
     "records": "Publish and read.",
     "topics": "Named logs, their partitions and commits.",
     "subscriptions": "Where groups of consumers are, durably.",
+    "pubsub": "Who is sent everything that is published, and what became of it.",
     "readers": "Queries that read at their own pace: where they are, and what must be kept for them.",
     "namespaces": "Groups of topics with common policies.",
     "cluster": "Brokers, and which of them serves what. A node that is alone is a cluster of one, which moves nothing.",
@@ -95,7 +100,7 @@ ERRORS: Mapping[int, str] = {
     404: "There is no such thing.",
     406: "Accept names nothing that is offered.",
     408: "The request came too slowly.",
-    409: "Somebody else was first, or it exists and differs; nothing was changed.",
+    409: "Somebody else was first, or it exists and differs, or nobody can be reached; nothing was changed.",
     413: "More bytes than the limit; nothing was written.",
     415: "The Content-Type is not one of those that are understood.",
     416: "The offset or version is outside what the log has.",

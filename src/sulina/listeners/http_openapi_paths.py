@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.listeners.http_admin import COMMITS, COMMITS_MAX, TOPICS_MAX
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_parameters import NUMBER_MAX
@@ -28,6 +29,11 @@ BROKER = f"{BROKERS}/{{broker}}"
 READERS = "/v1/readers"
 READER = f"{READERS}/{{name}}/{{ns}}/{{topic}}"
 READERS_MAX = 1000
+SUBSCRIBERS = f"{TOPIC}/subscribers"
+PUBSUB_METRICS = "/v1/pubsub/metrics"
+EVENTS = "/v1/events"
+EVENT_TYPES_MAX = 100
+EVENT_TYPE_LENGTH_MAX = 200
 
 
 def _ref(name: str) -> Shape:
@@ -115,7 +121,8 @@ def _operation(
 def paths(limits: HttpLimits) -> Shape:
     """All of them."""
     return {
-        **_records(limits), **_topics(), **_subscriptions(), **_readers(), **_namespaces(), **_cluster(), **_node(),
+        **_records(limits), **_topics(), **_subscriptions(), **_pubsub(), **_readers(), **_namespaces(), **_cluster(),
+        **_node(),
     }  # fmt: skip
 
 
@@ -158,6 +165,8 @@ def _publish(name: str, summary: str, text: str, at: Sequence[str]) -> Shape:
         _header("Sulina-Txn-Id", {"type": "string", "minLength": 1, "maxLength": TXN_ID_LENGTH_MAX}, instead),
         _header("Sulina-Expected-Version", _whole(), instead),
         _header("Sulina-Schema", {"type": "string", "maxLength": SCHEMA_ID_LENGTH_MAX}, instead),
+        _header("Sulina-Delivery-Policy", {"type": "string", "enum": list(DeliveryPolicy)}, instead),
+        _header("Sulina-Partition-Behavior", {"type": "string", "enum": list(PartitionBehavior)}, instead),
     ]
     return _operation(
         "records",
@@ -308,6 +317,33 @@ def _subscriptions() -> Shape:
     }  # fmt: skip
 
 
+def _pubsub() -> Shape:
+    subscriber = {"node": "b1", "handle": 7, "name": "screen-3", "status": "active", "reason": "", "offset": 18}
+    metrics = {
+        "topic": "/default/orders", "accepted": 18, "rejected": {"InvalidPayload": 1}, "delivered": 36,
+        "failed": {"Timeout": 2}, "redelivered": 2, "queued": 0, "dropped": 0, "missed": 0, "active": 2, "suspended": 0,
+    }  # fmt: skip
+    topic = _asked("topic", {"type": "string", "maxLength": 500}, "Only of this topic, `/namespace/topic`.")
+    return {
+        SUBSCRIBERS: {
+            "get": _operation(
+                "pubsub", "listSubscribers", "List the subscribers of a topic",
+                "Of the partitions that the broker serves, each with its node and whether it is sent anything. Who is "
+                "subscribed to several partitions is there for each.",
+                {"200": _json("SubscribersOut", "The subscribers.", {"subscribers": [subscriber]})}, (307, 422),
+                at=("ns", "topic"),
+            )
+        },
+        PUBSUB_METRICS: {
+            "get": _operation(
+                "pubsub", "getPubSubMetrics", "What became of messages",
+                "Of one topic or of all, as the broker that answers has seen it since its start.",
+                {"200": _json("PubSubMetrics", "The counts.", metrics)}, (422,), parameters=[topic],
+            )
+        },
+    }  # fmt: skip
+
+
 def _readers() -> Shape:
     at = ("name", "ns", "topic")
     example = {"positions": {"0": 17, "1": 4}, "expires_seconds": 86400, "description": "orders by day"}
@@ -442,6 +478,15 @@ def _node() -> Shape:
 
     status = {"type": "object", "properties": {"status": {"const": "ok", "description": "Always `ok`."}}}
     fine = {"200": {"description": "It is.", "content": {"application/json": {"schema": status}}}}
+    types = {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": EVENT_TYPE_LENGTH_MAX},
+        "maxItems": EVENT_TYPES_MAX,
+    }
+    chosen = [
+        _asked("types", types, "Only these, with commas between them.", style="form", explode=False),
+        _asked("topic", {"type": "string", "maxLength": 500}, "Only of this topic, `/namespace/topic`."),
+    ]
     return {
         "/v1/node": {
             "get": _operation(
@@ -449,12 +494,12 @@ def _node() -> Shape:
                 {"200": _json("NodeInfo", "The node.")}, common=_SIMPLE,
             )
         },
-        "/v1/events": {
+        EVENTS: {
             "get": _operation(
                 "node", "getEvents", "Watch events",
                 "What happens on the node, as server-sent events, each one JSON object with `at`, `type`, `topic` and "
                 "`fields`. A client that is too slow is told in `events_missed` how many it missed.",
-                plain("text/event-stream", "A stream without end."), (503,), common=_SIMPLE,
+                plain("text/event-stream", "A stream without end."), (422, 503), common=_SIMPLE, parameters=chosen,
             )
         },
         "/health": {

@@ -7,6 +7,7 @@ decoded has to be a valid name. A parameter that is unknown, given twice or out 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -101,6 +102,32 @@ def text_up_to(length_max: int) -> Reader:
         if len(text) > length_max:
             raise bad_parameter(name, f"{name} must have at most {length_max} characters")
         return text
+
+    return read
+
+
+def texts_up_to(count_max: int, length_max: int) -> Reader:
+    """Some texts, with commas between them."""
+
+    def read(name: str, text: str) -> frozenset[str]:
+        texts = text.split(",")
+        if len(texts) > count_max or not all(0 < len(one) <= length_max for one in texts):
+            raise bad_parameter(
+                name, f"{name} must be 1 to {count_max} texts of 1 to {length_max} characters, with commas between them"
+            )
+        return frozenset(texts)
+
+    return read
+
+
+def one_of(kind: type[StrEnum]) -> Reader:
+    """One of a few words."""
+
+    def read(name: str, text: str) -> StrEnum:
+        try:
+            return kind(text)
+        except ValueError:
+            raise bad_parameter(name, f"{name} must be one of {', '.join(kind)}") from None
 
     return read
 

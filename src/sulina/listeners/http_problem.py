@@ -32,10 +32,16 @@ STATUSES: dict[type[SulinaError], HTTPStatus] = {
     errors.NotAvailable: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     errors.NotYet: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.DelayQueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.DelayQueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     errors.LimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.NoSubscribers: HTTPStatus.CONFLICT,
+    errors.PartitionDropped: HTTPStatus.CONFLICT,
     errors.NotServing: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.NotOwner: HTTPStatus.TEMPORARY_REDIRECT,  # but 503 while the owner is not known
+    errors.PubSubError: HTTPStatus.CONFLICT,
+    errors.NotStarted: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.SubscriberNotFound: HTTPStatus.NOT_FOUND,
     errors.ProducerStopped: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.Disconnected: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ProtocolError: HTTPStatus.BAD_REQUEST,
@@ -143,10 +149,12 @@ def title_of(kind: type[SulinaError]) -> str:
 
 
 def all_codes() -> list[dict[str, Any]]:
-    """Every code there is, for the documentation."""
+    """Every code that a node can answer with, for the documentation."""
     kinds, waiting = [], [SulinaError]
     while waiting:
-        kinds += (found := waiting.pop().__subclasses__())
+        # Errors of Spark's side are elsewhere: they are no node's, even where a process has loaded both.
+        found = [kind for kind in waiting.pop().__subclasses__() if kind.__module__ == errors.__name__]
+        kinds += found
         waiting += found
     codes = {kind.code: (status_of(kind), title_of(kind), kind.retryable) for kind in kinds}
     codes |= {code: (status, title, status in _RETRYABLE) for code, (status, title) in HTTP_CODES.items()}

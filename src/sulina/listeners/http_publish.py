@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.core.routing import partitions_of
 from sulina.core.rows import encode_rows
 from sulina.errors import InvalidInput, KeysSpanPartitions, SulinaError
 from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_parameters import Reader, Target, number, read_query, text_up_to
+from sulina.listeners.http_parameters import Reader, Target, number, one_of, read_query, text_up_to
 from sulina.listeners.http_problem import HttpError, bad_parameter
 from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX, Choose, Keys, Publish, encoder, read_publish
 from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
@@ -57,6 +58,7 @@ class Publisher:
                 expected_version=request.expected_version,
                 schema_id=request.schema_id,
                 is_own=content_type != BATCH,
+                options=request.options,
             )
         exchange.scope[COUNT] = published.count
         await exchange.answer(encoder.encode(published))
@@ -129,4 +131,6 @@ _HEADERS: dict[bytes, tuple[str, Reader]] = {
     b"sulina-txn-id": ("txn_id", text_up_to(TXN_ID_LENGTH_MAX)),
     b"sulina-expected-version": ("expected_version", number()),
     b"sulina-schema": ("schema_id", text_up_to(SCHEMA_ID_LENGTH_MAX)),
+    b"sulina-delivery-policy": ("delivery_policy", one_of(DeliveryPolicy)),
+    b"sulina-partition-behavior": ("partition_behavior", one_of(PartitionBehavior)),
 }

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records import Headers, Record
 from sulina.core.rows import encode_rows
 from sulina.errors import InvalidInput
@@ -50,6 +51,8 @@ class PublishIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     txn_id: TxnId | None = None
     expected_version: Expected | None = None
     schema_id: SchemaId | None = None
+    delivery_policy: DeliveryPolicy | None = None
+    partition_behavior: PartitionBehavior | None = None
 
 
 class RecordOut(Struct, frozen=True, kw_only=True, gc=False):
@@ -86,11 +89,14 @@ class _PlainPublish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     txn_id: TxnId | None = None
     expected_version: Expected | None = None
     schema_id: SchemaId | None = None
+    delivery_policy: DeliveryPolicy | None = None
+    partition_behavior: PartitionBehavior | None = None
 
 
 _decoder = msgspec.json.Decoder(PublishIn)
 _plain_decoder = msgspec.json.Decoder(_PlainPublish)
 encoder = msgspec.json.Encoder()
+_NO_OPTIONS = PublishOptions()
 
 
 class Publish(NamedTuple):
@@ -101,6 +107,15 @@ class Publish(NamedTuple):
     expected_version: int | None = None
     schema_id: str | None = None
     partition: int | None = None  # that the keys belong to; None: nobody has looked, or there are none
+    delivery_policy: DeliveryPolicy | None = None
+    partition_behavior: PartitionBehavior | None = None
+
+    @property
+    def options(self) -> PublishOptions:
+        """What it says of deliveries, where the topic is not to say it."""
+        if self.delivery_policy is None and self.partition_behavior is None:
+            return _NO_OPTIONS
+        return PublishOptions(delivery_policy=self.delivery_policy, partition_behavior=self.partition_behavior)
 
 
 Keys = Sequence[bytes | None]
@@ -123,7 +138,15 @@ def read_publish(body: bytes, now_ms: int, records_max: int, choose: Choose | No
         _plain_batch(request, now_ms) if isinstance(request, _PlainPublish) else _batch(request.records, now_ms)
     )
     partition = None if choose is None or keys is None else choose(keys)
-    return Publish(data, request.txn_id, request.expected_version, request.schema_id, partition)
+    return Publish(
+        data,
+        request.txn_id,
+        request.expected_version,
+        request.schema_id,
+        partition,
+        request.delivery_policy,
+        request.partition_behavior,
+    )
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -18,7 +18,8 @@ import structlog
 
 from sulina.broker.broker import Broker
 from sulina.broker.consumer import Attachment, Consumer, Delivery
-from sulina.broker.topic import Accepted
+from sulina.broker.topic import NO_OPTIONS, Accepted
+from sulina.core.pubsub import PublishOptions
 from sulina.errors import (
     ArchiveFailed,
     ConsumerNotFound,
@@ -32,8 +33,10 @@ from sulina.errors import (
     from_code,
 )
 from sulina.listeners.calls import call
+from sulina.listeners.session_subscribers import SessionListeners, SessionSubscribers
 from sulina.types import TopicName
 from sulina.wire.frames import (
+    AckBatch,
     AckRecords,
     AddCredit,
     Answer,
@@ -41,13 +44,17 @@ from sulina.wire.frames import (
     Deliver,
     Detach,
     Detached,
+    FailBatch,
     Failed,
     Fetch,
     FromClient,
     FromNode,
+    Join,
+    Listen,
     NackRecords,
     Publish,
     Subscribe,
+    Unlisten,
 )
 from sulina.wire.messages import Subscribed, SubscriptionSettings
 
@@ -140,6 +147,8 @@ class Session:
         self._name = name
         self.outbox = Outbox(self._limits.outbox_bytes_max, self._block)
         self._attachments: dict[int, tuple[TopicName, Attachment]] = {}
+        self._subscribers = SessionSubscribers(broker, self.outbox, name)
+        self._listeners = SessionListeners(broker, self.outbox)
         self._broken_runs: dict[int, SulinaError] = {}  # of publishes, and why the first of each was refused
         self._requests = 0
         self._requests_bytes = 0
@@ -176,6 +185,8 @@ class Session:
         while self._attachments:  # others may be dismissed meanwhile
             _, (topic, attachment) = self._attachments.popitem()
             await self._broker.detach(topic, attachment)
+        self._subscribers.close()
+        await self._listeners.close()
         self._broker.counts.connections -= 1
         self._broker.metrics.connections.set(self._broker.counts.connections)
 
@@ -189,6 +200,8 @@ class Session:
                 await self._answering(frame.id, self._publish(frame))
             case AckRecords() | NackRecords():
                 await self._answering(frame.id, self._settle(frame))
+            case AckBatch() | FailBatch():
+                self._subscribers.settle(frame)
             case AddCredit():
                 await self._answering(0, self._add_credit(frame))
             case Fetch():
@@ -197,6 +210,12 @@ class Session:
                 fetch.add_done_callback(self._fetches.discard)
             case Call():
                 self._spawn(self._answering(frame.id, self._call(frame)))
+            case Join():
+                self._spawn(self._answering(frame.id, self._join(frame)))
+            case Listen():
+                await self._answering(frame.id, self._listeners.listen(frame))
+            case Unlisten():
+                await self._answering(frame.id, self._listeners.unlisten(frame))
             case Subscribe():
                 await self._answering(frame.id, self._subscribe(frame))
             case Detach():
@@ -261,6 +280,11 @@ class Session:
                 expected_version=frame.expected_version,
                 schema_id=frame.schema_id,
                 topic_id=frame.topic_id,
+                options=PublishOptions(
+                    delivery_policy=frame.delivery_policy, partition_behavior=frame.partition_behavior
+                )
+                if frame.delivery_policy or frame.partition_behavior
+                else NO_OPTIONS,
             )
         except SulinaError as error:
             self._break_run(frame.run, error)
@@ -315,11 +339,18 @@ class Session:
 
     # Consumers
 
-    async def _subscribe(self, frame: Subscribe) -> None:
-        if frame.consumer in self._attachments:
-            raise InvalidInput(f"consumer {frame.consumer} is attached already")
-        if len(self._attachments) >= self._limits.consumers_max:
+    def _check_free(self, number: int) -> None:
+        if number in self._attachments or number in self._subscribers:
+            raise InvalidInput(f"consumer {number} is attached already")
+        if len(self._attachments) + len(self._subscribers) >= self._limits.consumers_max:
             raise LimitReached(kind="consumers of one connection", limit=self._limits.consumers_max)
+
+    async def _join(self, frame: Join) -> None:
+        self._check_free(frame.consumer)
+        await self._subscribers.join(frame)
+
+    async def _subscribe(self, frame: Subscribe) -> None:
+        self._check_free(frame.consumer)
         topic = TopicName.parse(frame.topic)
         consumer = Consumer(
             name=frame.name or f"{self._name}/{frame.consumer}",
@@ -354,6 +385,10 @@ class Session:
             task.add_done_callback(self._tasks.discard)
 
     async def _detach(self, frame: Detach) -> None:
+        if self._subscribers.leave(frame.consumer):
+            if frame.id:
+                self.outbox.put(Answer(frame.id))
+            return
         topic, attachment = self._attached(frame.consumer)
         del self._attachments[frame.consumer]
         await self._broker.detach(topic, attachment)

@@ -24,12 +24,14 @@ from sulina.config import Settings, address_text
 from sulina.core.batch import validate
 from sulina.core.cluster import Registration
 from sulina.core.kernel_choice import warm_up
+from sulina.core.pubsub import PubSubConfig
 from sulina.core.rows import decode_rows, encode_rows
 from sulina.errors import Disconnected
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
 from sulina.listeners.local import LocalConnection
+from sulina.listeners.peer import PeerNetwork, split_address
 from sulina.listeners.websocket import WebSocketListener
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node.cluster import kill_steps, open_archives, open_metadata, take_directory
@@ -107,15 +109,24 @@ class Node:
         remote = Remote(self.connector)
         exits.push_async_callback(remote.close)
         self.broker.remote = remote.publish
+        started_ms = int(time.time() * 1000)
+        peers = PeerNetwork(settings.broker_id, started_ms)
+        self.broker.hub.connect(peers)
+        await peers.start(settings.peer_listen_host, settings.peer_port)
+        exits.push_async_callback(peers.close)
         registration = Registration(
             broker_id=settings.broker_id,
             url=settings.advertise or self.url,
             store_id=store_id,
-            started_ms=int(time.time() * 1000),
+            started_ms=started_ms,
             software=version("sulina"),
+            peer=settings.peer_address(peers.port),
         )
         options = ClusterOptions(lease_seconds=settings.lease_seconds, rebalance_seconds=settings.rebalance_seconds)
         await self.broker.join(registration, options)
+        self.broker.follow_peers(
+            lambda there: peers.set_members({name: split_address(peer) for name, peer in there.items()})
+        )
 
     async def _listen(self, exits: contextlib.AsyncExitStack, tracing: Tracing | None) -> None:
         settings, limits = self.settings, self.settings.limits
@@ -170,6 +181,10 @@ def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | N
         consumers_max=limits.consumers_max,
         waiting_bytes_max=limits.waiting_bytes_max,
         open_logs_max=max(16, files_max // 8),
+        pubsub=PubSubConfig(
+            subscriber_timeout_seconds=settings.subscriber_timeout_seconds,
+            suspended_ttl_seconds=settings.suspended_ttl_seconds,
+        ),
         span=tracing.span if tracing is not None else no_span,
         steps=kill_steps(),
     )

@@ -8,6 +8,8 @@
 - Records travel as record batches, encoded by whoever publishes, decoded by whoever reads.
 - A node sends a consumer no more records than it has credit for, except to complete a batch. `ranges` says which
   offsets of a delivery's batches are the consumer's; it acks, or nacks, those.
+- A subscriber of a topic (`Join`) is at home at the node that it is connected to, and gets every record, whoever owns
+  the partitions. It acks whole deliveries, by their attempt. The first may come before the answer to its Join does.
 - An ack with an id is answered when the cursor is durable, with how many of the records the consumer still held: those
   whose time was over may be with somebody else. With id 0 it is not answered.
 
@@ -20,6 +22,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sulina.core.members import SubscriptionKind
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
+from sulina.core.topic import PARTITIONS_OF_A_TOPIC_MAX
 from sulina.errors import ProtocolError, SulinaError, from_code
 from sulina.wire.messages import Name
 
@@ -29,6 +33,9 @@ RANGES_MAX = 10_000
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=RANGES_MAX)]
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Credit = Annotated[int, Meta(ge=0, le=1_000_000)]
+Positions = Annotated[dict[int, int], Meta(max_length=PARTITIONS_OF_A_TOPIC_MAX)]
+Reason = Annotated[str, Meta(max_length=500)]
+EventTypes = Annotated[list[Name], Meta(max_length=100)]
 
 
 class Frame(Struct, frozen=True, array_like=True, tag_field="type"):
@@ -50,6 +57,8 @@ class Publish(Frame, frozen=True, tag="pub"):
     schema_id: str | None = None
     topic_id: str | None = None  # as the client knows it: a topic of the same name made anew is another
     run: Id = 0  # 0: it may pass others, and be passed
+    delivery_policy: DeliveryPolicy | None = None  # None: the topic's
+    partition_behavior: PartitionBehavior | None = None
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):
@@ -107,8 +116,40 @@ class NackRecords(Frame, frozen=True, tag="nack"):
     delay_ms: Annotated[int, Meta(ge=0, le=24 * 3600 * 1000)] | None = None
 
 
+class Join(Frame, frozen=True, tag="join"):
+    """Attach a subscriber, under a handle that the client chooses: it gets all that is published to the topic.
+
+    `positions` says where it was before, and `start` where it begins in all other partitions. The answer is
+    `JoinedTopic`.
+    """
+
+    id: Id
+    consumer: Id
+    topic: Name
+    name: Name = ""
+    positions: Positions = {}  # the next offset, by partition
+    start: Name = "latest"
+
+
+class AckBatch(Frame, frozen=True, tag="ack_batch"):
+    """A subscriber has done all of a delivery. Not answered."""
+
+    consumer: Id
+    partition: int
+    attempt: int
+
+
+class FailBatch(Frame, frozen=True, tag="fail_batch"):
+    """A subscriber could not do a delivery, and forgets what it was sent after it. Not answered."""
+
+    consumer: Id
+    partition: int
+    attempt: int
+    reason: Reason
+
+
 class Detach(Frame, frozen=True, tag="detach"):
-    """The consumer leaves; what it has not acked goes to others."""
+    """The consumer, or subscriber, leaves; what a consumer has not acked goes to others."""
 
     id: Id
     consumer: Id
@@ -120,6 +161,20 @@ class Call(Frame, frozen=True, tag="call"):
     id: Id
     method: Name
     arguments: dict[str, Any] = {}
+
+
+class Listen(Frame, frozen=True, tag="listen"):
+    """Tell what happens from now on, in `Happened` frames that repeat this id. Answered before the first of them."""
+
+    id: Id
+    types: EventTypes = []  # none: all
+
+
+class Unlisten(Frame, frozen=True, tag="unlisten"):
+    """Tell no more to the listener whose `Listen` had that id. Answered, also when there is none."""
+
+    id: Id
+    listener: Id
 
 
 # From the node
@@ -146,17 +201,20 @@ class Failed(Frame, frozen=True, tag="err"):
 
 
 class Deliver(Frame, frozen=True, tag="msg"):
-    """Records for a consumer: whole batches, of which `ranges` are its own."""
+    """Records for a consumer or a subscriber: whole batches, of which `ranges` are its own."""
 
     consumer: Id
     partition: int
-    attempt: int  # 1 the first time
+    attempt: int  # 1 the first time; of a subscriber: what its ack repeats
     data: memoryview
     ranges: list[tuple[int, int]]
 
 
 class Detached(Frame, frozen=True, tag="gone"):
-    """The node has let the consumer go: after a seek or a change of the topic, it may subscribe again."""
+    """The node has let the consumer go: after a seek or a change of the topic, it may subscribe again.
+
+    A subscriber whose error is retryable may join again, where it was.
+    """
 
     consumer: Id
     code: str
@@ -168,8 +226,21 @@ class Detached(Frame, frozen=True, tag="gone"):
         return from_code(self.code, self.message, self.details)
 
 
-FromClient = Publish | Fetch | Subscribe | AddCredit | AckRecords | NackRecords | Detach | Call
-FromNode = Answer | Failed | Deliver | Detached
+class Happened(Frame, frozen=True, tag="event"):
+    """An event. `events_missed` with a count says that there were more than could be sent."""
+
+    listener: Id  # the id of its `Listen`
+    at: float  # seconds since 1970
+    type: str = msgspec.field(name="event")  # a frame's own type is its tag
+    topic: str | None = None
+    fields: dict[str, Any] = {}
+
+
+FromClient = (
+    Publish | Fetch | Subscribe | AddCredit | AckRecords | NackRecords
+    | Join | AckBatch | FailBatch | Detach | Call | Listen | Unlisten
+)  # fmt: skip
+FromNode = Answer | Failed | Deliver | Detached | Happened
 
 _encoder = msgspec.msgpack.Encoder()
 _from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
@@ -185,7 +256,7 @@ def decode_from_client(data: bytes) -> FromClient:
     """ProtocolError says what is wrong with it."""
     try:
         return _from_client.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a frame: {error}") from None
 
 
@@ -193,5 +264,5 @@ def decode_from_node(data: bytes) -> FromNode:
     """ProtocolError says what is wrong with it."""
     try:
         return _from_node.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a frame: {error}") from None

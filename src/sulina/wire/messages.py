@@ -1,7 +1,7 @@
 """What a node says about its topics and subscriptions: the same shapes in JSON, in frames and in Python."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -97,6 +97,13 @@ class Subscribed(Struct, frozen=True, kw_only=True):
     is_reliable: bool
 
 
+class JoinedTopic(Struct, frozen=True, kw_only=True):
+    """A subscriber is attached. Where the topic is not reliable, there are no positions, and nothing comes twice."""
+
+    is_reliable: bool
+    positions: dict[int, int]  # the offset that it is sent first, by partition
+
+
 class CursorInfo(Struct, frozen=True, kw_only=True):
     """How far a subscription has come in one partition."""
 
@@ -189,6 +196,34 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     objects: str | None = None  # where the archives of the cluster are, for whoever may read them there
     objects_endpoint: str | None = None  # None: the cloud's own
+
+
+# Publish/subscribe
+
+
+class PubSubMetrics(Struct, frozen=True, kw_only=True):
+    """What became of messages, and of whom they were for, as the node that answers has seen it since its start."""
+
+    topic: str | None = None  # None: all of them
+    accepted: int = 0
+    rejected: dict[str, int] = {}  # by reason
+    delivered: int = 0
+    failed: dict[str, int] = {}  # deliveries to subscribers, by status
+    redelivered: int = 0
+    queued: int = 0  # that wait for a node at this moment
+    dropped: int = 0
+    missed: int = 0  # by subscribers that were suspended
+    active: int = 0  # subscribers
+    suspended: int = 0
+
+
+class PubSubEvent(Struct, frozen=True, kw_only=True):
+    """One thing that happened on the node: one of `PubSubEventType`, or any other."""
+
+    at: float  # seconds since 1970
+    type: str
+    topic: str | None = None
+    fields: dict[str, Any] = {}
 
 
 # The cluster

@@ -1,0 +1,63 @@
+"""A chat in terminals. With a node running (`sulina serve`), in one terminal and then in another:
+
+    python examples/chat.py ada
+    python examples/chat.py bob
+
+Everybody is a subscriber of one topic and gets all that is said from then on. End with ctrl-D.
+"""
+
+import argparse
+import asyncio
+import secrets
+import sys
+
+import sulina
+
+TOPIC = "/default/chat"
+
+
+async def chat(url: str, topic: str, name: str) -> None:
+    """Until the end of standard input."""
+    me = f"{name}-{secrets.token_hex(4)}"  # there may be two of that name
+
+    def hear(message: sulina.PubSubMessage) -> None:
+        """What others say. Returning acks it."""
+        said = message.payload
+        if said["by"] != me:
+            print(f"{said['name']} {said['text']}", flush=True)
+
+    async with sulina.PubSub(url) as pubsub:
+        await pubsub.client.create_topic(topic)  # one that exists stays as it is
+        subscriber = await pubsub.subscribe(topic, hear, name=me)
+
+        async def say(text: str) -> None:
+            ack = await pubsub.publish(topic, {"by": me, "name": name, "text": text}, key=name)
+            if not ack.is_accepted:
+                print(f"(nobody hears that: {ack.reason}, {ack.message})", file=sys.stderr)
+
+        await say("has come")
+        print(f"you are {name} in {topic}; end with ctrl-D", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            if text := line.strip():
+                await say(f"says: {text}")
+        await say("has left")
+        await pubsub.unsubscribe(topic, subscriber)
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="what others see")
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="of a node, or of several with commas between")
+    parser.add_argument("--topic", default=TOPIC)
+    options = parser.parse_args()
+    try:
+        asyncio.run(chat(options.url, options.topic, options.name))
+    except sulina.SulinaError as error:
+        print(f"{error} (is there a node? start one with: sulina serve)", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The words of publish/subscribe across nodes: what is published, to whom it goes, and what became of it.
+
+Plain values; the rules that use them are in `fan_out` (the topic's side) and `attempts` (the node's).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import Struct
+
+from sulina.errors import InvalidSettings
+
+
+class DeliveryPolicy(StrEnum):
+    """What a topic that keeps nothing does with a batch when it does not know whether it has arrived."""
+
+    AT_LEAST_ONCE = "at_least_once"  # it is sent again
+    AT_MOST_ONCE = "at_most_once"  # it is not
+
+
+class PartitionBehavior(StrEnum):
+    """What happens to a batch for a node that cannot be reached."""
+
+    DELAY_QUEUE = "delay_queue"  # it waits, within bounds, and is sent when the node is back
+    DROP = "drop"  # it is left out, and counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """Of one publish; what is None is the topic's to say, then its namespace's, then the system's."""
+
+    delivery_policy: DeliveryPolicy | None = None
+    partition_behavior: PartitionBehavior | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOptions:
+    """As they hold for one publish, or for a topic."""
+
+    delivery_policy: DeliveryPolicy = DeliveryPolicy.AT_LEAST_ONCE
+    partition_behavior: PartitionBehavior = PartitionBehavior.DELAY_QUEUE
+
+    def with_publish(self, options: PublishOptions) -> "TopicOptions":
+        """For one publish: its own options first. This one stays as it is."""
+        return TopicOptions(
+            delivery_policy=options.delivery_policy or self.delivery_policy,
+            partition_behavior=options.partition_behavior or self.partition_behavior,
+        )
+
+    @property
+    def keeps_for_unreachable(self) -> bool:
+        """Whether what is for a node that cannot be reached waits for it."""
+        return (
+            self.delivery_policy == DeliveryPolicy.AT_LEAST_ONCE
+            and self.partition_behavior == PartitionBehavior.DELAY_QUEUE
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PubSubConfig:
+    """Times and bounds of deliveries to subscribers."""
+
+    subscriber_timeout_seconds: float = 5.0  # to ack a batch
+    suspended_ttl_seconds: float = 60.0  # without a success: then a subscriber is removed
+    backoff_seconds: float = 0.5  # until one that is suspended is tried again; doubles with each failure
+    backoff_seconds_max: float = 15.0
+    delay_queue_bytes_max: int = 64 << 20  # of one partition, for one node
+    delay_queue_batches_max: int = 10_000
+    unacked_bytes_max: int = 16 << 20  # that one subscriber may have
+    unacked_batches_max: int = 1_000
+    subscribers_max: int = 100_000  # of one partition
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise InvalidSettings(f"{name} cannot be {getattr(self, name)}")
+
+
+class Envelope(Struct, frozen=True):
+    """A message as it travels: who can read it, what it is, its bytes."""
+
+    serializer_id: int
+    type_name: str
+    data: bytes
+
+
+class DeliveryStatus(StrEnum):
+    """What became of a batch, for one subscriber."""
+
+    DELIVERED = "Delivered"
+    TIMEOUT = "Timeout"
+    SUBSCRIBER_UNREACHABLE = "SubscriberUnreachable"
+    OTHER_ERROR = "OtherError"
+
+
+class SubscriberFailure(Struct, frozen=True, array_like=True):
+    """A subscriber that did not take a batch, by its handle at its node."""
+
+    handle: int
+    status: DeliveryStatus
+    reason: str = ""
+
+
+class DeliveryReport(Struct, frozen=True, array_like=True):
+    """What a node says of one attempt: everybody took it but these.
+
+    With attempt 0 it is of none, and says who at this moment is far behind the others of its node.
+    """
+
+    attempt: int
+    failed: tuple[SubscriberFailure, ...] = ()
+    slow: tuple[int, ...] = ()  # handles; only with attempt 0
+
+
+class SubscriberStatus(StrEnum):
+    """Whether a subscriber is sent anything."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """A subscriber as a topic knows it: its home, and its handle there, which no other ever has."""
+
+    node: str
+    handle: int
+
+
+class SubscriberInfo(Struct, frozen=True, kw_only=True):
+    """A subscriber of one partition as its owner sees it."""
+
+    node: str
+    handle: int
+    name: str
+    status: SubscriberStatus
+    reason: str = ""  # why it is suspended
+    partition: int = 0
+    offset: int | None = None  # the next that it is sent; None: the topic keeps nothing
+
+
+class PubSubEventType(StrEnum):
+    """What happens, on the stream of events."""
+
+    PUBLISH_ACCEPTED = "publish_accepted"  # count, partition
+    PUBLISH_REJECTED = "publish_rejected"  # reason
+    DELIVERY_SUCCEEDED = "delivery_succeeded"  # partition, node, attempt, subscribers, count
+    DELIVERY_FAILED = "delivery_failed"  # partition, node, attempt, subscriber, status, reason
+    SUBSCRIBER_ADDED = "subscriber_added"  # partition, node, subscriber
+    SUBSCRIBER_REMOVED = "subscriber_removed"  # partition, node, subscriber, reason
+    SUBSCRIBER_SUSPENDED = "subscriber_suspended"  # partition, node, subscriber, reason
+    SUBSCRIBER_RESUMED = "subscriber_resumed"  # partition, node, subscriber
+    BATCH_QUEUED = "batch_queued"  # partition, node, count: it waits for a node
+    BATCH_DROPPED = "batch_dropped"  # partition, node, count
+    QUEUE_FLUSHED = "queue_flushed"  # partition, node, batches

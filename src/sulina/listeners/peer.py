@@ -1,0 +1,349 @@
+"""The connections to the other brokers of the cluster, over TCP or TLS.
+
+- There is one for each pair. The broker whose name sorts first dials, for as long as the other is a member.
+- A connection counts from a hello that fits, both ways. A newer one of the same broker replaces the one before.
+- One that is silent, or does not take what it is sent, is given up. Whoever dialled dials again.
+- One sweep over all of them, a few times a second, keeps the times: a frame costs no timer.
+"""
+
+import asyncio
+import random
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from sulina.broker.pubsub.peers import PeerEvents
+from sulina.errors import InvalidSettings, ProtocolError
+from sulina.listeners.peer_link import PeerLimits, PeerLink, PeerStats
+from sulina.wire.peer import PROTOCOL, AnyPeerFrame, Hello
+
+BACKLOG = 128
+SWEEPS = 4  # in the shortest of the times that are kept
+
+_logger: structlog.stdlib.BoundLogger = structlog.get_logger("sulina.peer")
+
+__all__ = ["PeerLimits", "PeerNetwork", "PeerStats", "split_address"]
+
+
+class PeerNetwork:
+    """`sulina.broker.pubsub.peers.Peers` on a network. `listen`, `start`, `set_members` as they change, `close`."""
+
+    def __init__(
+        self,
+        broker_id: str,
+        started_ms: int,
+        *,
+        limits: PeerLimits | None = None,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`server_tls` is for those who dial us, `client_tls` for those whom we dial; none: in clear text."""
+        self.broker_id = broker_id
+        self.started_ms = started_ms
+        self.limits = limits or PeerLimits()
+        self.port = 0  # known once it has started
+        self._server_tls, self._client_tls = server_tls, client_tls
+        self._rng = rng or random.Random()
+        self._events: PeerEvents | None = None
+        self._server: asyncio.Server | None = None
+        self._members: dict[str, tuple[str, int]] = {}
+        self._stats: dict[str, PeerStats] = {}  # of the members
+        self._dials: dict[str, asyncio.Task[None]] = {}  # of those whom we dial
+        self._tasks: set[asyncio.Task[None]] = set()  # of those also who are none any more, until they have ended
+        self._links: set[PeerLink] = set()  # all that are connected
+        self._strangers: set[PeerLink] = set()  # of them, those who called and have not said hello
+        self._up: dict[str, PeerLink] = {}
+        self._turned_away = 0  # strangers, since the last sweep
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._swept_at = 0.0
+        self._is_closed = False
+
+    # For those who use it
+
+    def listen(self, events: PeerEvents) -> None:
+        """Before anything is connected."""
+        self._events = events
+
+    async def start(self, host: str, port: int) -> None:
+        """Take connections; port 0 is any that is free. OSError when the address is taken or is not this machine's."""
+        assert self._events is not None, "nobody listens"
+        loop = asyncio.get_running_loop()
+        listener = await _bound(host, port)
+        try:
+            self._server = await loop.create_server(
+                lambda: PeerLink(self, dialled=None),
+                sock=listener,
+                ssl=self._server_tls,
+                ssl_handshake_timeout=None if self._server_tls is None else self.limits.hello_seconds,
+                backlog=BACKLOG,
+            )
+        except BaseException:
+            listener.close()
+            raise
+        self.port = listener.getsockname()[1]
+        self._swept_at = loop.time()
+        self._sweep_later()
+
+    def set_members(self, urls: Mapping[str, tuple[str, int]]) -> None:
+        """The other brokers that are there now, each with the host and port where it takes connections.
+
+        Who is gone is disconnected; who has another address is dialled there. This broker itself may be among them.
+        """
+        assert self._server is not None, "it has not started"
+        if self._is_closed:
+            return
+        for broker_id in [*self._members]:
+            if broker_id not in urls:
+                del self._members[broker_id]
+                self._hang_up(broker_id, "it is no member any more")
+                del self._stats[broker_id]
+        for broker_id, address in urls.items():
+            if broker_id == self.broker_id or self._members.get(broker_id) == address:
+                continue
+            self._members[broker_id] = address
+            self._stats.setdefault(broker_id, PeerStats())
+            if self.broker_id < broker_id:
+                self._hang_up(broker_id, "its address has changed")
+                task = asyncio.get_running_loop().create_task(self._dial(broker_id, address), name=f"dial-{broker_id}")
+                self._dials[broker_id] = task
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def is_up(self, broker_id: str) -> bool:
+        """Whether there is a connection, as far as is known."""
+        link = self._up.get(broker_id)
+        return link is not None and not link.is_over
+
+    def has_room(self, broker_id: str) -> bool:
+        """Whether it is up and little enough waits. Once False, it is so until `room` is told."""
+        link = self._up.get(broker_id)
+        return link is not None and not link.is_over and not link.is_full
+
+    def send(self, broker_id: str, frame: AnyPeerFrame) -> bool:
+        """Never waits; False: there is no connection, and nothing was sent. What was sent may be lost with it."""
+        link = self._up.get(broker_id)
+        return link is not None and link.send(frame)
+
+    def stats(self, broker_id: str) -> PeerStats:
+        """As it is now; all zero for one that is no member."""
+        link = self._up.get(broker_id)
+        return replace(
+            self._stats.get(broker_id) or PeerStats(), waiting_bytes=0 if link is None else link.waiting_bytes
+        )
+
+    async def close(self) -> None:
+        """What waits still leaves, for a moment. Everybody is told to be down. Once is enough."""
+        self._is_closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        if self._server is not None:
+            self._server.close()
+        links = list(self._links)
+        for link in links:
+            link.finish("this broker is closing")
+            self._down(link)
+        for task in self._dials.values():
+            task.cancel()
+        try:
+            async with asyncio.timeout(self.limits.close_seconds):
+                for link in links:
+                    await link.lost.wait()
+        except TimeoutError:
+            for link in links:
+                link.abort()
+        await asyncio.gather(*self._tasks, *(link.lost.wait() for link in links), return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    # Dialling
+
+    async def _dial(self, broker_id: str, address: tuple[str, int]) -> None:
+        """For as long as it is a member, and there."""
+        limits = self.limits
+        loop = asyncio.get_running_loop()
+        attempts, told = 0, ""
+        while True:
+            link = PeerLink(self, dialled=broker_id)
+            begun = loop.time()
+            reason = await self._call(link, address)
+            if link.is_up:
+                told = ""
+                if loop.time() - begun > limits.redial_seconds_max:
+                    attempts = 0
+            elif reason != told:  # once, not every time
+                told = reason
+                _logger.warning("peer_unreachable", peer=broker_id, host=address[0], port=address[1], reason=reason)
+            pause = min(limits.redial_seconds_min * 2 ** min(attempts, 40), limits.redial_seconds_max)
+            attempts += 1
+            await asyncio.sleep(self._rng.uniform(pause / 2, pause))
+
+    async def _call(self, link: PeerLink, address: tuple[str, int]) -> str:
+        """One connection, from its beginning to its end. Why that came."""
+        host, port = address
+        try:
+            async with asyncio.timeout(self.limits.hello_seconds):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link,
+                    host,
+                    port,
+                    ssl=self._client_tls,
+                    server_hostname=None if self._client_tls is None else host,
+                )
+            await link.lost.wait()
+        except TimeoutError:
+            return f"no connection in {self.limits.hello_seconds:g} s"
+        except (OSError, OverflowError, UnicodeError) as error:  # the last two: it is no address at all
+            return str(error)
+        except Exception as error:
+            # Nobody waits for this task: it has to go on.
+            _logger.exception("peer_dial_failed", host=host, port=port)
+            return repr(error)
+        finally:
+            link.end("it is not wanted any more")
+        return link.reason
+
+    def _hang_up(self, broker_id: str, reason: str) -> None:
+        """Dial it no more, and end what there is."""
+        for link in [link for link in self._links if link.broker_id == broker_id]:
+            link.end(reason)
+            self._down(link)
+        task = self._dials.pop(broker_id, None)
+        if task is not None:
+            task.cancel()
+
+    # What links tell
+
+    def link_made(self, link: PeerLink) -> None:
+        """Who dials says hello first. Strangers are let in up to their number."""
+        if self._is_closed:
+            link.end("this broker is closing")
+        elif link.dialled is not None:
+            self._links.add(link)
+            link.send_control(self._hello(link.dialled))
+        elif len(self._strangers) >= self.limits.strangers_max:
+            self._turned_away += 1
+            link.end("there are too many strangers")
+        else:
+            self._links.add(link)
+            self._strangers.add(link)
+
+    def link_hello(self, link: PeerLink, hello: Hello) -> None:
+        """It is up, unless there is an objection."""
+        assert self._events is not None
+        objection = self._objection(link, hello)
+        if objection is not None:
+            raise ProtocolError(objection)
+        broker_id = hello.broker_id
+        before = self._up.get(broker_id)
+        if before is not None:
+            before.end("a newer connection has replaced it")
+            self._down(before)
+        if link.dialled is None:
+            self._strangers.discard(link)
+            link.send_control(self._hello(broker_id))
+        link.open(broker_id, self._stats[broker_id])
+        link.stats.ups += 1
+        self._up[broker_id] = link
+        _logger.info("peer_up", peer=broker_id, address=link.address, started_ms=hello.started_ms)
+        self._events.up(broker_id, hello.started_ms)
+
+    def link_frame(self, link: PeerLink, frame: AnyPeerFrame) -> None:
+        """What is raised ends the link."""
+        assert self._events is not None
+        self._events.frame(link.broker_id, frame)
+
+    def link_room(self, link: PeerLink) -> None:
+        """What is raised ends the link here too."""
+        assert self._events is not None
+        try:
+            self._events.room(link.broker_id)
+        except Exception as error:
+            _logger.exception("peer_room_failed", peer=link.broker_id)
+            link.end(f"room for it could not be used: {error!r}")
+
+    def link_lost(self, link: PeerLink) -> None:
+        """Say so, if anybody has known of it."""
+        self._down(link)
+        self._strangers.discard(link)
+        if link in self._links:
+            self._links.discard(link)
+            if not link.is_up and link.dialled is None and not self._is_closed:
+                _logger.warning("peer_refused", address=link.address, reason=link.reason)
+
+    def _hello(self, to: str) -> Hello:
+        return Hello(broker_id=self.broker_id, started_ms=self.started_ms, to=to)
+
+    def _objection(self, link: PeerLink, hello: Hello) -> str | None:
+        """Why this hello does not fit."""
+        who = hello.broker_id
+        if hello.protocol != PROTOCOL:
+            return f"{who} speaks protocol {hello.protocol}, this broker {PROTOCOL}"
+        if hello.to != self.broker_id:
+            return f"{who} means {hello.to}, and this is {self.broker_id}"
+        if link.dialled is not None:
+            return f"{link.dialled} was dialled, and {who} answers" if who != link.dialled else None
+        if who not in self._members:
+            return f"{who} is no member"
+        if who > self.broker_id:
+            return f"{who} is to be dialled by {self.broker_id}, not the other way round"
+        return None
+
+    def _down(self, link: PeerLink) -> None:
+        """Told once, and only of a link that was told to be up."""
+        if self._up.get(link.broker_id) is not link:
+            return
+        assert self._events is not None
+        del self._up[link.broker_id]
+        _logger.info("peer_down", peer=link.broker_id, reason=link.reason)
+        try:
+            self._events.down(link.broker_id, link.reason)
+        except Exception:
+            # The connection is gone all the same.
+            _logger.exception("peer_down_failed", peer=link.broker_id)
+
+    # Time
+
+    def _sweep_later(self) -> None:
+        limits = self.limits
+        seconds = min(limits.heartbeat_seconds, limits.silence_seconds, limits.hello_seconds) / SWEEPS
+        self._sweeping = asyncio.get_running_loop().call_later(seconds, self._sweep, seconds)
+
+    def _sweep(self, planned_seconds: float) -> None:
+        self._sweep_later()
+        now = asyncio.get_running_loop().time()
+        # When this process was held up, what others said meanwhile has yet to be read: that time was not their silence.
+        seconds = min(now - self._swept_at, 2 * planned_seconds)
+        self._swept_at = now
+        for link in list(self._links):
+            link.sweep(seconds)
+        if self._turned_away:
+            _logger.warning("peer_strangers_turned_away", count=self._turned_away, limit=self.limits.strangers_max)
+            self._turned_away = 0
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`, as brokers register them. InvalidSettings."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5):
+        raise InvalidSettings(f"{text!r} is no HOST:PORT of a broker")
+    return host, int(port)
+
+
+async def _bound(host: str, port: int) -> socket.socket:
+    """The first address that the host has: a name may have several, and one port has to do for all who connect."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

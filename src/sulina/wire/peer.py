@@ -1,0 +1,184 @@
+"""What brokers say to each other: length-prefixed msgpack arrays over one connection for each pair.
+
+A frame is four bytes of length, big-endian, and so many bytes. The broker whose name sorts first dials. Both say
+`Hello` first; what does not fit ends the connection. After that either side sends what it likes, and frames arrive in
+order or the connection ends.
+"""
+
+import struct
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sulina.core.pubsub import DeliveryReport
+from sulina.errors import ProtocolError, SulinaError, from_code
+from sulina.wire.messages import Name
+
+PROTOCOL = 1
+FRAME_BYTES_MAX = 72 << 20
+LENGTH = struct.Struct(">I")
+
+Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class PeerFrame(Struct, frozen=True, array_like=True, tag_field="type"):
+    """The root of all of them."""
+
+
+class Hello(PeerFrame, frozen=True, tag="hello"):
+    """Who speaks. `started_ms` tells one life of a broker from the next."""
+
+    broker_id: Name
+    started_ms: int
+    to: Name  # who is meant: another one that has taken its address says no
+    protocol: int = PROTOCOL
+
+
+class Ping(PeerFrame, frozen=True, tag="ping"):
+    """Are you there?"""
+
+    number: int
+
+
+class Pong(PeerFrame, frozen=True, tag="pong"):
+    """Yes."""
+
+    number: int
+
+
+# From a subscriber's home to a partition's owner
+
+
+class Join(PeerFrame, frozen=True, tag="join"):
+    """A subscriber wants what is published from `start` on, or from `offset` on. Answered by Joined or Refused.
+
+    Repeated after a break: a handle that is known already is the same subscriber.
+    """
+
+    id: Id
+    topic: Name
+    partition: int
+    handle: Id
+    name: Name
+    offset: int | None = None  # where it was before
+    start: Name = "latest"  # a position, where it has not been yet
+
+
+class Leave(PeerFrame, frozen=True, tag="leave"):
+    """It wants no more. Not answered."""
+
+    topic: Name
+    partition: int
+    handle: Id
+
+
+class Present(PeerFrame, frozen=True, tag="present"):
+    """The handles of all who are at home here, first of all over a new connection: others have left meanwhile."""
+
+    handles: bytes
+
+
+class Reported(PeerFrame, frozen=True, tag="report"):
+    """What became of one attempt."""
+
+    topic: Name
+    partition: int
+    epoch: int
+    report: DeliveryReport
+
+
+# From the owner to the home
+
+
+class Joined(PeerFrame, frozen=True, tag="joined"):
+    """It is sent everything from `offset` on; None: the topic keeps nothing."""
+
+    id: Id
+    offset: int | None
+
+
+class Refused(PeerFrame, frozen=True, tag="refused"):
+    """It is not: NotOwner, TopicNotFound, LimitReached, …"""
+
+    id: Id
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    def error(self) -> SulinaError:
+        """As it was raised there."""
+        return from_code(self.code, self.message, self.details)
+
+
+class DeliverBatch(PeerFrame, frozen=True, tag="deliver"):
+    """Stored batches of offsets [start, end) for the subscribers with these handles, as 8 bytes each, big-endian."""
+
+    topic: Name
+    partition: int
+    epoch: int  # of the owner: attempts of another one are counted anew
+    attempt: Id
+    start: int
+    end: int
+    handles: bytes
+    data: memoryview
+
+
+class Resume(PeerFrame, frozen=True, tag="resume"):
+    """These subscribers, which had failed, are sent to again from here on."""
+
+    topic: Name
+    partition: int
+    epoch: int
+    handles: bytes
+
+
+class Removed(PeerFrame, frozen=True, tag="removed"):
+    """The topic has let a subscriber go: it was suspended for too long, or the topic is gone or served elsewhere."""
+
+    topic: Name
+    partition: int
+    handle: Id
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    def error(self) -> SulinaError:
+        """As it was raised there."""
+        return from_code(self.code, self.message, self.details)
+
+
+AnyPeerFrame = (
+    Hello | Ping | Pong | Present | Join | Leave | Reported | Joined | Refused | DeliverBatch | Resume | Removed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyPeerFrame] = msgspec.msgpack.Decoder(AnyPeerFrame)
+
+
+def encode_peer(frame: AnyPeerFrame) -> bytearray:
+    """With its length before it."""
+    buffer = bytearray(LENGTH.size)
+    _encoder.encode_into(frame, buffer, LENGTH.size)
+    LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
+    return buffer
+
+
+def decode_peer(data: bytes | bytearray | memoryview) -> AnyPeerFrame:
+    """Without its length. ProtocolError says what is wrong with it."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a frame: {error}") from None
+
+
+def pack_handles(handles: list[int] | tuple[int, ...]) -> bytes:
+    """As a frame carries them."""
+    return struct.pack(f">{len(handles)}Q", *handles)
+
+
+def unpack_handles(data: bytes) -> tuple[int, ...]:
+    """ProtocolError when they are none."""
+    if len(data) % 8:
+        raise ProtocolError(f"{len(data)} bytes are not handles of 8 bytes each")
+    return struct.unpack(f">{len(data) // 8}Q", data)

@@ -1,0 +1,281 @@
+"""Publish/subscribe over a node by script: payloads, acks, start and stop, events (P1, P2, P4, P10, P11)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sulina.client import Client, ClientOptions, PubSub, PubSubMessage, RejectReason
+from sulina.client.events import EVENTS_MAX
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.records import encode
+from sulina.core.serialization import SERIALIZER_HEADER, SerializationRegistry
+from sulina.errors import (
+    DelayQueueFull,
+    InvalidSettings,
+    NoSubscribers,
+    NotStarted,
+    PartitionDropped,
+    ProducerStopped,
+    SulinaError,
+    TopicNotFound,
+)
+from sulina.wire.frames import (
+    Call,
+    Deliver,
+    Detach,
+    Happened,
+    Join,
+    Listen,
+    Publish,
+    Unlisten,
+)
+from sulina.wire.messages import JoinedTopic, PartitionPlacement, Placement, PubSubMetrics, TopicState
+from tests.client.fake_node import TOPIC, FakeNode, passing
+from tests.client.inbox import Inbox, handle
+
+
+@pytest.fixture
+def node(node: FakeNode) -> FakeNode:
+    node.append_publishes()
+    node.join_subscribers()
+    return node
+
+
+@pytest.fixture
+async def pubsub(node: FakeNode) -> AsyncIterator[PubSub]:
+    async with node.client(ClientOptions()) as client, PubSub(client) as pubsub:
+        yield pubsub
+
+
+# Publishing
+
+
+async def test_p11_payloads_are_written_by_the_registry(pubsub: PubSub, node: FakeNode) -> None:
+    for payload in (b"x", "text", {"a": 1}, None):
+        ack = await pubsub.publish(TOPIC, payload, key="k", headers={"mine": "1", SERIALIZER_HEADER: "7"})
+        assert ack.is_accepted
+    assert [(record.value, record.headers) for record in node.log[0]] == [
+        (b"x", (("mine", b"1"),)),
+        (b"text", ((SERIALIZER_HEADER, b"1"), ("mine", b"1"))),
+        (b'{"a":1}', ((SERIALIZER_HEADER, b"2"), ("mine", b"1"))),
+        (None, (("mine", b"1"),)),
+    ]
+    assert {record.key for record in node.log[0]} == {b"k"}
+
+
+async def test_p4_options_of_a_publish_go_with_it(pubsub: PubSub, node: FakeNode) -> None:
+    options = PublishOptions(delivery_policy=DeliveryPolicy.AT_MOST_ONCE, partition_behavior=PartitionBehavior.DROP)
+    await pubsub.publish(TOPIC, b"x", options=options)
+    await pubsub.publisher(TOPIC).publish_batch([b"x", b"y"], options=options)
+    await pubsub.publish(TOPIC, b"x")
+    told = [(frame.delivery_policy, frame.partition_behavior) for frame in node.sent(Publish)]
+    assert told == [("at_most_once", "drop"), ("at_most_once", "drop"), (None, None)]
+    with pytest.raises(InvalidSettings):
+        await pubsub.publish(TOPIC, b"x", options=PublishOptions(delivery_policy="twice"))  # type: ignore[arg-type]
+
+
+async def test_p2_rejects_are_acks(pubsub: PubSub, node: FakeNode) -> None:
+    async def reason(topic: Any, payloads: list[object]) -> tuple[RejectReason | None, str]:
+        ack = await pubsub.publish_batch(topic, payloads)
+        return ack.reason, ack.message
+
+    assert (await reason("orders", [b"x"]))[0] == RejectReason.INVALID_TOPIC
+    assert (await reason(7, [b"x"]))[0] == RejectReason.INVALID_TOPIC
+    assert (await reason(TOPIC, []))[0] == RejectReason.INVALID_PAYLOAD
+    found, message = await reason(TOPIC, [b"x", b"y", object(), b"z"])
+    assert (found, message.startswith("payload 2: ")) == (RejectReason.NOT_SERIALIZABLE, True)
+    assert (await pubsub.publish(TOPIC, object())).reason == RejectReason.NOT_SERIALIZABLE
+    assert (await pubsub.publish(TOPIC, b"x", key=7)).reason == RejectReason.NOT_SERIALIZABLE  # type: ignore[arg-type]
+    assert not node.sent(Publish)  # all or nothing
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NoSubscribers(topic=TOPIC), RejectReason.NO_SUBSCRIBERS),
+        (PartitionDropped("no node can be reached"), RejectReason.PARTITION_DROP),
+        (DelayQueueFull(node="b", waiting_bytes=9, limit_bytes=8), RejectReason.QUEUE_FULL),
+    ],
+    ids=str,
+)
+async def test_p2_rejects_of_the_node_are_acks(
+    pubsub: PubSub, node: FakeNode, error: SulinaError, reason: RejectReason
+) -> None:
+    node.topics[TOPIC] = passing()
+    node.scripts[Publish] = lambda connection, frame: connection.refuse(frame, error)
+    ack = await pubsub.publish(TOPIC, b"x", timeout_seconds=3)
+    assert (ack.is_accepted, ack.reason, ack.message) == (False, reason, str(error))
+
+
+async def test_faults_of_the_system_raise(pubsub: PubSub, node: FakeNode) -> None:
+    with pytest.raises(TopicNotFound):
+        await pubsub.publish("/default/nothing", b"x")
+
+
+async def test_a_batching_producer_writes_by_the_registry_and_a_bad_payload_fails_alone(
+    pubsub: PubSub, node: FakeNode
+) -> None:
+    async with pubsub.batching_producer(TOPIC, options=PublishOptions(partition_behavior=PartitionBehavior.DROP)) as to:
+        receipts = [to.produce(payload) for payload in ({"a": 1}, object(), "text")]
+    reasons = [(await receipt).reason for receipt in receipts]
+    assert reasons == [None, RejectReason.NOT_SERIALIZABLE, None]
+    assert [record.headers for record in node.log[0]] == [((SERIALIZER_HEADER, b"2"),), ((SERIALIZER_HEADER, b"1"),)]
+    assert node.sent(Publish)[0].partition_behavior == PartitionBehavior.DROP
+
+
+async def test_what_one_registry_writes_another_reads(pubsub: PubSub, node: FakeNode) -> None:
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    def registered(registry: SerializationRegistry) -> SerializationRegistry:
+        registry.register(
+            Point, serializer_id=100, type_name="point", dumps=lambda p: b"%d" % p.x, loads=lambda d: Point(int(d))
+        )
+        return registry
+
+    registered(pubsub.registry)
+    assert (await pubsub.publish(TOPIC, Point(5))).is_accepted
+    found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def handler(message: PubSubMessage) -> None:
+        found.set_result(message.payload)
+
+    async with (
+        node.client(ClientOptions()) as client,
+        PubSub(client, registry=registered(SerializationRegistry())) as other,
+    ):
+        await other.subscribe(TOPIC, handler)
+        node.connection.push(Deliver(handle(node), 0, 1, memoryview(encode(node.log[0])), [(0, 1)]))
+        assert (await found).x == 5
+
+
+# From start to stop
+
+
+async def test_p2_nothing_works_before_start_and_after_stop(node: FakeNode, client: Client) -> None:
+    async def nothing_works(pubsub: PubSub) -> None:
+        for call in (
+            lambda: pubsub.publish(TOPIC, b"x"),
+            lambda: pubsub.publish_batch(TOPIC, [b"x"]),
+            lambda: pubsub.subscribe(TOPIC, Inbox()),
+            lambda: pubsub.unsubscribe(TOPIC, "me"),
+            lambda: pubsub.metrics(),
+        ):
+            with pytest.raises(NotStarted):
+                await call()
+        for make in (pubsub.publisher, pubsub.batching_producer):
+            with pytest.raises(NotStarted):
+                make(TOPIC)
+        with pytest.raises(NotStarted):
+            pubsub.events()
+
+    pubsub = PubSub(client)
+    await nothing_works(pubsub)
+    await pubsub.start()
+    await pubsub.start()
+    publisher, producer = pubsub.publisher(TOPIC), pubsub.batching_producer(TOPIC)
+    subscriber = await pubsub.subscribe(TOPIC, Inbox())
+    assert (await publisher.publish(b"x")).is_accepted
+    await pubsub.stop()
+    await pubsub.stop()
+    await nothing_works(pubsub)
+    with pytest.raises(NotStarted):
+        await publisher.publish(b"x")
+    with pytest.raises(ProducerStopped):
+        producer.produce(b"x")
+    assert await subscriber.wait_removed() is None
+    assert (await client.publish(TOPIC, b"x")).is_accepted  # it was not ours to close
+    await pubsub.start()
+    assert (await publisher.publish(b"x")).is_accepted
+    await pubsub.stop()
+
+
+async def test_stop_gives_handlers_a_moment_and_then_cancels_them(pubsub: PubSub, node: FakeNode) -> None:
+    inbox, cancelled = Inbox(), asyncio.Event()
+
+    async def handler(message: PubSubMessage) -> None:
+        inbox.started.put_nowait(message.offset)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    await pubsub.subscribe(TOPIC, handler)
+    node.connection.deliver(handle(node), 0, 1)
+    await inbox.started.get()
+    began_at = asyncio.get_running_loop().time()
+    await pubsub.stop()
+    assert cancelled.is_set()
+    assert asyncio.get_running_loop().time() - began_at == pytest.approx(5)
+
+
+async def test_stop_while_a_subscriber_joins(pubsub: PubSub, node: FakeNode) -> None:
+    del node.scripts[Join]
+    joining = asyncio.create_task(pubsub.subscribe(TOPIC, Inbox()))
+    asked = await node.asked(Join)
+    stopping = asyncio.create_task(pubsub.stop())
+    await asyncio.sleep(0)
+    node.answer(asked, JoinedTopic(is_reliable=True, positions={}))
+    with pytest.raises(NotStarted):
+        await joining
+    await stopping
+    assert [frame.consumer for frame in node.sent(Detach)] == [asked.consumer]
+
+
+async def test_a_client_of_this_loop_is_not_for_threads(client: Client) -> None:
+    with pytest.raises(InvalidSettings):
+        PubSub(client).sync()
+
+
+# Watching
+
+
+async def test_p10_events_come_as_they_happen_and_what_was_missed_is_told(pubsub: PubSub, node: FakeNode) -> None:
+    async with pubsub.events(["publish_accepted"]) as events:
+        [asked] = node.sent(Listen)
+        assert asked.types == ["publish_accepted"]
+        node.connection.push(Happened(asked.id, 1.5, "publish_accepted", TOPIC, {"count": 3}))
+        event = await anext(events)
+        assert (event.at, event.type, event.topic, event.fields) == (1.5, "publish_accepted", TOPIC, {"count": 3})
+        for number in range(EVENTS_MAX + 7):
+            node.connection.push(Happened(asked.id, number, "x"))
+        await asyncio.sleep(1)
+        kept = [await anext(events) for _ in range(EVENTS_MAX + 1)]
+        assert [event.at for event in kept[:-1]] == list(range(EVENTS_MAX))
+        assert (kept[-1].type, kept[-1].fields) == ("events_missed", {"count": 7})
+        node.connection.cut()
+        await node.wait_sent(Listen, 2)
+        assert (await anext(events)).type == "events_missed"
+        node.connection.push(Happened(node.sent(Listen)[1].id, 2, "y"))
+        assert (await anext(events)).type == "y"
+    assert [frame.listener for frame in node.sent(Unlisten)] == [node.sent(Listen)[1].id]
+    assert [event async for event in events] == []
+
+
+async def test_events_end_when_it_is_stopped(pubsub: PubSub, node: FakeNode) -> None:
+    events = pubsub.events()
+    waiting = asyncio.create_task(anext(events, None))
+    await node.wait_sent(Listen, 1)
+    await asyncio.sleep(0.1)
+    await pubsub.stop()
+    assert await waiting is None
+
+
+async def test_p10_metrics_are_asked_of_the_owner_and_count_what_was_never_sent(pubsub: PubSub, node: FakeNode) -> None:
+    assert (await pubsub.publish(TOPIC, object())).reason == RejectReason.NOT_SERIALIZABLE
+    asking = asyncio.create_task(pubsub.metrics(TOPIC))
+    while True:
+        asked = await node.asked(Call)
+        if asked.method == "pubsub_metrics":
+            break
+        placed = [PartitionPlacement(partition=0, state=TopicState.ACTIVE, broker_id="b")]
+        node.answer(asked, Placement(topic=TOPIC, topic_id="x", partitions=placed, brokers=[]))
+    assert asked.arguments == {"topic": TOPIC}
+    node.answer(asked, PubSubMetrics(topic=TOPIC, accepted=5, rejected={"QueueFull": 1}))
+    metrics = await asking
+    assert (metrics.topic, metrics.accepted, metrics.delivered) == (TOPIC, 5, 0)
+    assert metrics.rejected == {"QueueFull": 1, "NotSerializable": 1}

@@ -21,7 +21,7 @@ QUICK = PeerLimits(heartbeat_seconds=0.05, silence_seconds=0.4, redial_seconds_m
 
 def batch(number: int, size_bytes: int = 10) -> DeliverBatch:
     """A frame with a number to know it by."""
-    return DeliverBatch("/default/t", 0, 1, number, number, number + 1, b"", memoryview(bytes(size_bytes)))
+    return DeliverBatch("/default/t", 0, (1, 0), number, number, number + 1, b"", memoryview(bytes(size_bytes)))
 
 
 class Node:

@@ -70,7 +70,8 @@ async def subscribe_far_away(broker: Broker) -> None:
     far = FarNode(broker)
     far.is_there = True
     far.events.up("b2", 1)
-    far.events.frame("b2", Join(1, str(NAME), 0, 7, "far"))
+    topic_id = broker.topic_named(str(NAME)).stored.topic_id
+    far.events.frame("b2", Join(1, str(NAME), 0, 7, "far", topic_id=topic_id))
     while not isinstance(await far.got.get(), Joined):  # it is told to begin anew before
         pass
     far.is_there = False

@@ -8,7 +8,7 @@ import pytest
 from sulina import DeliveryPolicy, PartitionBehavior, PublishOptions, RejectReason, SerializationRegistry
 from sulina.client import Client, Delivered, Message, PubSub, Subscription
 from sulina.core.pubsub import PubSubConfig
-from sulina.errors import Disconnected, SubscriberRemoved, SubscriptionBusy, SulinaError
+from sulina.errors import Disconnected, SubscriberRemoved, SubscriptionBusy, SulinaError, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
 from tests.support.cluster_world import World, until
 
@@ -59,6 +59,29 @@ async def test_a_subscriber_begins_where_it_is_told(form: Form) -> None:
     assert await inboxes["earliest"].wait(11) == list(range(11))
     assert await inboxes["offset:7"].wait(4) == [7, 8, 9, 10]
     assert await inboxes["latest"].wait(1) == [10]
+
+
+async def test_subscribers_of_a_topic_that_is_deleted_are_told_and_one_made_anew_is_another(form: Form) -> None:
+    """P2, P8: they are removed, with the reason; who subscribes to the new one gets all of it."""
+    for delivery in ("reliable", "non_reliable"):
+        topic = await form.topic(delivery=delivery)
+        _, far = await form.others(topic)
+        home, publisher = await form.at(far), await form.at(await form.owner(topic))
+        former, later = Inbox(), Inbox()
+        subscriber = await home.subscribe(topic, former)
+        for number in range(3):
+            assert (await publisher.publish(topic, number)).is_accepted
+        assert await former.wait(3) == [0, 1, 2]
+        await publisher.client.delete_topic(topic, force=True)
+        assert isinstance(await subscriber.wait_removed(), TopicNotFound)
+        await publisher.client.create_topic(topic, 1, delivery=delivery)
+        if form.world is not None:
+            await form.world.wait_served(topic)
+        await home.subscribe(topic, later)
+        for number in range(2):
+            assert (await publisher.publish(topic, f"new {number}")).is_accepted
+        assert await later.wait(2) == ["new 0", "new 1"]
+        assert former.payloads == [0, 1, 2]
 
 
 # P2, P4, P9: what happens for a node that cannot be reached

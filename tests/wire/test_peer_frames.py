@@ -33,6 +33,7 @@ ids = st.integers(0, 2**63 - 1)
 numbers = st.integers(-(2**63), 2**63 - 1)
 names = st.text(max_size=40)
 handles = st.lists(ids, max_size=20).map(pack_handles)
+fences = st.tuples(numbers, numbers)
 details: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
     names, st.none() | numbers | names | st.floats(allow_nan=False), max_size=5
 )
@@ -45,14 +46,14 @@ frames: st.SearchStrategy[AnyPeerFrame] = st.one_of(
     st.builds(Present, handles),
     st.builds(Join, ids, names, numbers, ids, names, st.none() | numbers),
     st.builds(Leave, names, numbers, ids),
-    st.builds(Reported, names, numbers, numbers, reports),
+    st.builds(Reported, names, numbers, fences, reports),
     st.builds(Joined, ids, st.none() | numbers),
     st.builds(Refused, ids, names, names, details),
     st.builds(
-        DeliverBatch, names, numbers, numbers, ids, numbers, numbers, handles, st.binary(max_size=300).map(memoryview)
+        DeliverBatch, names, numbers, fences, ids, numbers, numbers, handles, st.binary(max_size=300).map(memoryview)
     ),
-    st.builds(Resume, names, numbers, numbers, handles),
-    st.builds(Removed, names, numbers, ids, names, names, details),
+    st.builds(Resume, names, numbers, fences, handles),
+    st.builds(Removed, names, numbers, handles, names, names, details),
 )
 
 
@@ -97,7 +98,7 @@ def refused_or_read(data: bytes) -> None:
 
 
 def test_a_payload_is_a_view_that_keeps_its_bytes() -> None:
-    data = bytes(encode_peer(DeliverBatch("/d/t", 0, 1, 2, 3, 4, b"", memoryview(b"payload")))[LENGTH.size :])
+    data = bytes(encode_peer(DeliverBatch("/d/t", 0, (1, 0), 2, 3, 4, b"", memoryview(b"payload")))[LENGTH.size :])
     frame = decode_peer(data)
     del data
     assert isinstance(frame, DeliverBatch)
@@ -118,7 +119,7 @@ def test_what_are_no_handles_is_refused(data: bytes) -> None:
 
 def test_an_error_is_raised_again_as_it_was_there() -> None:
     facts = {"topic": "/d/t", "partition": 0, "owner": "b2"}
-    for frame in (Refused(1, NotOwner.code, "elsewhere", facts), Removed("/d/t", 0, 1, NotOwner.code, "away", facts)):
+    for frame in (Refused(1, NotOwner.code, "elsewhere", facts), Removed("/d/t", 0, b"", NotOwner.code, "away", facts)):
         error = frame.error()
         assert isinstance(error, NotOwner)
         assert (str(error), error.details()) == (frame.message, facts)

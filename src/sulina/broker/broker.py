@@ -110,7 +110,10 @@ class Broker(ClusterMember):
             self.hub.topics_changed()
 
     async def _sync_topic(self, name: TopicName) -> None:
+        before = self._topics.get(name)
         await super()._sync_topic(name)
+        if before is not None and self._topics.get(name) is not before:
+            self._unplaced.add(before.taken)  # of a topic that is gone
         self.hub.topics_changed()
 
     def follow_peers(self, tell: Callable[[Mapping[str, str]], None]) -> None:

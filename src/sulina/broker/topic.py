@@ -282,6 +282,7 @@ class Topic:
         return split(data, self.batch_limits, check_crc=False)
 
     def _pass_on(self, data: Bytes, place: Place, options: PublishOptions) -> Accepted:
+        place.check()  # it may have been lost while the values were checked
         number = place.name.partition
         start, end = self.channels[number].publish(
             data,

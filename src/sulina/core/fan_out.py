@@ -130,7 +130,7 @@ class FanOut:
     def _sent_from(self, node: Node, subscriber: Subscriber) -> int:
         handle, valid_from = subscriber.member.handle, subscriber.valid_from
         for number, attempt in node.pending.items():
-            if number >= valid_from and handle in attempt.handles:
+            if number >= valid_from and node.is_for(attempt, handle):
                 return attempt.start
         return subscriber.position
 
@@ -174,6 +174,26 @@ class FanOut:
         if node is None:
             node = self._nodes[name] = Node(name)
         return node
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is subscribed."""
+        return not self._members
+
+    def close(self, reason: str) -> list[Effect]:
+        """The partition is served here no more: what waits is given up, and everybody is let go."""
+        effects: list[Effect] = []
+        for node in self._nodes.values():
+            effects += [
+                self._lost(node, attempt, len(handles), reason)
+                for attempt in node.pending.values()
+                if attempt.payload is not None and (handles := node.valid_handles(attempt))
+            ]
+            node.pending.clear()
+            self._drop_queue(node, effects)
+            for subscriber in list(node.members.values()):
+                effects += self._remove(node, subscriber, reason)
+        return effects
 
     # Nodes come and go
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from sulina.core.fan_out_effects import Payload
 from sulina.core.pubsub import Member, PubSubConfig, SubscriberInfo, SubscriberStatus
 
+SETS_MAX = 16  # of handles that are looked up
+
 
 @dataclass(slots=True, eq=False)
 class Subscriber:
@@ -132,6 +134,7 @@ class Node:
     void_before: int = 0  # only attempts below are void for anybody
     next_attempt: int = 1
     _handles: tuple[int, ...] | None = None
+    _sets: dict[int, tuple[tuple[int, ...], frozenset[int]]] = field(default_factory=dict)  # of handles, by identity
 
     @property
     def is_ready(self) -> bool:
@@ -196,11 +199,21 @@ class Node:
             if (subscriber := members.get(handle)) is not None and subscriber.valid_from <= number
         )
 
+    def is_for(self, attempt: Attempt, handle: int) -> bool:
+        """Whether it was sent to this subscriber. Many attempts share the handles of many subscribers."""
+        handles = attempt.handles
+        known = self._sets.get(id(handles))
+        if known is None or known[0] is not handles:
+            if len(self._sets) >= SETS_MAX:
+                self._sets.clear()
+            known = self._sets[id(handles)] = (handles, frozenset(handles))
+        return handle in known[1]
+
     def first_sent(self, handle: int, valid_from: int, attempt: Attempt) -> Attempt:
         """The earliest attempt for a subscriber that is not reported delivered, at the latest this one."""
         for number, earlier in self.pending.items():
             if number >= attempt.number:
                 break
-            if number >= valid_from and handle in earlier.handles:
+            if number >= valid_from and self.is_for(earlier, handle):
                 return earlier
         return attempt

@@ -1,7 +1,6 @@
 """The subscribers and the listeners to events of one session: at home at this node, whoever owns the partitions."""
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
@@ -46,27 +45,32 @@ class SessionSubscribers:
         self._outbox = outbox
         self._client = client
         self._here: dict[int, LocalSubscriber] = {}
+        self._coming: dict[int, bool] = {}  # that are being attached; False: they have left meanwhile
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._here) + len(self._coming)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._here
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._here)
+        return number in self._here or number in self._coming
 
     async def join(self, frame: Join) -> None:
         """Attach one; answered when every owner sends to it."""
         number, hub = frame.consumer, self._broker.hub
         topic = TopicName.parse(frame.topic)
-        subscriber = await hub.attach(
-            topic,
-            frame.name or f"{self._client}/{number}",
-            start=frame.start,
-            deliver=partial(self._deliver, number),
-            removed=partial(self._removed, number),
-        )
+        self._coming[number] = True
+        try:
+            subscriber = await hub.attach(
+                topic,
+                frame.name or f"{self._client}/{number}",
+                start=frame.start,
+                deliver=partial(self._deliver, number),
+                removed=partial(self._removed, number),
+            )
+        finally:
+            stays = self._coming.pop(number)
+        if not stays:
+            hub.leave(subscriber)
+            return
         self._here[number] = subscriber  # it may ack before all owners have answered
         try:
             positions = await hub.join(subscriber, frame.positions)
@@ -90,6 +94,9 @@ class SessionSubscribers:
 
     def leave(self, number: int) -> bool:
         """Whether it was here."""
+        if number in self._coming:
+            self._coming[number] = False
+            return True
         subscriber = self._here.pop(number, None)
         if subscriber is None:
             return False

@@ -94,31 +94,30 @@ class Node:
             node = cls(settings, broker, warming)
             if standing is None:
                 await broker.start()
+            peers = PeerNetwork(settings.broker_id, int(time.time() * 1000))
+            exits.push_async_callback(peers.close)  # when the broker has said what it has to say
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)
             if listen:
                 await node._listen(exits, tracing)
             if standing is not None:
-                await node._join(store_id, exits)
+                await node._join(store_id, peers, exits)
             _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
         return node
 
-    async def _join(self, store_id: str, exits: contextlib.AsyncExitStack) -> None:
+    async def _join(self, store_id: str, peers: PeerNetwork, exits: contextlib.AsyncExitStack) -> None:
         settings = self.settings
         remote = Remote(self.connector)
         exits.push_async_callback(remote.close)
         self.broker.remote = remote.publish
-        started_ms = int(time.time() * 1000)
-        peers = PeerNetwork(settings.broker_id, started_ms)
         self.broker.hub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
-        exits.push_async_callback(peers.close)
         registration = Registration(
             broker_id=settings.broker_id,
             url=settings.advertise or self.url,
             store_id=store_id,
-            started_ms=started_ms,
+            started_ms=peers.started_ms,
             software=version("sulina"),
             peer=settings.peer_address(peers.port),
         )

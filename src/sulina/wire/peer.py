@@ -20,6 +20,8 @@ FRAME_BYTES_MAX = 72 << 20
 LENGTH = struct.Struct(">I")
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+# Of an owner, and of one life of its feed: attempts of another one are counted anew, those of an older epoch are void.
+Fence = tuple[int, int]
 
 
 class PeerFrame(Struct, frozen=True, array_like=True, tag_field="type"):
@@ -63,6 +65,7 @@ class Join(PeerFrame, frozen=True, tag="join"):
     name: Name
     offset: int | None = None  # where it was before
     start: Name = "latest"  # a position, where it has not been yet
+    topic_id: Name = ""  # as its home knows it: a topic of the same name made anew is another
 
 
 class Leave(PeerFrame, frozen=True, tag="leave"):
@@ -84,7 +87,7 @@ class Reported(PeerFrame, frozen=True, tag="report"):
 
     topic: Name
     partition: int
-    epoch: int
+    fence: Fence
     report: DeliveryReport
 
 
@@ -116,7 +119,7 @@ class DeliverBatch(PeerFrame, frozen=True, tag="deliver"):
 
     topic: Name
     partition: int
-    epoch: int  # of the owner: attempts of another one are counted anew
+    fence: Fence
     attempt: Id
     start: int
     end: int
@@ -129,16 +132,16 @@ class Resume(PeerFrame, frozen=True, tag="resume"):
 
     topic: Name
     partition: int
-    epoch: int
+    fence: Fence
     handles: bytes
 
 
 class Removed(PeerFrame, frozen=True, tag="removed"):
-    """The topic has let a subscriber go: it was suspended for too long, or the topic is gone or served elsewhere."""
+    """The topic has let subscribers go: suspended for too long, or the topic is gone or served elsewhere."""
 
     topic: Name
     partition: int
-    handle: Id
+    handles: bytes
     code: str
     message: str
     details: dict[str, Any] = {}

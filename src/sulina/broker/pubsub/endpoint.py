@@ -5,7 +5,6 @@ relay's to know.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -15,7 +14,9 @@ from sulina.core.ranges import Range
 from sulina.errors import SulinaError
 from sulina.ports import Clock
 from sulina.types import PartitionName, TopicName
-from sulina.wire.peer import AnyPeerFrame, DeliverBatch, Reported, Resume, unpack_handles
+from sulina.wire.peer import AnyPeerFrame, DeliverBatch, Fence, Reported, Resume, unpack_handles
+
+NOT_YET: Fence = (-1, 0)  # nothing has been sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,15 @@ class LocalSubscriber:
 class Partition:
     """What this node shares with the owner of one partition."""
 
-    def __init__(self, name: PartitionName, source: str, attempts: Attempts) -> None:
+    def __init__(self, name: PartitionName, source: str, fence: Fence, attempts: Attempts) -> None:
         self.name = name
         self.source = source  # the broker that sends
+        self.fence = fence  # its own: of another one, attempts are counted anew
         self.attempts = attempts
+
+    def is_of(self, source: str, fence: Fence) -> bool:
+        """Whether these attempts are counted here."""
+        return self.fence == fence and self.source == source
 
 
 class Endpoint:
@@ -58,9 +64,9 @@ class Endpoint:
         self._config = config
         self._send = send
         self._clock = clock
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(int(clock.now() * 1_000_000))  # not those of a former life of this node
         self.subscribers: dict[int, LocalSubscriber] = {}
-        self._here: Counter[TopicName] = Counter()
+        self._by_topic: dict[TopicName, dict[int, LocalSubscriber]] = {}
         self._partitions: dict[PartitionName, Partition] = {}
         self._unpacked: dict[bytes, tuple[int, ...]] = {}
         self._late_acks = 0  # of partitions that are gone
@@ -77,7 +83,7 @@ class Endpoint:
         """A subscriber, under a handle that no other has in the life of this node."""
         handle = next(self._handles)
         made = self.subscribers[handle] = LocalSubscriber(handle, topic, name, deliver, removed)
-        self._here[topic] += 1
+        self._by_topic.setdefault(topic, {})[handle] = made
         return made
 
     def detach(self, subscriber: LocalSubscriber, *, is_lost: bool = False) -> None:
@@ -85,13 +91,16 @@ class Endpoint:
         if self.subscribers.pop(subscriber.handle, None) is None:
             return
         subscriber.given.clear()
-        self._here[subscriber.topic] -= 1
+        others = self._by_topic[subscriber.topic]
+        del others[subscriber.handle]
+        if not others:
+            del self._by_topic[subscriber.topic]
         now = self._clock.monotonic()
         for shared in [shared for name, shared in self._partitions.items() if name.topic == subscriber.topic]:
             if is_lost:
                 self._report(shared, shared.attempts.gone(subscriber.handle, now))
             self._report(shared, shared.attempts.remove(subscriber.handle, now))
-            if not self._here[subscriber.topic]:
+            if not others:
                 del self._partitions[shared.name]
 
     def joined(self, name: PartitionName, owner: str, subscriber: LocalSubscriber, offset: int | None) -> None:
@@ -109,12 +118,11 @@ class Endpoint:
         if shared is not None:
             self._report(shared, shared.attempts.gone(handle, self._clock.monotonic()))
 
-    def _shared(self, name: PartitionName, owner: str, *, is_reliable: bool, epoch: int = 0) -> Partition:
+    def _shared(self, name: PartitionName, owner: str, *, is_reliable: bool) -> Partition:
         known = self._partitions.get(name)
         if known is None:
-            known = self._partitions[name] = Partition(
-                name, owner, Attempts(self._config, is_reliable=is_reliable, epoch=epoch)
-            )
+            attempts = Attempts(self._config, is_reliable=is_reliable, epoch=NOT_YET[0])
+            known = self._partitions[name] = Partition(name, owner, NOT_YET, attempts)
         return known
 
     # What owners send
@@ -125,10 +133,10 @@ class Endpoint:
         if shared is None:
             self._send(owner, _nobody(name, frame))
             return
-        if frame.epoch < shared.attempts.epoch:
+        if frame.fence[0] < shared.fence[0]:
             return  # whoever sends this owns it no more
-        if frame.epoch > shared.attempts.epoch or shared.source != owner:
-            shared = self._renew(shared, owner, frame.epoch)
+        if not shared.is_of(owner, frame.fence):
+            shared = self._renew(shared, owner, frame.fence)
         handles = self._unpacked.get(frame.handles)
         if handles is None:
             if len(self._unpacked) > 100:
@@ -150,22 +158,23 @@ class Endpoint:
     def resume(self, owner: str, name: PartitionName, frame: Resume) -> None:
         """Some of us, who had failed, are sent to again."""
         shared = self._partitions.get(name)
-        if shared is None or frame.epoch < shared.attempts.epoch:
+        if shared is None or frame.fence[0] < shared.fence[0]:
             return
-        if frame.epoch > shared.attempts.epoch or shared.source != owner:
-            shared = self._renew(shared, owner, frame.epoch)
+        if not shared.is_of(owner, frame.fence):
+            shared = self._renew(shared, owner, frame.fence)
         handles = unpack_handles(frame.handles)
         self._report(shared, shared.attempts.resume(handles))
         for handle in handles:
             if (subscriber := self.subscribers.get(handle)) is not None:
                 _forget_void(subscriber, shared)
 
-    def _renew(self, shared: Partition, owner: str, epoch: int) -> Partition:
-        """Another owner counts its attempts anew; what was acked is acked."""
+    def _renew(self, shared: Partition, owner: str, fence: Fence) -> Partition:
+        """Another owner, or another life of it, counts its attempts anew; what was acked is acked."""
         old = shared.attempts
-        made = Partition(shared.name, owner, Attempts(self._config, is_reliable=old.is_reliable, epoch=epoch))
-        for subscriber in self.subscribers.values():
-            if subscriber.topic == shared.name.topic and old.has(subscriber.handle):
+        attempts = Attempts(self._config, is_reliable=old.is_reliable, epoch=fence[0])
+        made = Partition(shared.name, owner, fence, attempts)
+        for subscriber in self._by_topic.get(shared.name.topic, {}).values():
+            if old.has(subscriber.handle):
                 made.attempts.add(subscriber.handle, old.position(subscriber.handle))
                 old.remove(subscriber.handle, self._clock.monotonic())  # nobody waits for its reports
                 _forget_void(subscriber, shared)
@@ -208,7 +217,7 @@ class Endpoint:
 
     def _tell(self, shared: Partition, report: Report) -> None:
         name = shared.name
-        frame = Reported(str(name.topic), name.partition, shared.attempts.epoch, report.report)
+        frame = Reported(str(name.topic), name.partition, shared.fence, report.report)
         self._send(shared.source, frame)  # where it is lost, the batch is sent again, or counts as failed
 
 
@@ -216,7 +225,7 @@ def _nobody(name: PartitionName, frame: DeliverBatch) -> Reported:
     """Nobody is here any more. The owner is told: what it counts as on its way would be so for ever."""
     status, reason = DeliveryStatus.SUBSCRIBER_UNREACHABLE, "it is not subscribed here"
     failed = tuple(SubscriberFailure(handle, status, reason) for handle in unpack_handles(frame.handles))
-    return Reported(str(name.topic), name.partition, frame.epoch, DeliveryReport(frame.attempt, failed))
+    return Reported(str(name.topic), name.partition, frame.fence, DeliveryReport(frame.attempt, failed))
 
 
 def _forget_void(subscriber: LocalSubscriber, shared: Partition) -> None:

@@ -5,7 +5,7 @@ nothing, what is published is sent at once.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,7 +19,7 @@ from sulina.core.pubsub import DeliveryReport, Member, PubSubConfig, TopicOption
 from sulina.errors import LogClosed, NotServing, OffsetOutOfRange, SubscriberRemoved, SulinaError
 from sulina.ports import Clock
 from sulina.types import Offset
-from sulina.wire.peer import AnyPeerFrame, DeliverBatch, Removed, Resume, pack_handles
+from sulina.wire.peer import AnyPeerFrame, DeliverBatch, Fence, Removed, Resume, pack_handles
 
 READ_BYTES = 256 << 10
 FAILURE_PAUSE_SECONDS = 1.0
@@ -50,6 +50,7 @@ class Feed:
         links: Links,
         clock: Clock,
         events: EventStream,
+        on_closed: Callable[["Feed"], None],
     ) -> None:
         """`partition` is None where the topic keeps nothing."""
         self.name = place.name
@@ -57,7 +58,9 @@ class Feed:
         self._place = place
         self._partition = partition
         self._revision = place.revision
-        self._epoch = place.epoch.epoch if place.epoch is not None else 0
+        # Whoever counted our attempts before begins anew with another feed, also one of the same epoch.
+        self._fence = (place.epoch.epoch if place.epoch is not None else 0, int(clock.now() * 1_000_000))
+        self._on_closed = on_closed
         self._links = links
         self._clock = clock
         self._events = events
@@ -113,11 +116,16 @@ class Feed:
         """The partition is served here no more: its subscribers are let go, and look for it."""
         if self._is_closed:
             return
+        handles: dict[str, list[int]] = {}
+        for info in self.fan_out.info():
+            handles.setdefault(info.node, []).append(info.handle)
+        self._do(self.fan_out.close(str(error)))
+        for node, gone in handles.items():
+            self._remove(node, gone, error)
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
-        for info in self.fan_out.info():
-            self._remove(Member(info.node, info.handle), error)
+        self._on_closed(self)
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -141,9 +149,9 @@ class Feed:
         """Of a topic that keeps nothing. NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything."""
         self._do(self.fan_out.publish(payload, options, self._clock.monotonic()))
 
-    def reported(self, node: str, epoch: int, report: DeliveryReport) -> None:
-        """What became of an attempt; of one of another owner, nothing."""
-        if epoch == self._epoch:
+    def reported(self, node: str, fence: Fence, report: DeliveryReport) -> None:
+        """What became of an attempt; of one of another owner, or of another life of this one, nothing."""
+        if tuple(fence) == self._fence:
             self._do(self.fan_out.reported(node, report, self._clock.monotonic()))
 
     def tick(self, now: float) -> None:
@@ -163,9 +171,9 @@ class Feed:
                     self._send(effect)
                 case ResumeAt(node, handles):
                     packed = pack_handles(handles)
-                    self._links.send(node, Resume(self._topic, self.name.partition, self._epoch, packed))
+                    self._links.send(node, Resume(self._topic, self.name.partition, self._fence, packed))
                 case Remove(member, reason):
-                    self._remove(member, SubscriberRemoved(topic=self._topic, reason=reason))
+                    self._remove(member.node, [member.handle], SubscriberRemoved(topic=self._topic, reason=reason))
                 case Tell(type_, fields):
                     self._events.tell(type_, self._topic, partition=self.name.partition, **fields)
         self._wake.set()
@@ -179,7 +187,7 @@ class Feed:
         frame = DeliverBatch(
             self._topic,
             self.name.partition,
-            self._epoch,
+            self._fence,
             effect.attempt,
             payload.start,
             payload.end,
@@ -191,9 +199,10 @@ class Feed:
         if not self._links.has_room(effect.node):
             self.fan_out.node_blocked(effect.node)
 
-    def _remove(self, member: Member, error: SulinaError) -> None:
-        frame = Removed(self._topic, self.name.partition, member.handle, error.code, str(error), dict(error.details()))
-        self._links.send(member.node, frame)
+    def _remove(self, node: str, handles: Sequence[int], error: SulinaError) -> None:
+        packed = pack_handles(tuple(handles))
+        details = dict(error.details())
+        self._links.send(node, Removed(self._topic, self.name.partition, packed, error.code, str(error), details))
 
     # Reading the log
 
@@ -202,21 +211,30 @@ class Feed:
             self._task = asyncio.create_task(self._run(self._partition), name=f"feed {self.name}")
 
     async def _run(self, partition: Partition) -> None:
-        while not self._is_closed:
+        """While there are subscribers: a log that nobody reads may be closed."""
+        try:
+            while not self._is_closed and not self.fan_out.is_empty:
+                try:
+                    await self._read(partition)
+                except (LogClosed, NotServing) as error:
+                    # Whoever took it away lets the subscribers go.
+                    _logger.info("feed_waits", partition=str(self.name), reason=str(error))
+                    await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+                except Exception:
+                    # Damage, or a bug: say so, and go on trying. One that ended in silence would look idle.
+                    _logger.exception("feed_failed", partition=str(self.name))
+                    await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+        finally:
+            self._task = None  # who joins next begins anew
+
+    async def _read(self, partition: Partition) -> None:
+        async with partition.using() as log:
+            log.watchers.add(self._wake.set)
             try:
-                async with partition.using() as log:
-                    log.watchers.add(self._wake.set)
-                    try:
-                        while True:
-                            await self._step(log)
-                    finally:
-                        log.watchers.discard(self._wake.set)
-            except (LogClosed, NotServing):
-                return  # whoever closed it lets the subscribers go
-            except Exception:
-                # Damage, or a bug: say so, and go on trying. One that ended in silence would look idle.
-                _logger.exception("feed_failed", partition=str(self.name))
-                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+                while not self.fan_out.is_empty:
+                    await self._step(log)
+            finally:
+                log.watchers.discard(self._wake.set)
 
     async def _step(self, log: Log) -> None:
         self._wake.clear()

@@ -28,6 +28,7 @@ class Relay:
     def __init__(
         self,
         name: PartitionName,
+        topic_id: str,
         *,
         endpoint: Endpoint,
         owner_of: Callable[[PartitionName], str | None],
@@ -35,6 +36,7 @@ class Relay:
         give_up: Callable[[LocalSubscriber, SulinaError], None],
     ) -> None:
         self.name = name
+        self.topic_id = topic_id  # one of the same name that is made anew is another
         self._endpoint = endpoint
         self._owner_of = owner_of
         self._ask = ask
@@ -58,13 +60,16 @@ class Relay:
         self.look()
         return answer
 
-    def remove(self, subscriber: LocalSubscriber) -> str | None:
-        """It has left; the owner that is to be told, if any."""
+    @property
+    def subscribers(self) -> list[LocalSubscriber]:
+        """All that it has."""
+        return [*self._wanted, *self._joined]
+
+    def remove(self, subscriber: LocalSubscriber, error: SulinaError) -> str | None:
+        """It has left, or must; the owner that is to be told, if any."""
         self._wanted.pop(subscriber, None)
-        waiting = self._waiting.pop(subscriber, None)
-        if waiting is not None:
-            waiting.cancel()
         self._joined.pop(subscriber, None)
+        self._answer(subscriber, error)
         return self._owner
 
     def joined(self, subscriber: LocalSubscriber, owner: str, offset: int | None) -> None:

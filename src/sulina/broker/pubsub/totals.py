@@ -17,6 +17,11 @@ class Taken:
     accepted: int = 0  # records
     rejected: Counter[str] = field(default_factory=Counter)  # publishes, by reason
 
+    def add(self, other: "Taken") -> None:
+        """What another has taken, too."""
+        self.accepted += other.accepted
+        self.rejected.update(other.rejected)
+
 
 def added(parts: Iterable[FanOutCounts]) -> FanOutCounts:
     """All of them together."""

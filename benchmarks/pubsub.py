@@ -44,9 +44,7 @@ NATS_GOAL = 1.0
 DEAD_GOAL = 1.2
 PROBES_MAX = 100
 PROBE_SECONDS = 0.2
-DELIVER_FRAMES = re.compile(
-    r'^sulina_peer_frames_sent_total\{[^}]*type="deliver"[^}]*\} (\S+)$', re.MULTILINE | re.ASCII
-)
+BATCHES_SENT = re.compile(r'^sulina_pubsub_batches_sent_total\{node="([^"]*)"\} (\S+)$', re.MULTILINE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,23 +395,21 @@ def frames(setup: Setup, clients: Clients, contender: Contender, subscribers: in
     messages = setup.choose(20, 100)
     crowd = clients.split(subscribers)
     with clients.attached(contender, crowd) as topic:
-        before = deliver_frames(contender.urls)
+        before = batches_sent(contender.urls)
         clients.run(crowd, messages, "one_by_one", topic=topic, messages=messages, subscribers=subscribers)
-        after = deliver_frames(contender.urls)
-    name = f"{len(contender.urls)} nodes, {counted(subscribers)}: frames between nodes for each publish"
-    if before is None or after is None:
-        print("the nodes do not count the frames that they send to each other; that is not measured", file=sys.stderr)
-        return
-    yield at_most(name, (after - before) / messages, "frames", len(contender.urls) - 1)
+        after = batches_sent(contender.urls)
+    name = f"{len(contender.urls)} nodes, {counted(subscribers)}: batches between nodes for each publish"
+    yield at_most(name, (after - before) / messages, "batches", len(contender.urls) - 1)
 
 
-def deliver_frames(urls: list[str]) -> float | None:
-    """So far, by all of them; None: they do not say."""
-    counts: list[str] = []
-    for url in urls:
+def batches_sent(urls: list[str]) -> float:
+    """So far, by all of them to others: what an owner has for its own node does not leave it."""
+    count = 0.0
+    for broker, url in zip(BROKERS, urls, strict=True):
         with urllib.request.urlopen(f"{url}/metrics") as answer:
-            counts += DELIVER_FRAMES.findall(answer.read().decode())
-    return sum(map(float, counts)) if counts else None
+            found = BATCHES_SENT.findall(answer.read().decode())
+        count += sum(float(number) for node, number in found if node != broker)
+    return count
 
 
 if __name__ == "__main__":

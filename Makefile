@@ -28,8 +28,8 @@ run: setup            ## a node at work, live
 test: setup etcd      ## every test
 	@$(BIN)/pytest -n 3 --dist loadfile
 
-examples: setup       ## the examples that take long, each as its README says
-	@SULINA_SLOW=1 $(BIN)/pytest tests/examples tests/cli/test_demo.py
+examples: setup etcd  ## the examples and benchmarks that take long, each as its README says
+	@SULINA_SLOW=1 $(BIN)/pytest tests/examples tests/benchmarks tests/cli/test_demo.py
 
 interop: setup        ## tables that Spark with Delta Lake's own jar shares with us, where the jar can be had
 	@tools/install_delta.sh .venv .venv-interop

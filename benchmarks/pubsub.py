@@ -34,7 +34,7 @@ from tests.support.cluster_world import cluster
 from tests.support.etcd import ALONE, EtcdServer
 
 BROKERS = ("a", "b", "c")
-CROWDS, CROWDS_QUICK = (1, 10, 100, 1000), (1, 100)
+CROWDS = (1, 10, 100, 1000)
 BATCHES = (1, 100)
 WINDOW = {1: 64, 100: 8}  # batches under way
 AHEAD = {1: 256, 100: 64}  # batches that a publisher may be ahead of the subscribers
@@ -161,7 +161,7 @@ def alone(setup: Setup, clients: Clients) -> Iterator[Result]:
         ours = sulinas([node.url])
         contenders = [*ours, *others]
         warm_up(setup, clients, contenders)
-        for crowd in crowds(setup):
+        for crowd in CROWDS:
             for batch in BATCHES:
                 yield from throughput(setup, clients, contenders, crowd, batch)
         yield from throughput(setup, clients, [each for each in contenders if each.can_share], 100, 100, is_shared=True)
@@ -195,16 +195,11 @@ def on_nodes(setup: Setup, clients: Clients, urls: list[str], others: list[Conte
     ours = sulinas(urls)
     contenders = [*ours, *others]
     warm_up(setup, clients, contenders)
-    for crowd in crowds(setup)[1 if setup.quick else 0 :]:
+    for crowd in CROWDS[1 if setup.quick else 0 :]:
         for batch in BATCHES[1 if setup.quick else 0 :]:
             yield from throughput(setup, clients, contenders, crowd, batch)
     for crowd in (30,) if setup.quick else (30, 300):
         yield from frames(setup, clients, ours[0], crowd)
-
-
-def crowds(setup: Setup) -> tuple[int, ...]:
-    """Numbers of subscribers."""
-    return CROWDS_QUICK if setup.quick else CROWDS
 
 
 def sulinas(urls: list[str]) -> list[Contender]:

@@ -22,7 +22,7 @@ echo "installing Delta Lake's own jar into $target, once …"
 mkdir -p "$target"
 log=$target/install.log
 [ -x "$target/bin/python" ] || "$uv" venv --quiet --allow-existing --python "$1/bin/python" "$target" >"$log" 2>&1 || give_up "$(tail -n 1 "$log")"
-"$uv" pip install --quiet --python "$target/bin/python" -e '.[spark]' "delta-spark==$delta" pytest pytest-asyncio pytest-timeout pytest-xdist \
+"$uv" pip install --quiet --python "$target/bin/python" -e '.[spark]' "delta-spark==$delta" hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist \
     >"$log" 2>&1 || give_up "$(tail -n 1 "$log")"
 # Spark fetches the jar and what it needs, once, into the environment.
 "$target/bin/python" - "$(pwd)/$target/ivy" >"$log" 2>&1 <<'PYTHON' || give_up "$(tail -n 1 "$log")"

@@ -3,6 +3,7 @@
 Moves and failovers are left to the tests of clusters, which do the same.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.support.etcd import EtcdServer, etcd
 from tests.support.s3 import S3Server, s3
 
 __all__ = ["etcd", "s3"]  # fixtures
+
+pytestmark = pytest.mark.skipif(not os.environ.get("SULINA_SLOW"), reason="takes half a minute: make examples")
 
 
 class Tiny(Setup):

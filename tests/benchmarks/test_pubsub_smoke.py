@@ -2,6 +2,7 @@
 timed, and a peer that is not on this machine is left out.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,8 @@ from benchmarks import pubsub as benchmark
 from benchmarks.measure import Result, Setup
 from benchmarks.serving.fan_out import COUNT, SLOTS
 from benchmarks.serving.processes import load, sulina_server
+
+pytestmark = pytest.mark.skipif(not os.environ.get("SULINA_SLOW"), reason="takes half a minute: make examples")
 
 
 class Tiny(Setup):

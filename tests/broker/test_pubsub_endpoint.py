@@ -20,6 +20,7 @@ class World:
         self.removed: list[SulinaError] = []
         self.endpoint = Endpoint(PubSubConfig(), send=self._send, clock=VirtualClock())
         self.subscriber = self._attach()
+        self.subscriber.partitions = [PARTITION]
         self.endpoint.joined(PARTITION, "a", self.subscriber, 0 if is_reliable else None)
 
     def _send(self, node: str, frame: AnyPeerFrame) -> bool:

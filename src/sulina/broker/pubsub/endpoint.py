@@ -38,6 +38,7 @@ class LocalSubscriber:
     name: str
     deliver: Callable[[Delivery], None]
     removed: Callable[[SulinaError], None]
+    partitions: list[PartitionName] = field(default_factory=list)  # that it is to be joined in
     # What it was given and has not acked: by number, whose attempt it is.
     given: dict[int, tuple["Partition", int]] = field(default_factory=dict)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -96,12 +97,15 @@ class Endpoint:
         if not others:
             del self._by_topic[subscriber.topic]
         now = self._clock.monotonic()
-        for shared in [shared for name, shared in self._partitions.items() if name.topic == subscriber.topic]:
+        for name in subscriber.partitions:
+            shared = self._partitions.get(name)
+            if shared is None:
+                continue
             if is_lost:
                 self._report(shared, shared.attempts.gone(subscriber.handle, now))
             self._report(shared, shared.attempts.remove(subscriber.handle, now))
             if not others:
-                del self._partitions[shared.name]
+                del self._partitions[name]
 
     def joined(self, name: PartitionName, owner: str, subscriber: LocalSubscriber, offset: int | None) -> None:
         """The owner sends to it from `offset` on."""

@@ -111,7 +111,6 @@ class Hub:
         self._work: set[asyncio.Task[Any]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self.batches_sent: Counter[str] = Counter()  # by node
-        self.is_closed = False
 
     def connect(self, peers: Peers) -> None:
         """To other brokers, before it is started; without that, this node is alone."""
@@ -124,7 +123,6 @@ class Hub:
 
     async def close(self) -> None:
         """Let everybody go."""
-        self.is_closed = True
         error = NotServing(reason="the node is stopping")
         for relay in list(self._relays.values()):
             await relay.close()
@@ -168,6 +166,7 @@ class Hub:
         """
         try:
             topic = self._topic(subscriber.topic)
+            subscriber.partitions = [place.name for place in topic.places]
             answers = {
                 place.name.partition: self._relay(place.name, topic).add(
                     subscriber, positions.get(place.name.partition)
@@ -188,7 +187,10 @@ class Hub:
         """It wants no more, or its connection is lost; `error` is for who waits for its join."""
         self._starts.pop(subscriber.handle, None)
         self.endpoint.detach(subscriber, is_lost=is_lost)
-        for name, relay in [(n, r) for n, r in self._relays.items() if n.topic == subscriber.topic]:
+        for name in subscriber.partitions:
+            relay = self._relays.get(name)
+            if relay is None:
+                continue
             owner = relay.remove(subscriber, error or NotServing(reason="it has left"))
             if owner is not None:
                 self.send(owner, Leave(str(name.topic), name.partition, subscriber.handle))

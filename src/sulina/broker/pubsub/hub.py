@@ -328,12 +328,10 @@ class Hub:
         return True
 
     def _drain(self) -> None:
-        try:
-            for _ in range(len(self._local)):  # what comes meanwhile is next
-                self._on_frame(self._broker_id, self._local.popleft())
-        finally:
-            if self._local:
-                asyncio.get_running_loop().call_soon(self._drain)
+        for _ in range(len(self._local)):  # what comes meanwhile is next
+            self._on_frame(self._broker_id, self._local.popleft())
+        if self._local:
+            asyncio.get_running_loop().call_soon(self._drain)
 
     def _is_up(self, node: str) -> bool:
         return node == self._broker_id or (self._peers is not None and self._peers.is_up(node))

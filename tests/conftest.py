@@ -1,5 +1,6 @@
 """What all tests share: who runs them, and a summary of the kill points."""
 
+import datetime
 import os
 from typing import Any
 
@@ -18,6 +19,7 @@ FIRST = (
     "tests/blackbox/test_abuse.py",
 )
 
+os.environ.setdefault("SULINA_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())  # draws tests/mutants
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the many processes that tests start would each compile everything
 # No Java lives long here: what is compiled well comes too late for it.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

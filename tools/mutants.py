@@ -1,0 +1,213 @@
+"""Plant the defects of tests/mutants one at a time, and see the test that guards against each fail.
+
+    .venv/bin/python tools/mutants.py                   # all of them; `make mutants` calls this
+    .venv/bin/python tools/mutants.py --only L4 U8      # those of some promises
+    .venv/bin/python tools/mutants.py --name some-name  # one, with the output of its test
+
+A defect is a small change to one function, method or class of src. It is found by its qualified name, so it survives
+when files are renamed or lines move. It is applied to a copy; the tree itself is never touched.
+"""
+
+import argparse
+import ast
+import concurrent.futures
+import datetime
+import functools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MUTANTS = ROOT / "tests" / "mutants"
+TEST_SECONDS_MAX = 120
+
+
+class Verdict(StrEnum):
+    """What became of a planted defect."""
+
+    FOUND = "found"
+    SURVIVED = "survived"
+    BROKEN = "broken"  # it does not apply, or its test could not be run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A planted defect, and the tests that must fail with it."""
+
+    promise: str
+    name: str
+    symbol: str  # "Class.method", or "package.module:Class.method" where that alone is found twice
+    replace: str
+    by: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The verdict on one mutant."""
+
+    mutant: Mutant
+    verdict: Verdict
+    seconds: float
+    output: str
+
+
+class DoesNotApply(Exception):
+    """A mutant's symbol or text is not in the source, or is there more than once."""
+
+
+def load(folder: Path = MUTANTS) -> list[Mutant]:
+    """Return all mutants, in the order of files and entries.
+
+    Raises:
+        DoesNotApply: two mutants have one name.
+    """
+    mutants = [
+        Mutant(
+            promise=entry["promise"],
+            name=entry["name"],
+            symbol=entry["symbol"],
+            replace=entry["replace"].strip("\n"),
+            by=entry["by"].strip("\n"),
+            tests=(entry["test"],) if isinstance(entry["test"], str) else tuple(entry["test"]),
+        )
+        for path in sorted(folder.glob("*.toml"))
+        for entry in tomllib.loads(path.read_text())["mutant"]
+    ]
+    names = [mutant.name for mutant in mutants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DoesNotApply(f"mutants of the same name: {', '.join(twice)}")
+    return mutants
+
+
+def of_the_day(mutants: Sequence[Mutant], day: datetime.date, share: float = 0.1) -> list[Mutant]:
+    """Return the share of the mutants that is planted on a day."""
+    count = max(1, round(len(mutants) * share))
+    return random.Random(day.isoformat()).sample(list(mutants), min(count, len(mutants)))
+
+
+def plant(mutant: Mutant, source: Path) -> tuple[Path, str]:
+    """Return the file that a mutant changes, relative to `source`, and its text with the defect.
+
+    Raises:
+        DoesNotApply: the symbol or the text to replace is not there exactly once, or the result is not Python.
+    """
+    found = _symbols(source).get(mutant.symbol, [])
+    if len(found) != 1:
+        where = ", ".join(str(path) for path, _, _ in found) or "nowhere"
+        raise DoesNotApply(f"{mutant.name}: {mutant.symbol} must be in one place; it is in: {where}")
+    [(path, first, last)] = found
+    lines = (source / path).read_text().splitlines(keepends=True)
+    block = "".join(lines[first:last])
+    plain = textwrap.dedent(block)
+    count = plain.count(mutant.replace)
+    if count != 1:
+        raise DoesNotApply(f"{mutant.name}: {mutant.symbol} has the text to replace {count} times, not once")
+    indent = " " * (len(block) - len(block.lstrip(" ")) - (len(plain) - len(plain.lstrip(" "))))
+    changed = textwrap.indent(plain.replace(mutant.replace, mutant.by), indent)
+    text = "".join(lines[:first]) + changed + "".join(lines[last:])
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise DoesNotApply(f"{mutant.name}: with the defect {path} is not Python: {error}") from error
+    return path, text
+
+
+@functools.cache
+def _symbols(source: Path) -> dict[str, list[tuple[Path, int, int]]]:
+    """Return where each symbol is: file, first and last line, by its qualified name with and without its module."""
+    places: dict[str, list[tuple[Path, int, int]]] = {}
+
+    def note(name: str, module: str, place: tuple[Path, int, int]) -> None:
+        places.setdefault(f"{module}:{name}", []).append(place)
+        if name:
+            places.setdefault(name, []).append(place)
+
+    def walk(node: ast.AST, prefix: str, module: str, path: Path) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}" if prefix else child.name
+                first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
+                note(name, module, (path, first - 1, child.end_lineno or child.lineno))
+                walk(child, name, module, path)
+
+    for file in sorted(source.rglob("*.py")):
+        path, text = file.relative_to(source), file.read_text()
+        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        note("", module, (path, 0, text.count("\n") + 1))
+        walk(ast.parse(text), "", module, path)
+    return places
+
+
+def run(mutant: Mutant, root: Path = ROOT) -> Result:
+    """Plant one defect in a copy of the source, and run its tests there."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="sulina-mutant-") as folder:
+        try:
+            path, text = plant(mutant, root / "src")
+        except DoesNotApply as error:
+            return Result(mutant=mutant, verdict=Verdict.BROKEN, seconds=0, output=str(error))
+        copy = Path(folder) / "src"
+        shutil.copytree(root / "src", copy)
+        (copy / path).write_text(text)
+        code, output = run_tests(mutant.tests, copy, root)
+    verdict = {0: Verdict.SURVIVED, 1: Verdict.FOUND}.get(code, Verdict.BROKEN)
+    return Result(mutant=mutant, verdict=verdict, seconds=time.monotonic() - started, output=output)
+
+
+def run_tests(tests: Iterable[str], source: Path, root: Path = ROOT, processes: int = 0) -> tuple[int, str]:
+    """Run tests against a source folder; return pytest's exit code and what it printed."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(root)])}
+    env = {name: value for name, value in env.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", str(processes), "--timeout", str(TEST_SECONDS_MAX)]
+    done = subprocess.run(
+        [*command, *tests], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the mutants that were asked for; return 1 if any was not found."""
+    parser = argparse.ArgumentParser(description="Plant defects and see them found.")
+    parser.add_argument("--only", nargs="+", metavar="PROMISE", help="Only the mutants of these promises.")
+    parser.add_argument("--name", help="Only the mutant of this name; its test's output is shown.")
+    parser.add_argument("--processes", type=int, default=2, help="How many to run side by side. Default: 2.")
+    chosen = parser.parse_args(arguments)
+    mutants = [
+        mutant
+        for mutant in load()
+        if (not chosen.only or mutant.promise in chosen.only) and (not chosen.name or mutant.name == chosen.name)
+    ]
+    if not mutants:
+        parser.error("no mutant matches")
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    print(f"{len(tests)} tests without a defect …", flush=True)
+    code, output = run_tests(tests, ROOT / "src", processes=chosen.processes)
+    if code:
+        print(output, "A test fails without any defect: no verdict is possible.", sep="\n")
+        return 1
+    missed: list[Result] = []
+    with concurrent.futures.ThreadPoolExecutor(chosen.processes) as pool:
+        for result in pool.map(run, mutants):
+            mutant = result.mutant
+            print(f"{mutant.promise:4} {result.verdict:9} {result.seconds:6.1f} s  {mutant.name}", flush=True)
+            if result.verdict is not Verdict.FOUND:
+                missed.append(result)
+            if chosen.name or result.verdict is Verdict.BROKEN:
+                print(textwrap.indent(result.output, "     | "))
+    print(f"{len(mutants)} planted, {len(mutants) - len(missed)} found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

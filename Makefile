@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup etcd peers run test interop examples check fix bench chaos lock clean
+.PHONY: setup etcd peers run test mutants failover interop examples check fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -25,8 +25,16 @@ peers: $(STAMP)       ## the servers that benchmarks compare with, where they ca
 run: setup            ## a node at work, live
 	@$(BIN)/sulina demo
 
-test: setup etcd      ## every test
-	@$(BIN)/pytest -n 3 --dist loadfile
+test: setup etcd      ## every test, the long ones in a short form; SLOW=1 shows the slowest twenty
+	@$(BIN)/python -m tests.support.needs
+	@$(BIN)/pytest -n 3 --dist loadfile $(if $(SLOW),--durations=20)
+
+mutants: setup etcd   ## plants every defect of tests/mutants, one at a time, and sees a test fail
+	@$(BIN)/python -m tests.support.needs
+	@$(BIN)/python tools/mutants.py
+
+failover: setup etcd  ## a broker dies, another takes its topics; SULINA_KEEP=folder keeps logs and etcd's keys of a failure
+	@$(BIN)/pytest -n 0 tests/cluster/test_seed_004.py
 
 examples: setup etcd  ## the examples and benchmarks that take long, each as its README says
 	@SULINA_SLOW=1 $(BIN)/pytest tests/examples tests/benchmarks tests/cli/test_demo.py
@@ -36,15 +44,16 @@ interop: setup        ## tables that Spark with Delta Lake's own jar shares with
 	@test ! -d .venv-interop/ivy/jars || .venv-interop/bin/python -m pytest -s -n0 --timeout 600 \
 	  tests/interop/test_delta_jar.py
 
-check: setup          ## format, lint, types, layers, tidiness
+check: setup          ## format, lint, types, layers, tidiness, promises
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/pytest tests/test_layers.py tests/test_tidy.py
+	@$(BIN)/pytest -n 0 tests/test_layers.py tests/test_tidy.py tests/test_promises.py
 
-fix: setup            ## format, and fix what can be fixed
+fix: setup            ## format, fix what can be fixed, and make docs/promises.md
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python -m tools.promises
 
 bench: setup etcd peers  ## every benchmark, and docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
@@ -57,7 +66,7 @@ chaos: setup etcd     ## the long form of the crash tests
 	@SULINA_PUBSUB_SECONDS=120 $(BIN)/pytest -n 0 -s --timeout 3600 tests/pubsub/test_partitions.py
 	@SULINA_SPARK_KILLS=20 $(BIN)/pytest -n 0 -s tests/spark/test_exactly_once.py
 
-lock:                 ## resolve the dependencies anew
+lock:                 ## resolve the dependencies again
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \
 	  --generate-hashes --no-annotate --no-emit-index-url --no-header --quiet -o requirements.lock
 

@@ -8,6 +8,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from sulina.storage.steps import Step
+from tests.support import left_out, needs
 
 TOGETHER = ("tests/spark/", "tests/cluster/", "tests/pubsub/")  # what is costly to start is started by one worker
 ALONE = "tests/spark/test_exactly_once.py"  # its sessions are in processes of their own
@@ -44,9 +45,36 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst
     return LongestFirst(config, log)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark of tests that need a program which no fixture of theirs starts."""
+    config.addinivalue_line("markers", "needs(program): the test needs etcd or java")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check that the programs which a test needs are there, before its fixtures start them."""
+    for program in sorted(needs.programs_of(item)):
+        needs.require(program)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many of the log's steps a process was killed at, in this run, and recovered from."""
-    passed = terminalreporter.getreports("passed")
-    covered = {value for report in passed for name, value in report.user_properties if name == "kill_point"}
+    """Say which kill points were covered, which folders took too long, and what this run left out."""
+    reports = [
+        report
+        for category in ("passed", "failed", "skipped", "error", "")
+        for report in terminalreporter.stats.get(category, ())
+        if isinstance(report, pytest.TestReport)
+    ]
+    covered = {value for report in reports for name, value in report.user_properties if name == "kill_point"}
     if covered:
         terminalreporter.write_line(f"kill points covered {len(covered)} / {len(Step)}")
+    for line in left_out.overruns(left_out.seconds_by_folder(reports)):
+        terminalreporter.write_line(line, yellow=True)
+    is_whole = not terminalreporter.config.args or terminalreporter.config.args == ["tests"]
+    lines = left_out.left_out(reports)
+    if is_whole:
+        lines += [f"{what}: {word}" for what, word in left_out.LONG_FORMS.items()]
+    if lines:
+        terminalreporter.write_line("left out of this run:")
+    for line in lines:
+        terminalreporter.write_line(f"  {line}")

@@ -2,7 +2,8 @@
 # Gives a virtual environment the etcd server of Debian or Ubuntu, as bin/etcd, for the tests and for local clusters.
 # The package is unpacked, not installed: that needs no root, starts no service, and changes nothing outside the folder.
 # Where there is an etcd already (in the environment, in SULINA_ETCD or on the PATH) nothing happens. Where it cannot be
-# had, it says so and what to do; that is no error, the tests that need it are skipped.
+# had, it says so and what to do; that is no error here, but `make test` then fails, unless it is told to do without
+# (SULINA_WITHOUT=etcd).
 #
 #     tools/install_etcd.sh .venv
 set -eu
@@ -15,7 +16,7 @@ fi
 give_up() {
     echo "there is no etcd: $1" >&2
     echo "install etcd 3.4 or newer (Debian, Ubuntu: apt-get install etcd-server), or set SULINA_ETCD to its path;" >&2
-    echo "until then, the tests that need it are skipped" >&2
+    echo "until then make test fails, unless it is told SULINA_WITHOUT=etcd" >&2
     exit 0
 }
 

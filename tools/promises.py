@@ -26,7 +26,7 @@ HEAD = """\
 # What Sulina promises
 
 Each promise has a number. The tests that show it carry the number in their name or docstring. Each of its mutants is a
-small defect; `make mutants` plants it in a copy of the source and sees a test fail. Promises marked with ● guard against
+small defect: `make mutants` plants it in a copy of the source and sees a test fail. Promises marked ● guard against
 loss and have at least three.
 
 """
@@ -101,20 +101,30 @@ def missing(promises: Sequence[Promise], tests: Sequence[TestFunction], mutants:
 
 def page(promises: Sequence[Promise], tests: Sequence[TestFunction], mutants: Sequence[Mutant]) -> str:
     """Return the text of docs/promises.md."""
-    lines = [HEAD]
-    chapter = ""
-    for promise in promises:
-        if promise.chapter != chapter:
-            chapter = promise.chapter
-            lines.append(f"## {chapter}\n\n")
-        files = Counter(test.file for test in tests if promise.number in test.promises)
-        shown = ", ".join(f"[{file.removeprefix('tests/')}](../{file}) ({count})" for file, count in files.items())
-        planted = ", ".join(f"`{mutant.name}`" for mutant in mutants if mutant.promise == promise.number)
-        lines.append(
-            f"### {promise.number}{' ●' if promise.guards else ''}\n\n{promise.text}\n\n"
-            f"- Tests: {shown}\n- Mutants: {planted}\n\n"
-        )
-    return "".join(lines).rstrip("\n") + "\n"
+    text = HEAD
+    for chapter in dict.fromkeys(promise.chapter for promise in promises):
+        text += f"## {chapter}\n\n| | promise | tests | mutants, and the test that finds each |\n|---|---|---|---|\n"
+        for promise in promises:
+            if promise.chapter == chapter:
+                text += _row(promise, tests, [mutant for mutant in mutants if mutant.promise == promise.number])
+        text += "\n"
+    return text.rstrip("\n") + "\n"
+
+
+def _row(promise: Promise, tests: Sequence[TestFunction], mutants: Sequence[Mutant]) -> str:
+    files = Counter(test.file for test in tests if promise.number in test.promises)
+    shown = "<br>".join(
+        f"[{file.removeprefix('tests/')}](../{file}){f' ({count})' if count > 1 else ''}"
+        for file, count in files.items()
+    )
+    planted = "<br>".join(f"{mutant.name}: {_link(mutant.tests[0])}" for mutant in mutants)
+    mark = " ●" if promise.guards else ""
+    return f'| <a id="{promise.number}"></a>{promise.number}{mark} | {promise.text} | {shown} | {planted} |\n'
+
+
+def _link(test: str) -> str:
+    file, _, name = test.partition("::")
+    return f"[`{name or Path(file).name}`](../{file})"
 
 
 def main(arguments: Sequence[str]) -> int:

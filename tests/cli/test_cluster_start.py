@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from sulina.cli.cluster.local import find_etcd
-from sulina.errors import InvalidSettings
 from tests.cli.conftest import SECONDS_MAX, Ended, command, environment, told
+from tests.support import needs
 
 LEASE_SECONDS = 2
 RECORDS = 300
@@ -101,10 +100,7 @@ def eventually(is_so: Callable[[], Any], what: str) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        find_etcd()
-    except InvalidSettings as error:
-        pytest.skip(f"{error}: {error.__notes__}")
+    needs.require("etcd")
     return tmp_path_factory.mktemp("cluster") / "data"
 
 

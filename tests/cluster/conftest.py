@@ -43,5 +43,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and call.when == "call":
         worlds = {id(value): value for value in getattr(item, "funcargs", {}).values() if isinstance(value, World)}
-        report.sections += [("the cluster", world.report()) for world in worlds.values()]
+        for world in worlds.values():
+            report.sections.append(("the cluster", world.report()))
+            world.keep()
     return report

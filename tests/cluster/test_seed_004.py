@@ -127,3 +127,15 @@ async def test_f7_a_drained_broker_gives_everything_away_and_rebalancing_brings_
             assert [record.text async for record in client.consume(topic, follow=False)] == [topic]
     listed = sulina(world, "broker", "list")
     assert {broker["broker_id"] for broker in listed} == {"a", "b", "c"}
+
+
+async def test_a_failure_keeps_the_logs_of_brokers_and_the_keys_of_etcd(
+    tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SULINA_KEEP", str(tmp_path / "kept"))
+    with pytest.raises(AssertionError, match="a failure"):
+        async with cluster(tmp_path, etcd, "a"):
+            raise AssertionError("a failure")
+    [kept] = (tmp_path / "kept").iterdir()
+    assert "broker_id" in (kept / "a.log").read_text()
+    assert keys.REGISTER + "a" in json.loads((kept / "etcd-keys.json").read_text())

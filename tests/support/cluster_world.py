@@ -8,7 +8,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import secrets
+import shutil
 import signal
 import socket
 import time
@@ -454,6 +456,20 @@ class World:
             lines += [f"{broker.broker_id} at {broker.url}, {state}:", broker.last_words()]
         return "\n".join(lines)
 
+    def keep(self) -> None:
+        """Copy the brokers' logs and etcd's keys to the folder that SULINA_KEEP names, if it names one."""
+        kept = os.environ.get("SULINA_KEEP")
+        if not kept:
+            return
+        target = Path(kept) / self.prefix.strip("/")
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "report.txt").write_text(self.report())
+        with contextlib.suppress(OSError, ValueError, StopIteration):  # no etcd answers; the report says so
+            (target / "etcd-keys.json").write_text(json.dumps(self.keys(), indent=2, default=str))
+        for broker in self.brokers.values():
+            if broker.log.exists():
+                shutil.copy(broker.log, target / f"{broker.broker_id}.log")
+
 
 @contextlib.asynccontextmanager
 async def cluster(
@@ -475,6 +491,9 @@ async def cluster(
     try:
         await world.start(*broker_ids)
         yield world
+    except BaseException:
+        world.keep()
+        raise
     finally:
         await world.close()
 

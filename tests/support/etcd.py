@@ -9,7 +9,7 @@ A test module that imports the fixture `etcd` gets a server that its tests share
 prefix of your own (`etcd.new_prefix()`), and do nothing to it that others would feel.
 
 Calls block until the server answers, so from a running loop use `asyncio.to_thread`. Without an etcd on this machine
-the test is skipped and says how to get one (`make etcd`).
+tests fail and say how to get one, or are left out where the run is told so (tests/support/needs.py).
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -31,6 +30,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+
+from sulina.cli.cluster.local import find_etcd
+from tests.support import needs
 
 START_SECONDS_MAX = 60.0
 START_ATTEMPTS_MAX = 3  # a port that was free may be taken before the server has it
@@ -51,23 +53,14 @@ class NotStarted(Exception):
     """The server ended, or did not answer in time."""
 
 
-def etcd_binary() -> str:
-    """SULINA_ETCD, that of the virtual environment, or that of the PATH; without any the test is skipped."""
-    if given := os.environ.get("SULINA_ETCD"):
-        return given
-    found = shutil.which("etcd", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    if found is None:
-        pytest.skip("there is no etcd: run `make etcd`, install Debian's etcd-server, or set SULINA_ETCD to its path")
-    return found
-
-
 class EtcdServer:
     """One member, by default of a cluster of one. Its data goes with `close`."""
 
     def __init__(self, directory: Path, *, name: str = "etcd", arguments: Sequence[str] = (), is_tls: bool = False):
         self.name = name
         self.arguments = list(arguments)
-        self._binary = etcd_binary()
+        needs.require("etcd")
+        self._binary = find_etcd()
         self._scheme = "https" if is_tls else "http"
         directory.mkdir(parents=True, exist_ok=True)
         self._home = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))

@@ -138,7 +138,7 @@ def test_a_data_directory_that_cannot_be_written_is_said_in_one_line(tmp_path: P
         assert done.err.count("\n") == 1, done.err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: make test as another user")
 def test_a_directory_of_somebody_else_is_said_too(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     done = ended("serve", "--http", ANY_PORT, "--data", str(tmp_path / "data"))

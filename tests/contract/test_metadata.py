@@ -84,9 +84,8 @@ async def test_what_was_put_is_got_back_with_its_revision(store: MetadataStore) 
     assert await store.get("/b") == Entry("/b", bytes(range(256)), first.revision)
 
 
-async def test_only_what_changes_something_raises_the_revision(world: World, store: MetadataStore) -> None:
-    if not world.counts_changes:
-        pytest.skip("others raise the revision too")
+@pytest.mark.parametrize("world", ["in_memory", "in_sqlite"], indirect=True)  # others raise etcd's revision too
+async def test_only_what_changes_something_raises_the_revision(store: MetadataStore) -> None:
     assert await store.txn() == TxnResult(True, 0)
     assert await store.txn(deletes=["/none"]) == TxnResult(True, 0)
     assert await put(store, "/a", b"same") == 1
@@ -486,9 +485,8 @@ async def test_a_lost_compare_comes_before_a_lost_lease_and_neither_writes(store
     assert (await store.list("/")).entries == []
 
 
+@pytest.mark.parametrize("world", ["in_memory", "in_sqlite"], indirect=True)  # time passes in etcd by itself
 async def test_an_ended_lease_is_seen_by_nobody_before_any_timer(world: World, store: MetadataStore) -> None:
-    if not world.owns_time:
-        pytest.skip("time passes by itself")
     for call in range(4):
         lease = await store.lease(world.ttl_seconds)
         await put(store, "/a", b"", lease.lease_id)

@@ -36,10 +36,22 @@ def value_of(number: int, place: int, padding_bytes: int) -> bytes:
 
 
 def append_of(
-    number: int, *, txn_id: str | None = None, expected_version: Version | None = None, padding_bytes: int = 0
+    number: int,
+    *,
+    txn_id: str | None = None,
+    expected_version: Version | None = None,
+    padding_bytes: int = 0,
+    producer_id: int = -1,
+    base_sequence: int = -1,
 ) -> Append:
-    """Batch `number` as `DirectoryLog.append` takes it."""
-    data = batch(number, padding_bytes=padding_bytes)
+    """Batch `number` as `DirectoryLog.append` takes it; with a producer id, of the producer's epoch 0."""
+    data = batch(
+        number,
+        padding_bytes=padding_bytes,
+        producer_id=producer_id,
+        producer_epoch=0 if producer_id >= 0 else -1,
+        base_sequence=base_sequence,
+    )
     return Append(Request(split(data), txn_id, expected_version), memoryview(data))
 
 

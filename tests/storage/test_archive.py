@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sulina.core.archive import MERGE_SLICES_MIN, STATE_EVERY_SLICES
+from sulina.core.log_state import Appended
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
 from sulina.core.stored import bounds
@@ -29,7 +30,7 @@ from sulina.storage.objects import Objects
 from sulina.storage.slicing import next_slice
 from sulina.testing.clock import VirtualClock
 from sulina.types import Epoch, Offset, Version
-from tests.support.ledger import append_of, batch, records_in
+from tests.support.ledger import append_of, records_in
 from tests.support.objects import FaultyObjects, MemoryObjects
 
 PATH = "topic=default.orders-part=0/t1"
@@ -58,6 +59,12 @@ class World:
         for _ in range(count):
             self.log.append([append_of(self.number, txn_id=f"t{self.number}", padding_bytes=padding_bytes)])
             self.number += 1
+
+    def produce(self, producer: int, *sequences: int) -> None:
+        """Append batches of one record each, of a producer."""
+        for sequence in sequences:
+            [answer] = self.log.append([append_of(0, producer_id=producer, base_sequence=sequence)])
+            assert isinstance(answer, Appended), answer
 
     def next(self, archive: Archive | None = None, *, state: bool = False) -> NewSlice:
         view = (archive or self.archive).view
@@ -234,16 +241,27 @@ def test_commits_come_back_by_version(world: World) -> None:
 # The state of the log
 
 
-def test_l13_whoever_takes_over_knows_what_was_written_and_by_whom(world: World) -> None:
-    data = batch(0, producer_id=7, producer_epoch=0, base_sequence=0)
+@pytest.mark.parametrize(
+    "archived", ["by its state", "by its commits", "by a state and later commits", "by merged slices"]
+)
+def test_l13_whoever_takes_over_knows_what_was_written_and_by_whom(world: World, archived: str) -> None:
     world.append(3)
-    world.archive.store(world.next(state=True))
-    world.archived(3)
-    assert data
+    world.produce(7, 0, 1)
+    world.produce(8, 0)
+    world.archive.store(world.next(state=archived in ("by its state", "by a state and later commits")))
+    if archived == "by a state and later commits":
+        world.produce(7, 2, 3)
+        world.archive.store(world.next())
+    if archived == "by merged slices":
+        world.archived(MERGE_SLICES_MIN)
+        assert world.archive.merge() is not None
     seed = world.reader().log_checkpoint()
     mine = world.log.commits.take_checkpoint()
     assert (seed.version, seed.next_offset, seed.epoch) == (mine.version, mine.next_offset, mine.epoch)
     assert (seed.txns, seed.origins) == (mine.txns, mine.origins)
+    last = {7: 3 if archived == "by a state and later commits" else 1, 8: 0}
+    assert {origin.origin_id: origin.last_seq for origin in seed.origins} == last
+    assert [txn.txn_id for txn in seed.txns[:3]] == ["t0", "t1", "t2"]
     assert (seed.start_offset, seed.segments) == (seed.next_offset, ())
 
 

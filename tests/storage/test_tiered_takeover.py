@@ -12,12 +12,15 @@ from sulina.errors import (
     ArchiveFailed,
     CorruptLog,
     LogLocked,
+    SequenceGap,
     StaleEpoch,
+    StaleOrigin,
     VersionNotRetained,
 )
 from sulina.storage.leftovers import Fate
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.steps import Step
+from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, Version
 from tests.support.ledger import batch
 from tests.support.tiered_world import LOCAL, PARTITION, SMALL, World, appended, end_of, offsets_in, sealed_at, told
@@ -56,6 +59,70 @@ async def test_u6_a_topic_that_moves_from_broker_to_broker_and_back_goes_on_with
         assert world.let_go(broker) == (Fate.REMOVED, ())
     versions = [answer.version for answer in answers]
     assert versions == sorted(set(versions))
+
+
+# A producer's batches, of one record each: (producer id, its epoch, sequence)
+FIRST = [(7, 0, 0), (7, 0, 1), (8, 2, 0), (7, 0, 2)]
+
+
+async def produced(log: TieredLog, *batches: tuple[int, int, int], txn_id: str | None = None) -> list[Appended]:
+    answers = []
+    for producer, epoch, sequence in batches:
+        data = batch(0, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+        answers.append(await log.append(data, txn_id=txn_id))
+    return answers
+
+
+async def check_knows_producers(log: TieredLog, answers: list[Appended]) -> None:
+    """The owner answers what its predecessors did, refuses what they would have, and takes what comes next."""
+    end = log.view.next_offset
+    assert await produced(log, *FIRST) == answers[:4]
+    assert await produced(log, (9, 0, 0), txn_id="a") == answers[4:5]
+    assert log.view.next_offset == end
+    with pytest.raises(SequenceGap):
+        await produced(log, (7, 0, 4))
+    with pytest.raises(StaleOrigin):
+        await produced(log, (8, 1, 0))
+    assert log.view.next_offset == end
+
+
+@told
+async def test_l13_a_producer_gets_its_first_answers_after_its_topic_has_moved(world: World) -> None:
+    a = await world.open("a", 1)
+    answers = await produced(a, *FIRST) + await produced(a, (9, 0, 0), txn_id="a")
+    assert [answer.offset_start for answer in answers] == list(range(5))
+    await a.drain()
+    await a.close()
+    b = await world.open("b", 2)
+    assert b.resumed.how is How.FROM_ARCHIVE
+    await check_knows_producers(b, answers)
+    [following] = await produced(b, (8, 2, 1))
+    assert following.offset_start == 5
+    await b.drain()
+    await b.close()
+    c = await world.open("c", 3)
+    await check_knows_producers(c, answers)
+    assert await produced(c, (8, 2, 1)) == [following]
+    [last] = await produced(c, (7, 0, 3))
+    assert last.offset_start == 6
+
+
+@told
+async def test_l13_a_producer_gets_its_first_answers_after_its_owner_has_died(world: World) -> None:
+    """Nothing was drained: the new owner learns of producers from the commits in the archive, after its last state."""
+    a = await world.open("a", 1)
+    answers = await produced(a, *FIRST[:2])
+    await a.drain()  # a state, and more after it
+    answers += await produced(a, *FIRST[2:]) + await produced(a, (9, 0, 0), txn_id="a")
+    # It dies here: it is not closed, and another claims the partition.
+    b = await world.open("b", 2)
+    assert b.resumed.how is How.FROM_ARCHIVE
+    await check_knows_producers(b, answers)
+    [following] = await produced(b, (7, 0, 3))
+    assert following.offset_start == 5
+    await b.close()  # and dies: what it knew from others must be in the archive still
+    c = await world.open("c", 3)
+    assert await produced(c, *FIRST, (7, 0, 3)) == [*answers[:4], following]
 
 
 @told

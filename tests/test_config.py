@@ -43,7 +43,7 @@ def test_every_setting_can_be_given_by_every_source() -> None:
         "metadata_password": "secret", "objects": "s3://bucket/prefix", "objects_endpoint": "http://127.0.0.1:9000",
         "lease_seconds": 3.5, "rebalance_seconds": 60.0, "advertise": "http://b1.example:8080",
         "peer_host": "::1", "peer_port": 9090, "peer_advertise": "[::1]:9090",
-        "subscriber_timeout_seconds": 2.5, "suspended_ttl_seconds": 30.0,
+        "subscriber_timeout_seconds": 2.5, "suspended_ttl_seconds": 30.0, "compress_checkpoints": True,
     }  # fmt: skip
     Path("pem").write_text("a certificate")
     limits = {f"{name}": number for number, name in enumerate(Limits.__dataclass_fields__, start=1)}

@@ -68,6 +68,7 @@ class Settings:
     log_level: LogLevel = "info"
     otlp_endpoint: str | None = None  # None: no traces
     limits: Limits = field(default_factory=Limits)
+    compress_checkpoints: bool = False  # of the logs on disk
     subscriber_timeout_seconds: float = DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS  # for a subscriber to ack a batch
     suspended_ttl_seconds: float = DEFAULT_SUSPENDED_TTL_SECONDS  # without a success, until a subscriber is removed
 
@@ -443,6 +444,7 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "log_format": _one_of(get_args(LogFormat)),
     "log_level": _one_of(get_args(LogLevel)),
     "otlp_endpoint": _endpoint("http://127.0.0.1:4318"),
+    "compress_checkpoints": _yes_or_no,
     "subscriber_timeout_seconds": _seconds(0.05, 3600),
     "suspended_ttl_seconds": _seconds(0.05, 86400),
     "metadata": _metadata,

@@ -226,15 +226,18 @@ class Logs:
         return os.path.join(self._options.data, partition.directory)
 
     def _options_of(self, topic: Topic | None) -> LogOptions:
-        broker_id, waiting_bytes_max = self._options.broker_id, self._options.partition_waiting_bytes_max
+        mine = LogOptions(
+            broker_id=self._options.broker_id,
+            waiting_bytes_max=self._options.partition_waiting_bytes_max,
+            compress_checkpoints=self._options.compress_checkpoints,
+        )
         if topic is None:  # it is being deleted
-            return LogOptions(broker_id=broker_id, waiting_bytes_max=waiting_bytes_max)
+            return mine
         policy = topic.policy
         assert policy.segment_bytes is not None
         assert policy.segment_seconds is not None
-        return LogOptions(
-            broker_id=broker_id,
-            waiting_bytes_max=waiting_bytes_max,
+        return replace(
+            mine,
             batches=topic.batch_limits,
             segments=SegmentLimits(
                 segment_bytes_max=policy.segment_bytes, segment_age_seconds_max=policy.segment_seconds

@@ -41,6 +41,7 @@ class BrokerOptions:
     ack_grace_seconds: float = 0.3  # for consumers to ack what they have, before their partition moves
     stop_seconds: float = 10.0  # for giving back what is served here
     archive_cache_bytes: int = 64 << 20
+    compress_checkpoints: bool = False  # of the logs, as gzip
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)  # deliveries to subscribers
     span: Span = no_span  # around each phase of what takes long
     steps: Callable[[str], None] = no_steps  # told of every point at which a test may end the process

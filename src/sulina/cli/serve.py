@@ -44,6 +44,7 @@ def serve(
         float | None, Parameter(show_default=f"{DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS:g}")
     ] = None,
     suspended_ttl_seconds: Annotated[float | None, Parameter(show_default=f"{DEFAULT_SUSPENDED_TTL_SECONDS:g}")] = None,
+    compress_checkpoints: bool | None = None,
     cluster: ClusterFlags = ALONE,
     config: str | None = None,
     insecure: bool | None = None,
@@ -65,6 +66,8 @@ def serve(
         How long a subscriber may take to ack a batch; then it is suspended.
     suspended_ttl_seconds
         A subscriber without a success for so long is removed.
+    compress_checkpoints
+        Write the checkpoints of logs as gzip: smaller files, a little more work.
     config
         A TOML file; without it ./sulina.toml, if there is one.
     insecure
@@ -82,6 +85,7 @@ def serve(
         "broker_id": broker_id,
         "subscriber_timeout_seconds": subscriber_timeout_seconds,
         "suspended_ttl_seconds": suspended_ttl_seconds,
+        "compress_checkpoints": compress_checkpoints,
         "insecure": insecure,
         "log_format": log_format,
         "log_level": log_level,

@@ -3,8 +3,11 @@
 A commit is one line of JSON with the fields of the seed, and a few more. Its last field is the CRC32C of all bytes
 before it, so that a damaged file is known as such before any of it is believed. Unknown fields are ignored, so that
 a newer writer does not stop an older reader. Offset ranges are half-open.
+
+A checkpoint may be compressed: then its file is that line as gzip. Readers tell by the first bytes, not by a setting.
 """
 
+import zlib
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -20,6 +23,8 @@ LAST_CHECKPOINT = "_last_checkpoint"
 
 _NAME_DIGITS = 20
 _CRC_FIELD = b',"crc":'
+_GZIP_MAGIC = b"\x1f\x8b"  # no JSON begins like this
+_GZIP_WINDOW = 31  # zlib's word for: with the header and trailer of gzip
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -203,14 +208,20 @@ def _version(name: str, ending: str) -> Version | None:
     return None
 
 
-def encode(entry: Commit | Checkpoint | LastCheckpoint) -> bytes:
-    """The bytes of the file: one line of JSON that ends in its own checksum."""
+def encode(entry: Commit | Checkpoint | LastCheckpoint, *, compress: bool = False) -> bytes:
+    """Return the bytes of the file: one line of JSON that ends in its own checksum, as gzip if asked to."""
     body = msgspec.json.encode(entry)[:-1]
-    return b"%b%b%d}\n" % (body, _CRC_FIELD, crc32c(body))
+    line = b"%b%b%d}\n" % (body, _CRC_FIELD, crc32c(body))
+    return zlib.compress(line, wbits=_GZIP_WINDOW) if compress else line
 
 
 def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
-    """Read what `encode` wrote; CorruptCommit for anything else."""
+    """Read what `encode` wrote, compressed or not; CorruptCommit for anything else."""
+    if data.startswith(_GZIP_MAGIC):
+        try:
+            data = zlib.decompress(data, wbits=_GZIP_WINDOW)
+        except zlib.error as error:
+            raise CorruptCommit(name=name, reason=f"it cannot be decompressed: {error}") from error
     body, found, crc = data.rpartition(_CRC_FIELD)
     if not found or crc != b"%d}\n" % crc32c(body):
         raise CorruptCommit(name=name, reason=f"its checksum does not hold over {len(data)} bytes")

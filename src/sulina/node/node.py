@@ -180,6 +180,7 @@ def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | N
         consumers_max=limits.consumers_max,
         waiting_bytes_max=limits.waiting_bytes_max,
         open_logs_max=max(16, files_max // 8),
+        compress_checkpoints=settings.compress_checkpoints,
         pubsub=PubSubConfig(
             subscriber_timeout_seconds=settings.subscriber_timeout_seconds,
             suspended_ttl_seconds=settings.suspended_ttl_seconds,

@@ -227,10 +227,10 @@ class CommitLog:
         """The state as it is now, to be stored by `write_checkpoint`, in another thread if need be."""
         return self.state.checkpoint(timestamp_text(self._clock.now()))
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint, *, compress: bool = False) -> None:
         """Store a checkpoint, and read it back: clean-up trusts only what can be read."""
         version = checkpoint.version
-        self.store.put_if_absent(checkpoint_name(version), encode(checkpoint))
+        self.store.put_if_absent(checkpoint_name(version), encode(checkpoint, compress=compress))
         if self._read_checkpoint(version) is None:
             raise CorruptCommit(name=checkpoint_name(version), reason="it cannot be read back")
         self._steps(Step.CHECKPOINT_VERIFIED)

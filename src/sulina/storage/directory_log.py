@@ -64,6 +64,7 @@ class LogOptions:
     group_bytes_max: int = 16 << 20  # in one commit
     waiting_bytes_max: int = 64 << 20  # to be committed
     versions_kept: int = 1_000  # commits for time travel
+    compress_checkpoints: bool = False  # as gzip; either kind is read whatever is said here
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +432,7 @@ class DirectoryLog:
         started = self._clock.monotonic()
         keep_from = min([Version(due.version - self.options.versions_kept), *self.pins.values()])
         try:
-            self.commits.write_checkpoint(due)
+            self.commits.write_checkpoint(due, compress=self.options.compress_checkpoints)
             removed = self.commits.clean_up(keep_from)
         except Exception as failure:  # noqa: BLE001 as above
             self._failure = failure

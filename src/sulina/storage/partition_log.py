@@ -436,7 +436,7 @@ class PartitionLog:
     async def _checkpoint(self) -> None:
         while self._log.is_checkpoint_due and self._log.stopped is None:
             started = self._clock.monotonic()
-            await self._loop.run_in_executor(self._threads.writers, self._log.checkpoint)
+            await self._loop.run_in_executor(self._threads.checkpointers or self._threads.writers, self._log.checkpoint)
             # Its syncs slow down those of the commits, so a busy log rests from it. What became due meanwhile is
             # written after the rest, the newest only.
             with contextlib.suppress(TimeoutError):
@@ -508,10 +508,12 @@ class LogThreads:
     archive_writers: Executor | None = None
     archive_readers: Executor | None = None
     archive_gate: ByteGate | None = None  # what is on its way to archives
+    # Apart from the writers: slow checkpoints of many logs must not keep appends waiting. None: the writers write them.
+    checkpointers: Executor | None = None
 
     @classmethod
     def of(cls, *, writers: int, readers: int, archivers: int = 0) -> "LogThreads":
-        """So many new threads, and a helper for each writer; a log uses two writers at most."""
+        """Return new threads: as many as are said, a helper for each writer, and one that writes checkpoints."""
 
         def threads(count: int, name: str) -> ThreadPoolExecutor:
             return ThreadPoolExecutor(max_workers=count, thread_name_prefix=f"sulina-{name}")
@@ -523,11 +525,13 @@ class LogThreads:
             threads(archivers, "archive") if archivers else None,
             threads(archivers, "recall") if archivers else None,
             ByteGate(ARCHIVING_BYTES_MAX) if archivers else None,
+            threads(1, "checkpoint"),
         )
 
     def shutdown(self) -> None:
         """Let the threads end when they have done what they were given."""
-        for threads in (self.writers, self.readers, self.stagers, self.archive_writers, self.archive_readers):
+        archivers = (self.archive_writers, self.archive_readers)
+        for threads in (self.writers, self.readers, self.stagers, self.checkpointers, *archivers):
             if threads is not None:
                 threads.shutdown(wait=False)
 

@@ -54,6 +54,7 @@ def test_adds_follow_one_another_without_gap_l2() -> None:
     "change",
     [
         {"offset_start": Offset(1)},
+        {"offset_start": Offset(1), "offset_end": Offset(2)},
         {"offset_end": Offset(0)},
         {"position": 7},
         {"segment": segment_name(9)},
@@ -65,6 +66,17 @@ def test_an_add_that_does_not_continue_the_log_is_damage_l2(change: dict[str, in
     operation = replace(add_of(state), **change)
     with pytest.raises(CorruptCommit):
         state.apply(commit_of(state, [operation]))
+
+
+def test_what_readers_of_a_version_see_never_changes_l1_l14() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    view = state.view()
+    before = (view.version, view.next_offset, list(view.segments))
+    state.apply(commit_of(state, [add_of(state, 2)]))
+    state.apply(commit_of(state, [Claim(epoch=Epoch(2), broker_id="b")]))
+    assert (view.version, view.next_offset, list(view.segments)) == before
+    assert state.view().next_offset == 5
 
 
 def test_a_commit_must_be_the_next_version_l3() -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from sulina.core.commit import Claim, Seal
 from sulina.core.log_state import Appended
+from sulina.core.plan import Plan
 from sulina.core.retention import Retention
 from sulina.errors import CorruptCommit, CorruptLog, CorruptSegment, LogStopped, StaleEpoch, VersionConflict
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
-from sulina.storage.directory_log import DirectoryLog, LogOptions
+from sulina.storage.directory_log import DirectoryLog, LogOptions, _placed
 from sulina.storage.steps import Step, Steps, no_steps
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import SimulatedFiles
@@ -81,6 +82,31 @@ def test_a_checkpoint_that_cannot_be_synced_stops_the_log_l9() -> None:
     assert isinstance(append(log, 10), LogStopped)
     log.close()
     assert numbers(opened(files)) == list(range(10))
+
+
+@pytest.mark.parametrize("change", ["rotate", "retain", "claim"])
+def test_a_failed_sync_of_any_commit_stops_the_log_l9(change: str) -> None:
+    files = SimulatedFiles()
+    log = filled(files, 40)
+    files.fail_sync(lambda path: path.endswith(".aside"))
+    with pytest.raises(LogStopped):
+        do(log, change)
+    operations = files.operations
+    with pytest.raises(LogStopped):
+        do(log, change)
+    assert isinstance(append(log, 41), LogStopped)
+    assert files.operations == operations
+    log.close()
+    assert numbers(opened(files)) == list(range(40))
+
+
+def do(log: DirectoryLog, change: str) -> None:
+    if change == "rotate":
+        log.rotate()
+    elif change == "retain":
+        log.retain(Retention(bytes_max=100))
+    else:
+        log.claim(Epoch(9))
 
 
 def test_a_full_disk_stops_the_log_and_freed_space_lets_it_go_on() -> None:
@@ -249,6 +275,33 @@ def test_a_lost_commit_with_new_segments_is_taken_back_l6() -> None:
     assert isinstance(append(log, 12), Appended)
     log.close()
     assert numbers(opened(files)) == [0, 1, 2, 3, 4, 12]
+
+
+def test_what_a_winner_has_written_where_we_wrote_is_not_touched_l6() -> None:
+    """A rival appends at the same byte of the same segment, and commits first: its bytes stay, ours go."""
+    files = SimulatedFiles()
+    filled(files).close()
+    winner = append_of(7, padding_bytes=100)
+
+    def steps(step: Step) -> None:
+        if step is Step.APPEND_SYNCED and len(rivals) == 0:
+            rivals.append(CommitLog(DirectoryCommits(files, COMMITS), clock=VirtualClock(), writer="rival"))
+            state = rivals[0].load()
+            plan = Plan(state, OPTIONS.segments, 0.0)
+            plan.admit(winner.request)
+            file = files.open(f"{DIRECTORY}/{state.segments[-1].name}")
+            for placed in _placed(plan, [winner], state.epoch):
+                file.write(placed.position, placed.parts)
+            file.sync()
+            rivals[0].commit(plan.operations, epoch=state.epoch)
+
+    rivals: list[CommitLog] = []
+    log = opened(files, steps=steps)
+    assert isinstance(append(log, 5), VersionConflict)
+    assert numbers(log) == [0, 1, 2, 3, 4, 7]
+    assert isinstance(append(log, 6), Appended)
+    log.close()
+    assert numbers(opened(files)) == [0, 1, 2, 3, 4, 7, 6]
 
 
 def test_a_claim_by_another_stops_the_old_owner() -> None:

@@ -54,7 +54,6 @@ def test_adds_follow_one_another_without_gap_l2() -> None:
     "change",
     [
         {"offset_start": Offset(1)},
-        {"offset_start": Offset(1), "offset_end": Offset(2)},
         {"offset_end": Offset(0)},
         {"position": 7},
         {"segment": segment_name(9)},
@@ -66,6 +65,15 @@ def test_an_add_that_does_not_continue_the_log_is_damage_l2(change: dict[str, in
     operation = replace(add_of(state), **change)
     with pytest.raises(CorruptCommit):
         state.apply(commit_of(state, [operation]))
+
+
+@pytest.mark.parametrize("offset_start", [2, 4], ids=["again", "skipped"])
+def test_offsets_that_are_used_again_or_skipped_are_damage_l2(offset_start: int) -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    wrong = replace(add_of(state), offset_start=Offset(offset_start), offset_end=Offset(offset_start + 2))
+    with pytest.raises(CorruptCommit, match=f"adds .{offset_start}, {offset_start + 2}. at 3"):
+        state.apply(commit_of(state, [wrong]))
 
 
 def test_what_readers_of_a_version_see_never_changes_l1_l14() -> None:

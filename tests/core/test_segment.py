@@ -87,7 +87,7 @@ def test_retention_by_size_age_and_offset_removes_whole_segments_l15() -> None:
     assert names(Retention(before_offset=Offset(20))) == [0, 10]
 
 
-def test_retention_never_takes_the_segment_that_is_written() -> None:
+def test_retention_never_takes_the_segment_that_is_written_l15() -> None:
     assert names(Retention(bytes_max=0)) == [0, 10]
 
 

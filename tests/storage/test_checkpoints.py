@@ -101,7 +101,7 @@ async def test_l11_slow_checkpoints_of_many_logs_do_not_keep_appends_waiting(tmp
         for n in range(3)
     ]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(5):
             for log in logs:
                 for number in range(10):
                     await log.append(batch(number))

@@ -168,6 +168,15 @@ async def test_waiting_for_an_offset_or_version_l14(log: PartitionLog) -> None:
         await log.wait_for(offset=Offset(99), timeout_seconds=0.01)
 
 
+async def test_the_next_offset_and_version_are_not_there_yet_l14(log: PartitionLog) -> None:
+    await log.append(batch(3))
+    assert await log.wait_for(offset=Offset(3), version=Version(1), timeout_seconds=0) == log.view
+    with pytest.raises(NotYet, match="offset 4 is not there"):
+        await log.wait_for(offset=Offset(4), timeout_seconds=0.01)
+    with pytest.raises(NotYet, match="version 2 is not there"):
+        await log.wait_for(version=Version(2), timeout_seconds=0.01)
+
+
 async def test_waiters_that_gave_up_are_forgotten(log: PartitionLog) -> None:
     for _ in range(300):
         with pytest.raises(NotYet):

@@ -5,6 +5,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -151,6 +152,16 @@ def test_data_is_durable_before_its_commit_has_a_name_and_that_before_the_ack_l5
     [aside] = [path for operation, path in done if operation == "create" and path.endswith(".aside")]
     assert done.index(("write", aside)) < done.index(("sync", aside)) < named
     assert ("sync_directory", COMMITS) in done[named:]
+
+
+def test_a_group_has_one_commit_and_one_round_of_syncs_l17() -> None:
+    files, log = begun()
+    files.trace.clear()
+    append(log, GROUP)
+    done = Counter((operation, path.rpartition(".")[2]) for operation, path in files.trace)
+    assert (done["link", "json"], done["sync", "aside"]) == (1, 1)
+    assert done["sync", "log"] == 3  # one for each segment that the group has touched
+    assert sum(operation == "sync_directory" for operation, _ in files.trace) == 2
 
 
 def test_nothing_is_seen_before_its_commit_has_a_name_l1() -> None:

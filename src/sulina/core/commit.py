@@ -25,6 +25,7 @@ _NAME_DIGITS = 20
 _CRC_FIELD = b',"crc":'
 _GZIP_MAGIC = b"\x1f\x8b"  # no JSON begins like this
 _GZIP_WINDOW = 31  # zlib's word for: with the header and trailer of gzip
+DECOMPRESSED_BYTES_MAX = 1 << 30  # a checkpoint of millions of segments and origins is smaller
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -215,13 +216,21 @@ def encode(entry: Commit | Checkpoint | LastCheckpoint, *, compress: bool = Fals
     return zlib.compress(line, wbits=_GZIP_WINDOW) if compress else line
 
 
+def _decompress(name: str, data: bytes) -> bytes:
+    unpacking = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    try:
+        line = unpacking.decompress(data, DECOMPRESSED_BYTES_MAX)
+    except zlib.error as error:
+        raise CorruptCommit(name=name, reason=f"it cannot be decompressed: {error}") from error
+    if not unpacking.eof or unpacking.unused_data:
+        raise CorruptCommit(name=name, reason="its compressed part is cut short, too long, or followed by other bytes")
+    return line
+
+
 def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
     """Read what `encode` wrote, compressed or not; CorruptCommit for anything else."""
     if data.startswith(_GZIP_MAGIC):
-        try:
-            data = zlib.decompress(data, wbits=_GZIP_WINDOW)
-        except zlib.error as error:
-            raise CorruptCommit(name=name, reason=f"it cannot be decompressed: {error}") from error
+        data = _decompress(name, data)
     body, found, crc = data.rpartition(_CRC_FIELD)
     if not found or crc != b"%d}\n" % crc32c(body):
         raise CorruptCommit(name=name, reason=f"its checksum does not hold over {len(data)} bytes")

@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ from sulina.types import PartitionName, TopicName
 from sulina.wire.frames import AckRecords, Detached, Subscribe
 from sulina.wire.messages import SubscriptionSettings, TopicState
 from tests.broker.test_sessions import connected, received
-from tests.support.brokers import Brokers, brokers, until
+from tests.support.brokers import WAIT_SECONDS, Brokers, brokers, until
 
 ORDERS = TopicName.parse("/default/orders")
 FIRST = PartitionName(ORDERS, 0)
@@ -403,11 +404,47 @@ async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
 
 
 async def test_a_new_owner_fetches_what_its_cache_lacks_f3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F3: policy, schema and delivery, straight from the metadata store, once it has waited in vain."""
+    monkeypatch.setattr("sulina.broker.owner.TOPIC_SECONDS", 0.05)
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
-        monkeypatch.setattr(b, "_sync", lambda *_: asyncio.sleep(0))  # its watch brings nothing any more
+        monkeypatch.setattr(b._catalogue, "apply", lambda _: (set(), set()))  # its watch brings nothing any more
+        settings = TopicSettings(partitions=2, policy=Policy(ack=Ack.ARCHIVED), value_schema=JSON)
+        await a.put_topic(ORDERS, settings)
+        assert {await world.owner(ORDERS, number) for number in range(2)} == {a, b}
+        assert (await b.topic(ORDERS)).settings == settings
+        assert (await b.topic(ORDERS)).settings.delivery == Delivery.RELIABLE
+
+
+async def test_a_new_owner_waits_briefly_for_what_its_watch_brings_f3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F3: what comes within the wait is not fetched."""
+    monkeypatch.setattr("sulina.broker.owner.TOPIC_SECONDS", 60.0)  # however slow the machine
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        sync, wait, may_hear, asked, fetched = b._sync, b.topic_when_known, asyncio.Event(), asyncio.Event(), []
+
+        async def sync_late(*arguments: Any) -> None:
+            await may_hear.wait()
+            await sync(*arguments)
+
+        async def asked_for(*arguments: Any) -> Any:
+            asked.set()
+            return await wait(*arguments)
+
+        async def fetch(name: TopicName) -> None:
+            fetched.append(name)
+
+        monkeypatch.setattr(b, "_sync", sync_late)
+        monkeypatch.setattr(b, "topic_when_known", asked_for)
+        monkeypatch.setattr(b, "fetch_topic", fetch)
         await a.put_topic(ORDERS, TopicSettings(partitions=2))
-        assert await world.owner(ORDERS, 0) is not await world.owner(ORDERS, 1)
+        await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
+        assert ORDERS not in b._topics
+        may_hear.set()
+        assert {await world.owner(ORDERS, number) for number in range(2)} == {a, b}
+        assert fetched == []
 
 
 async def test_operators_are_told_what_is_wrong_f5(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Seed 000, its test plan: unload a reliable topic, in five steps with three brokers, and what must be refused."""
 
+from typing import Any
+
 import pytest
 
 from sulina.client import Client
@@ -9,7 +11,7 @@ from sulina.errors import SchemaConflict, SubscriptionBusy
 from sulina.ports import Change
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_record import Record, recording, value_of
-from tests.support.cluster_world import World, until
+from tests.support.cluster_world import BrokerProcess, World, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -58,11 +60,15 @@ async def test_integration_unload_of_a_reliable_topic_with_three_brokers(world: 
         assert (await client.publish(TOPIC, {"n": PRODUCED}, schema=SCHEMA)).offset == PRODUCED
         assert await take(client, TOPIC, PRODUCED + 1 - CONSUMED) == list(range(CONSUMED, PRODUCED + 1))
 
-    # 5) The objects exist, and the old broker has nothing left to upload.
+    # 5) The objects exist, and the old broker has nothing left to upload when it says that it is done.
     verify_objects(world)
+    (event,) = await until(f"{source} has said that it is done", lambda: unloaded(world.brokers[source]))
     assert list(world.brokers[source].data.rglob("topic=default.seed-000-part=0*")) == []
-    (event,) = [line for line in world.brokers[source].events("topic_unloaded") if line["topic"] == TOPIC]
     assert (event["from_broker"], event["last_committed_offset"]) == (source, PRODUCED - 1)
+
+
+async def unloaded(broker: BrokerProcess) -> list[dict[str, Any]]:
+    return [line for line in broker.events("topic_unloaded") if line["topic"] == TOPIC]
 
 
 def verify_order(changes: list[Change], source: str, target: str) -> None:
@@ -84,7 +90,7 @@ def verify_order(changes: list[Change], source: str, target: str) -> None:
 
 
 async def verify_load_reports(world: World, record: Record, source: str, target: str) -> None:
-    """Both brokers have told their new load at once: before the next periodic report could have come."""
+    """Both brokers have told their new load. That they do so at once is shown in tests/broker/test_unloading.py."""
     moved_at = next(c.revision for c in await record.settle() if c.key == keys.assignment(target, PARTITION))
 
     async def are_told() -> bool:

@@ -39,7 +39,7 @@ async def cursor_of(client: Client, topic: str) -> int:
 
 
 async def test_1_basic_topic_move(world: World) -> None:
-    """U4, U6, U10: the sealed state says 9, the new owner goes on at 10, the consumer at its cursor."""
+    """U4, U6, U10, U12: the sealed state says 9, the new owner goes on at 10, the consumer at its cursor."""
     topic = "/default/seed-001-1"
     await world.create_topic(topic)
     await world.move(topic, "a")
@@ -54,6 +54,8 @@ async def test_1_basic_topic_move(world: World) -> None:
         assert await produce(client, topic, range(10, 13)) == [10, 11, 12]
         assert await consume(client, topic, 8) == [5, 6, 7, 8, 9, 10, 11, 12]
         assert await world.owner_of(topic) == "b"
+    (told,) = [line for line in world.brokers["b"].events("log_resumed") if line["topic"] == topic]
+    assert (told["sealed_offset"], told["resuming_from"]) == (9, 10)
 
 
 async def test_2_multiple_moves(world: World) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sulina.broker.archives import Archives
 from sulina.broker.broker import Broker
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.options import BrokerOptions
+from sulina.broker.options import BrokerOptions, Span, no_span
 from sulina.broker.standing import Standing
 from sulina.core.cluster import Registration
 from sulina.core.records import Record
@@ -33,8 +33,12 @@ async def until(check: Callable[[], bool | Awaitable[bool]]) -> None:
 class Brokers:
     """`start` some, then ask them. Those that are left are stopped at the end."""
 
-    def __init__(self, directory: Path, *, lease_seconds: float = 30.0) -> None:
+    def __init__(
+        self, directory: Path, *, lease_seconds: float = 30.0, load_seconds: float = 5.0, span: Span = no_span
+    ) -> None:
         self.directory = directory
+        self.load_seconds = load_seconds
+        self.span = span
         self.metadata: MetadataStore = MemoryMetadata()
         self.objects: Objects = open_objects(f"file://{directory}/objects")
         self.lease_seconds = lease_seconds
@@ -56,7 +60,7 @@ class Brokers:
         for name in names:
             data = self.directory / name
             data.mkdir(exist_ok=True)
-            options = BrokerOptions(data=str(data), broker_id=name, ack_grace_seconds=0.2)
+            options = BrokerOptions(data=str(data), broker_id=name, ack_grace_seconds=0.2, span=self.span)
             broker = Broker(
                 self.metadata,
                 options,
@@ -67,7 +71,10 @@ class Brokers:
             registration = Registration(
                 broker_id=name, url=f"http://{name}", store_id=f"store-{name}", started_ms=int(time.time() * 1000)
             )
-            await broker.join(registration, ClusterOptions(lease_seconds=self.lease_seconds, rescan_seconds=0.5))
+            cluster = ClusterOptions(
+                lease_seconds=self.lease_seconds, rescan_seconds=0.5, load_seconds=self.load_seconds
+            )
+            await broker.join(registration, cluster)
             self.running[name] = broker
         return [self.running[name] for name in names]
 
@@ -123,9 +130,15 @@ class Brokers:
 
 
 @asynccontextmanager
-async def brokers(directory: Path, *names: str, lease_seconds: float = 30.0) -> AsyncIterator[Brokers]:
+async def brokers(
+    directory: Path,
+    *names: str,
+    lease_seconds: float = 30.0,
+    load_seconds: float = 5.0,
+    span: Span = no_span,
+) -> AsyncIterator[Brokers]:
     """Some that have joined."""
-    world = Brokers(directory, lease_seconds=lease_seconds)
+    world = Brokers(directory, lease_seconds=lease_seconds, load_seconds=load_seconds, span=span)
     try:
         await world.start(*names)
         yield world

@@ -7,6 +7,7 @@ it is first used, which claims its epoch in the archive. From the moment when it
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,6 +71,7 @@ class _Wanted:
     ready: int | None = None  # the revision under which it is served
     topic: Topic | None = None  # whose it is: one of the same name that was made anew is another
     unloaded: int | None = None  # the revision of the assignment that was given back
+    departure: Unloading | None = None  # that gave it back, until what is here is cleaned up
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -198,7 +200,7 @@ class Owner:
         return topic is not None and topic is not wanted.topic
 
     async def _topic(self, name: TopicName) -> Topic | None:
-        """F3: what a watch should bring in a moment; else it is fetched."""
+        """Return the topic that the watch should bring in a moment; else fetch it."""
         topic = await self._catalogue.topic_when_known(name, TOPIC_SECONDS)
         return topic or await self._catalogue.fetch_topic(name)
 
@@ -212,6 +214,18 @@ class Owner:
                 _logger.warning("partition_not_opened", partition=str(partition), error=str(error))
 
     async def _release(self, partition: PartitionName, wanted: _Wanted) -> None:
+        departure = wanted.departure
+        with departure.cleanup_span() if departure is not None else nullcontext():
+            await self._clean_up(partition)
+        wanted.held = wanted.ready = wanted.unloaded = wanted.topic = wanted.departure = None
+        self._standing.troubles.pop(partition, None)
+        self._events.emit("partition_released", partition.topic, partition=partition.partition)
+        self.cluster.report_load_soon()
+        if departure is not None:
+            departure.tell_unloaded()
+
+    async def _clean_up(self, partition: PartitionName) -> None:
+        """Let consumers go, close the log, and remove what is here of a partition that is another's."""
         topic = self._catalogue.topic_if_known(partition.topic)
         if topic is not None and partition.partition < len(topic.places):
             place = topic.places[partition.partition]
@@ -230,10 +244,6 @@ class Owner:
                 self._options.steps("unload.local_removed")
             else:
                 topic.dismiss_passing(error)
-        wanted.held = wanted.ready = wanted.unloaded = wanted.topic = None
-        self._standing.troubles.pop(partition, None)
-        self._events.emit("partition_released", partition.topic, partition=partition.partition)
-        self.cluster.report_load_soon()
 
     def _comes_back(self, partition: PartitionName) -> bool:
         """Whether only this broker may have it next: then its directory must be there, whatever the archive has."""
@@ -259,7 +269,7 @@ class Owner:
         work = self._unloading(topic, partition.partition, revision)
         outcome = await work.run(unload, wanted.unload_revision)
         if outcome is Outcome.DONE:
-            wanted.unloaded = revision
+            wanted.unloaded, wanted.departure = revision, work
         elif outcome is Outcome.LATER:
             await asyncio.sleep(UNLOAD_RETRY_SECONDS)
             # The wish may have changed while we were at it, or be gone.
@@ -295,8 +305,7 @@ class Owner:
             task.cancel()
         if tasks or self._background:
             await asyncio.wait([*tasks, *self._background])
-        held = [(name, wanted.held) for name, wanted in self._partitions.items() if wanted.held is not None]
-        leaving = [asyncio.ensure_future(self._leave(name, revision)) for name, revision in held]
+        leaving = [asyncio.ensure_future(self._leave(name, wanted)) for name, wanted in self._partitions.items()]
         if leaving:
             _, late = await asyncio.wait(leaving, timeout=seconds)
             for task in late:
@@ -305,13 +314,16 @@ class Owner:
                 await asyncio.wait(late)
                 _logger.warning("partitions_not_given_back", count=len(late))
 
-    async def _leave(self, partition: PartitionName, revision: int) -> None:
+    async def _leave(self, partition: PartitionName, wanted: _Wanted) -> None:
         topic = self._catalogue.topic_if_known(partition.topic)
-        if topic is None:
+        if wanted.departure is not None:  # it was given back before we were told to stop
+            wanted.departure.tell_unloaded()
+            return
+        if topic is None or wanted.held is None:
             return
         async with self._turns:
             try:
-                await self._unloading(topic, partition.partition, revision).leave()
+                await self._unloading(topic, partition.partition, wanted.held).leave()
             except (SulinaError, OSError) as error:
                 _logger.warning("partition_not_given_back", partition=str(partition), error=str(error))
 

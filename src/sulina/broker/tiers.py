@@ -24,7 +24,7 @@ from sulina.core import keys
 from sulina.core.cluster import Current, ObjectEntry, Sealed
 from sulina.core.commit import SegmentRef
 from sulina.core.topic import Ack, Policy
-from sulina.errors import TopicNotFound
+from sulina.errors import SulinaError, TopicNotFound
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, Compare, Files, MetadataStore
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
@@ -100,10 +100,19 @@ class Tiers:
             async with place.saying:
                 await self._settle(place, revision, policy)
             if sealed is not None:  # its word has been taken, and the claim is durable
-                await self._metadata.txn(compares=_fences(place), deletes=[keys.sealed_state(partition.name)])
+                await self._remove_sealed(place)
         except BaseException:
             await log.close()
             raise
+        _logger.info(
+            "log_resumed",
+            topic=str(partition.name.topic),
+            partition=partition.name.partition,
+            epoch=_epoch(place),
+            how=log.resumed.how.value,
+            sealed_offset=sealed.last_committed_offset if sealed is not None else None,
+            resuming_from=log.end_offset,
+        )
         self._tell_leftover(partition.name, log.resumed.leftover)
         self._options.steps("owner.opened")
         return log
@@ -131,7 +140,7 @@ class Tiers:
                 raise TopicNotFound(topic=str(partition.topic))
 
     async def _sealed(self, partition: PartitionName) -> Sealed | None:
-        """A witness; one that cannot be read is none (U7)."""
+        """Read what the last owner has sealed. It is a witness only: one that cannot be read changes nothing."""
         entry = await self._metadata.get(keys.sealed_state(partition))
         if entry is None:
             return None
@@ -140,6 +149,13 @@ class Tiers:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _logger.warning("sealed_state_damaged", partition=str(partition), error=str(error))
             return None
+
+    async def _remove_sealed(self, place: Place) -> None:
+        """Remove the sealed state. One that stays is harmless: its epoch is older than our claim."""
+        try:
+            await self._metadata.txn(compares=_fences(place), deletes=[keys.sealed_state(place.name)])
+        except (SulinaError, OSError) as error:
+            _logger.warning("sealed_state_not_removed", partition=str(place.name), error=str(error))
 
     async def let_go(self, partition: PartitionName, directory: str, topic_id: str) -> None:
         """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""

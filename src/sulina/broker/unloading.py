@@ -1,5 +1,5 @@
-"""How a partition leaves its owner: quiesce, pause, seal, unassign. Then the owner is told that it has lost it, and
-deletes what is here.
+"""How a partition leaves its owner: quiesce, commit, seal, unassign. Then the owner is told that it has lost it, cleans
+up what is here, and says at last that the topic is unloaded.
 
 Each step may be done again, and is, when the process died in between: what is durable decides. A partition whose data
 cannot be archived in time is served again, and tried again later. Nothing is taken after the seal, and the seal is
@@ -66,6 +66,7 @@ class Unloading:
         self._events = events
         self._options = options
         self._clock = clock
+        self._drained: Drained | None = None
 
     async def run(self, unload: Unload, record_revision: int) -> Outcome:
         """Carry out a wish."""
@@ -73,7 +74,7 @@ class Unloading:
             if not unload.force and await self._is_refused(record_revision):
                 return Outcome.REFUSED
             await self._hasten()
-            drained = await self._let_go(unload, record_revision)
+            self._drained = await self._let_go(unload, record_revision)
         except Exception as error:  # noqa: BLE001
             # Whatever it is: what is ours must be served.
             await self._take_back()
@@ -81,7 +82,6 @@ class Unloading:
             _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
             self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
             return Outcome.LATER
-        self._unloaded(drained)
         return Outcome.DONE
 
     async def _is_refused(self, record_revision: int) -> bool:
@@ -124,13 +124,18 @@ class Unloading:
             )
 
     async def leave(self) -> None:
-        """Give the partition back because this broker stops."""
-        await self._quiesce()
-        await self._pause()
-        drained = await self._seal() if self._has_something() else None
+        """Give the partition back because this broker stops. What is on its disk is cleaned up when it starts again."""
+        with self._span("quiesce"):
+            await self._quiesce()
+        with self._span("commit"):
+            await self._pause()
+        with self._span("seal"):
+            self._drained = await self._seal() if self._has_something() else None
         with self._span("unassign"):
-            await self._cluster.unassign(self._place.name, self._revision, reason=Reason.STOPPED, to=None)
-        self._unloaded(drained)
+            name = self._place.name
+            is_done = await self._cluster.unassign(name, self._revision, reason=Reason.STOPPED, to=None)
+        if is_done:
+            self.tell_unloaded()
 
     def _has_something(self) -> bool:
         """Whether anything may be here that is not in the archive."""
@@ -138,7 +143,13 @@ class Unloading:
             return False
         return self._place.is_archived is not True or self._topic.partitions[self._number].log_if_open is not None
 
-    def _unloaded(self, drained: Drained | None) -> None:
+    def cleanup_span(self) -> AbstractContextManager[Any]:
+        """Trace the last phase, in which the owner deletes what is here."""
+        return self._span("cleanup")
+
+    def tell_unloaded(self) -> None:
+        """Emit the final event: nothing of the unload is left to do."""
+        drained = self._drained
         self._events.emit(
             "topic_unloaded",
             self._topic.name,

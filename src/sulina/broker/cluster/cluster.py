@@ -132,7 +132,7 @@ class Cluster:
             _logger.warning("not_left", broker_id=self.broker_id, error=str(error) or "no answer in time")
 
     def report_load_soon(self) -> None:
-        """Something was gained or lost (U12)."""
+        """Write the load report at once: something was gained or lost."""
         self._report.set()
 
     def topics_changed(self, partitions: Iterable[PartitionName]) -> None:

@@ -1,0 +1,266 @@
+"""A partition leaves its owner: what is durable before what, what is told, and what may fail. In one process."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from sulina.broker.broker import Broker
+from sulina.core import keys
+from sulina.core.cursor import Cursor
+from sulina.core.topic import Ack, Delivery, Policy, TopicSettings
+from sulina.errors import MetadataFailed
+from sulina.ports import Compare, Put, TxnResult
+from sulina.types import PartitionName, TopicName
+from sulina.wire.frames import AckRecords, Subscribe
+from tests.broker.test_sessions import connected, received
+from tests.support.brokers import Brokers, brokers, until
+
+ORDERS = TopicName.parse("/default/orders")
+FIRST = PartitionName(ORDERS, 0)
+ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
+NEVER_SECONDS = 3600.0
+TXN_FAILED = MetadataFailed(path="etcd", cause=TimeoutError("no answer"))
+
+
+async def served(world: Brokers, settings: TopicSettings = ARCHIVED) -> tuple[Broker, str]:
+    """A topic with its owner, and who else could have it."""
+    await world.running["a"].put_topic(ORDERS, settings)
+    owner = await world.owner(ORDERS)
+    return owner, "b" if owner is world.running["a"] else "a"
+
+
+Before = Callable[[Sequence[Put], Sequence[str]], object]
+
+
+def before_txn(world: Brokers, monkeypatch: pytest.MonkeyPatch, before: Before) -> None:
+    """Have `before` look at each transaction of the metadata store, which it may fail."""
+    txn = world.metadata.txn
+
+    async def looked_at(
+        *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = (), **more: Any
+    ) -> TxnResult:
+        before(puts, deletes)
+        return await txn(compares=compares, puts=puts, deletes=deletes, **more)
+
+    monkeypatch.setattr(world.metadata, "txn", looked_at)
+
+
+async def stored_cursor(world: Brokers, subscription: str) -> int | None:
+    entry = await world.metadata.get(keys.cursor(ORDERS, subscription, 0))
+    return None if entry is None else Cursor.load(entry.key, entry.value).offset
+
+
+async def acked(owner: Broker, subscription: str, count: int, connection: Any) -> None:
+    """Take ten records and ack some, without waiting until that is durable."""
+    await connection.send(Subscribe(99, 1, str(ORDERS), subscription, start="earliest"))
+    await connection.receive()
+    await received(connection, 10)
+    await connection.send(AckRecords(0, 1, 0, [(0, count)]))
+    subscriptions = owner._topics[ORDERS].subscriptions
+    await until(lambda: subscriptions[subscription]._cursors[0].offset == count)
+
+
+class Told:
+    """The spans of all brokers, and the events of one, in their order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.fields: dict[str, dict[str, Any]] = {}
+
+    @contextmanager
+    def span(self, name: str, attributes: dict[str, Any]) -> Iterator[None]:
+        assert attributes == {"topic": str(ORDERS), "partition": 0}
+        yield
+        self.names.append(name)
+
+    def hear(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        emit = broker.events.emit
+
+        def noting(type_: str, topic: object = None, **fields: Any) -> None:
+            self.names.append(type_)
+            self.fields[type_] = {"topic": str(topic), **fields}
+            emit(type_, topic, **fields)
+
+        monkeypatch.setattr(broker.events, "emit", noting)
+
+
+# Commit
+
+
+async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(tmp_path: Path) -> None:
+    """U3: with force it goes on though a consumer holds records; with or without consumers, acks are not lost."""
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        owner._writer._delay_seconds = NEVER_SECONDS  # only who asks for it has a cursor written
+        await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
+        async with connected(owner) as connection:
+            await acked(owner, "left", 3, connection)
+        async with connected(owner) as connection:
+            await acked(owner, "stays", 5, connection)
+            assert (await stored_cursor(world, "left"), await stored_cursor(world, "stays")) == (0, 0)
+            await owner.unload(ORDERS, to=target, force=True)
+            await world.moved(ORDERS, target)
+        assert (await stored_cursor(world, "left"), await stored_cursor(world, "stays")) == (3, 5)
+        async with connected(world.running[target]) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "stays"))
+            await connection.receive()
+            assert [record.offset for record in await received(connection, 5)] == [5, 6, 7, 8, 9]
+
+
+async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_later_u3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.01)
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        owner._writer._delay_seconds = 0.01
+        await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
+        async with connected(owner) as connection:
+            await acked(owner, "s", 5, connection)
+        told = Told()
+        told.hear(owner, monkeypatch)
+
+        def refuse_cursors(puts: Sequence[Put], _: Sequence[str]) -> None:
+            if told.names.count("unload_failed") < 2 and any(put.key == keys.cursor(ORDERS, "s", 0) for put in puts):
+                raise TXN_FAILED
+
+        before_txn(world, monkeypatch, refuse_cursors)
+        await owner.unload(ORDERS, to=target)
+        await world.moved(ORDERS, target)
+        assert told.names[:2] == ["unload_failed"] * 2
+        assert await stored_cursor(world, "s") == 5
+
+
+# The sealed state
+
+
+async def test_the_sealed_state_goes_only_after_the_new_owners_claim_is_durable_u8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        await world.publish(ORDERS, b"0", b"1")
+        claimed: list[tuple[str | None, int]] = []
+
+        def look(_: Sequence[Put], deletes: Sequence[str]) -> None:
+            if keys.sealed_state(FIRST) in deletes:
+                archives = world.running[target]._archives
+                assert archives is not None
+                view = archives.of(FIRST, owner._topics[ORDERS].stored.topic_id).load()  # anybody may look
+                claimed.append((view.holder, view.epoch))
+
+        before_txn(world, monkeypatch, look)
+        before = (await owner.partition(ORDERS, 0)).epoch
+        await owner.unload(ORDERS, to=target)
+        taken = await world.moved(ORDERS, target)
+        assert await world.metadata.get(keys.sealed_state(FIRST)) is not None, "nobody has claimed it yet"
+        assert claimed == []
+        assert await world.publish(ORDERS, b"2") == 2
+        assert await world.metadata.get(keys.sealed_state(FIRST)) is None
+        epoch = (await taken.partition(ORDERS, 0)).epoch
+        assert epoch > before
+        assert [each for _, each in claimed] == [epoch]
+
+
+async def test_a_sealed_state_that_cannot_be_removed_is_no_failure_u8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U8, U6: the topic is served, goes on where it was, and moves on; what was left is overruled by the next claim."""
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        await world.publish(ORDERS, b"0", b"1")
+        with monkeypatch.context() as broken:
+
+            def refuse(_: Sequence[Put], deletes: Sequence[str]) -> None:
+                if keys.sealed_state(FIRST) in deletes:
+                    raise TXN_FAILED
+
+            before_txn(world, broken, refuse)
+            await owner.unload(ORDERS, to=target)
+            taken = await world.moved(ORDERS, target)
+            with capture_logs() as lines:
+                assert await world.publish(ORDERS, b"2") == 2
+            assert [line["partition"] for line in lines if line["event"] == "sealed_state_not_removed"] == [str(FIRST)]
+            entry = await world.metadata.get(keys.sealed_state(FIRST))
+            assert entry is not None
+            assert json.loads(entry.value)["next_offset"] == 2
+        await taken.unload(ORDERS, to=owner.options.broker_id)
+        await world.moved(ORDERS, owner.options.broker_id)
+        assert await world.publish(ORDERS, b"3") == 3
+        assert await world.values(ORDERS) == [b"0", b"1", b"2", b"3"]
+        assert await world.metadata.get(keys.sealed_state(FIRST)) is None
+
+
+# What is told
+
+
+PHASES = ["unload quiesce", "unload commit", "unload seal", "unload unassign", "unload cleanup"]
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+async def test_each_phase_is_a_span_and_the_final_event_comes_last_u12(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivery: Delivery
+) -> None:
+    told = Told()
+    async with brokers(tmp_path, "a", "b", span=told.span) as world:
+        owner, target = await served(world, TopicSettings(delivery=delivery))
+        name = owner.options.broker_id
+        is_reliable = delivery == Delivery.RELIABLE
+        if is_reliable:
+            await world.publish(ORDERS, b"0", b"1")
+        told.hear(owner, monkeypatch)
+        await owner.unload(ORDERS, to=target)
+        await world.moved(ORDERS, target)
+        await until(lambda: "topic_unloaded" in told.names)
+        assert not list((tmp_path / name).glob("topic=*")), "it was told before the end"
+        assert told.names == [*PHASES, "partition_released", "topic_unloaded"]
+        assert told.fields["topic_unloaded"] == {
+            "topic": str(ORDERS),
+            "partition": 0,
+            "from_broker": name,
+            "last_committed_offset": 1 if is_reliable else None,
+        }
+        told.names.clear()
+        await world.stop(target)
+        assert told.names[:4] == PHASES[:4], "a broker that stops gives its partitions back the same way"
+
+
+async def test_load_reports_do_not_wait_for_their_time_when_a_partition_moves_u12(tmp_path: Path) -> None:
+    """U12, F7: the next regular report is an hour away, so only the immediate one can say it."""
+    async with brokers(tmp_path, "a", "b", load_seconds=NEVER_SECONDS) as world:
+        owner, target = await served(world)
+        source = owner.options.broker_id
+
+        async def partitions() -> dict[str, int]:
+            reports = [await world.metadata.get(keys.load(name)) for name in (source, target)]
+            found = [json.loads(entry.value) for entry in reports if entry is not None]
+            return {report["broker_id"]: report["partitions"] for report in found}
+
+        async def reported(expected: dict[str, int]) -> bool:
+            return await partitions() == expected
+
+        await until(lambda: reported({source: 1, target: 0}))
+        await owner.unload(ORDERS, to=target)
+        await until(lambda: reported({source: 0, target: 1}))
+
+
+async def test_a_new_owner_says_at_which_offset_it_resumes_u12(tmp_path: Path) -> None:
+    """U12, U6: one line for each log that is opened, with the word of the last owner where there is one."""
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        with capture_logs() as lines:
+            await world.publish(ORDERS, b"0", b"1", b"2")
+            await owner.unload(ORDERS, to=target)
+            await world.moved(ORDERS, target)
+            await world.publish(ORDERS, b"3")
+        found = [line for line in lines if line["event"] == "log_resumed"]
+        assert [(line["topic"], line["partition"]) for line in found] == [(str(ORDERS), 0)] * 2
+        assert [(line["how"], line["sealed_offset"], line["resuming_from"]) for line in found] == [
+            ("new", None, 0),
+            ("from_archive", 2, 3),
+        ]

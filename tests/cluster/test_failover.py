@@ -3,19 +3,24 @@
 `SULINA_FAILOVERS=20 pytest tests/cluster/test_failover.py` is the long form.
 """
 
+import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import quantiles
 
 import pytest
 import pytest_asyncio
 
+import sulina
+from sulina.client import Client, PubSubMessage
 from sulina.core import keys
 from sulina.core.members import SubscriptionKind
-from sulina.errors import Recovering
+from sulina.errors import Disconnected, Recovering
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import TopicState
 from tests.support.cluster_clients import Application, Load
@@ -88,6 +93,72 @@ async def test_u8_a_topic_with_ack_local_waits_for_its_broker_and_loses_nothing(
         wrong = await application.finish()
     assert not wrong, "\n".join(wrong[:40])
     assert application.errors == []
+
+
+@dataclass(slots=True)
+class Passing:
+    """A producer, a consumer and a subscriber of a topic that keeps nothing, which reconnect by themselves."""
+
+    topic: str
+    accepted: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)  # whose answer was lost: nothing remembers them, so nobody knows
+    seen: dict[str, list[int]] = field(default_factory=lambda: {"consumer": [], "subscriber": []})
+
+    async def produce(self, client: Client) -> None:
+        for number in count():
+            try:
+                if (await client.publish(self.topic, str(number))).is_accepted:
+                    self.accepted.append(number)
+            except Disconnected:
+                self.unknown.append(number)
+            await asyncio.sleep(0.01)
+
+    async def consume(self, client: Client) -> None:
+        async for message in client.subscribe(self.topic, "s"):
+            self.seen["consumer"].append(int(message.value or b""))
+            await message.ack()
+
+    async def handle(self, message: PubSubMessage) -> None:
+        self.seen["subscriber"].append(int(message.value or b""))
+
+    async def wait_seen(self, count: int, working: Sequence[asyncio.Task[None]]) -> None:
+        """Return when everybody has seen so many of those that are accepted from now on."""
+        newest = self.accepted[-1] if self.accepted else -1
+
+        async def seen() -> bool:
+            for task in working:
+                assert not task.done(), f"it gave up: {task.exception()!r}"
+            return all(sum(each > newest for each in numbers) >= count for numbers in self.seen.values())
+
+        await until(f"everybody has seen {count} more", seen)
+
+
+async def test_f4_running_clients_of_a_topic_that_keeps_nothing_go_on_from_now(world: World) -> None:
+    """F4: the owner is killed, which is the home of the subscriber too; nothing that was seen comes again."""
+    passing = Passing("/default/failover-passing")
+    await world.tell(f"/v1/topics{passing.topic}", {"delivery": "non_reliable"}, method="PUT")
+    await world.wait_served(passing.topic)
+    owner = world.brokers[await world.owner_of(passing.topic)]
+    homes = sorted(world.running, key=lambda broker: broker is not owner)
+    pubsub = sulina.PubSub(",".join(broker.url for broker in homes))
+    async with world.client() as producing, world.client() as consuming, pubsub:
+        await pubsub.subscribe(passing.topic, passing.handle)
+        working = [asyncio.create_task(passing.consume(consuming)), asyncio.create_task(passing.produce(producing))]
+        try:
+            await passing.wait_seen(20, working)
+            before = {name: len(numbers) for name, numbers in passing.seen.items()}
+            await owner.kill()
+            await world.wait_served(passing.topic, not_by=owner.broker_id)
+            await passing.wait_seen(20, working)
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+    assert len(passing.unknown) <= 1, "only the publish that was under way may end without an answer"
+    for name, numbers in passing.seen.items():
+        assert numbers == sorted(set(numbers)), f"{name} saw something again, or out of order"
+        resumed = numbers[before[name] :]
+        assert resumed[-20:] == [each for each in passing.accepted if each <= resumed[-1]][-20:], f"{name} missed some"
 
 
 async def wait_recovering(world: World, topic: str, owner: str) -> None:

@@ -95,10 +95,10 @@ async def moves(setup: Setup, world: World, __: S3Server) -> AsyncIterator[Resul
                 pauses += application.pauses(started, time.monotonic())
             rate = (application.acked_records - before) / (time.monotonic() - began)
             check(await application.finish())
-        name = f"move under load, ack {ack}"
+        name = f"live move under load, ack {ack}"
         yield Result(f"{name}: acknowledged meanwhile", rate, "records/s")
-        yield Result(f"{name}: pause p50", percentile(pauses, 50), "s")
-        yield at_most(f"{name}: pause p99", percentile(pauses, 99), "s", PAUSE_SECONDS_GOAL)
+        yield Result(f"{name}: pause of its applications, p50", percentile(pauses, 50), "s")
+        yield at_most(f"{name}: pause of its applications, p99", percentile(pauses, 99), "s", PAUSE_SECONDS_GOAL)
 
 
 async def failovers(setup: Setup, world: World, __: S3Server) -> AsyncIterator[Result]:

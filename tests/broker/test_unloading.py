@@ -1,5 +1,6 @@
 """A partition leaves its owner: what is durable before what, what is told, and what may fail. In one process."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,20 +11,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from sulina.broker.broker import Broker
+from sulina.broker.unloading import Unloading
 from sulina.core import keys
 from sulina.core.cursor import Cursor
+from sulina.core.records import Record
 from sulina.core.topic import Ack, Delivery, Policy, TopicSettings
-from sulina.errors import MetadataFailed
+from sulina.errors import Draining, MetadataFailed, NotOwner
+from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Compare, Put, TxnResult
 from sulina.types import PartitionName, TopicName
 from sulina.wire.frames import AckRecords, Subscribe
+from sulina.wire.messages import TopicState
 from tests.broker.test_sessions import connected, received
-from tests.support.brokers import Brokers, brokers, until
+from tests.support.brokers import WAIT_SECONDS, Brokers, brokers, until
 
 ORDERS = TopicName.parse("/default/orders")
 FIRST = PartitionName(ORDERS, 0)
 ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
 NEVER_SECONDS = 3600.0
+LASTING = (keys.TOPICS, keys.NAMESPACES)
 TXN_FAILED = MetadataFailed(path="etcd", cause=TimeoutError("no answer"))
 
 
@@ -134,6 +140,103 @@ async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_la
         await world.moved(ORDERS, target)
         assert told.names[:2] == ["unload_failed"] * 2
         assert await stored_cursor(world, "s") == 5
+
+
+async def test_a_consumer_that_comes_back_goes_on_where_another_owner_has_let_it_go_u10(tmp_path: Path) -> None:
+    """U10: what a broker knew of a cursor when it had the partition before counts for nothing."""
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
+        async with connected(owner) as connection:
+            await acked(owner, "s", 2, connection)
+        await owner.unload(ORDERS, to=target)
+        taken = await world.moved(ORDERS, target)
+        async with connected(taken) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.receive()
+            await received(connection, 8)
+            await connection.send(AckRecords(0, 1, 0, [(2, 7)]))
+        await taken.unload(ORDERS, to=owner.options.broker_id)
+        await world.moved(ORDERS, owner.options.broker_id)
+        async with connected(owner) as connection:
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.receive()
+            assert [record.offset for record in await received(connection, 3)] == [7, 8, 9]
+
+
+# Quiesce, seal, unassign
+
+
+async def test_a_draining_topic_refuses_for_a_moment_and_then_names_the_new_owner_u1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        await world.publish(ORDERS, b"0")
+        quiesced, may_go_on, advance = asyncio.Event(), asyncio.Event(), owner._cluster.advance_unload
+
+        async def advance_slowly(*arguments: Any, **named: Any) -> int:
+            quiesced.set()
+            await may_go_on.wait()
+            return await advance(*arguments, **named)
+
+        monkeypatch.setattr(owner._cluster, "advance_unload", advance_slowly)
+        asked = asyncio.create_task(owner.unload(ORDERS, to=target))
+        await asyncio.wait_for(quiesced.wait(), WAIT_SECONDS)
+        assert owner._topics[ORDERS].places[0].state == TopicState.DRAINING
+        with pytest.raises(Draining) as refused:
+            await owner.publish_records(ORDERS, [Record(value=b"too late")])
+        assert refused.value.retryable
+        may_go_on.set()
+        await asked
+        await world.moved(ORDERS, target)
+        with pytest.raises(NotOwner) as moved:
+            await owner.publish_records(ORDERS, [Record(value=b"elsewhere")])
+        assert (moved.value.retryable, moved.value.owner, moved.value.url) == (True, target, f"http://{target}")
+        assert owner._topics[ORDERS].places[0].state == TopicState.CLOSED
+        assert await world.values(ORDERS) == [b"0"]
+
+
+async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment_u4_u5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U4, U5: also of what was not archived before; only assignment keys are touched."""
+    monkeypatch.setattr(Unloading, "_hasten", lambda _: asyncio.sleep(0))  # all is left to the seal
+    policy = Policy(ack=Ack.LOCAL, archive_bytes=1 << 30, archive_seconds=NEVER_SECONDS)
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world, TopicSettings(policy=policy))
+        await world.publish(ORDERS, b"0", b"1", b"2")
+        source = owner.options.broker_id
+        assert isinstance(world.metadata, MemoryMetadata)
+        entries, archives = world.metadata._entries, owner._archives
+        assert archives is not None
+        archive = archives.of(FIRST, owner._topics[ORDERS].stored.topic_id)
+        seen: list[tuple[dict[str, Any], int, list[str], list[str]]] = []
+
+        def look(puts: Sequence[Put], deletes: Sequence[str]) -> None:
+            if keys.assignment(source, FIRST) in deletes:
+                sealed = json.loads(entries[keys.sealed_state(FIRST)].entry.value)
+                seen.append((sealed, archive.load().next_offset, [put.key for put in puts], sorted(deletes)))
+
+        before_txn(world, monkeypatch, look)
+        lasting = [entry for prefix in LASTING for entry in (await world.metadata.list(prefix)).entries]
+        epoch = (await owner.partition(ORDERS, 0)).epoch
+        await owner.unload(ORDERS, to=target)
+        await world.moved(ORDERS, target)
+        [(sealed, archived, puts, deletes)] = seen
+        assert archived == 3
+        assert sealed.pop("ts").endswith("Z")
+        assert sealed == {
+            "state": "sealed",
+            "last_committed_offset": 2,
+            "next_offset": 3,
+            "version": sealed["version"],
+            "epoch": epoch,
+            "broker_id": source,
+        }
+        assert puts == [keys.unassigned(FIRST)]
+        assert deletes == sorted([keys.assignment(source, FIRST), keys.unload(FIRST)])
+        assert [entry for prefix in LASTING for entry in (await world.metadata.list(prefix)).entries] == lasting
 
 
 # The sealed state

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MOVES = int(os.environ.get("SULINA_MOVES", "6"))
 RECORDS_PER_SECOND = 5000
-PAUSE_SECONDS_GOAL = 1.0
+PAUSE_SECONDS_GOAL = 1.0  # of most moves; benchmarks/cluster.py measures it
+PAUSE_SECONDS_MAX = 5.0  # of any, on a machine that has more to do
 LOAD = Load(
     partitions=2,
     records_per_second=RECORDS_PER_SECOND,
@@ -60,6 +61,8 @@ async def test_u13_applications_keep_running_through_moves_and_see_only_a_short_
         record_property(name, figure)
     assert not wrong, "\n".join(wrong[:40])
     assert application.errors == []
+    assert percentile(pauses, 50) <= PAUSE_SECONDS_GOAL, pauses
+    assert max(pauses) <= PAUSE_SECONDS_MAX, pauses
 
 
 def percentile(values: list[float], percent: int) -> float:

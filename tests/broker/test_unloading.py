@@ -211,20 +211,22 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
         entries, archives = world.metadata._entries, owner._archives
         assert archives is not None
         archive = archives.of(FIRST, owner._topics[ORDERS].stored.topic_id)
-        seen: list[tuple[dict[str, Any], int, list[str], list[str]]] = []
+        seen: list[tuple[bytes, int, list[str], list[str]]] = []
 
         def look(puts: Sequence[Put], deletes: Sequence[str]) -> None:
             if keys.assignment(source, FIRST) in deletes:
-                sealed = json.loads(entries[keys.sealed_state(FIRST)].entry.value)
+                state = entries.get(keys.sealed_state(FIRST))
+                sealed = b"null" if state is None else state.entry.value
                 seen.append((sealed, archive.load().next_offset, [put.key for put in puts], sorted(deletes)))
 
         before_txn(world, monkeypatch, look)
         lasting = [entry for prefix in LASTING for entry in (await world.metadata.list(prefix)).entries]
         epoch = (await owner.partition(ORDERS, 0)).epoch
         await owner.unload(ORDERS, to=target)
-        await world.moved(ORDERS, target)
-        [(sealed, archived, puts, deletes)] = seen
+        await until(lambda: bool(seen))
+        [(state, archived, puts, deletes)] = seen
         assert archived == 3
+        sealed = json.loads(state)
         assert sealed.pop("ts").endswith("Z")
         assert sealed == {
             "state": "sealed",
@@ -236,6 +238,7 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
         }
         assert puts == [keys.unassigned(FIRST)]
         assert deletes == sorted([keys.assignment(source, FIRST), keys.unload(FIRST)])
+        await world.moved(ORDERS, target)
         assert [entry for prefix in LASTING for entry in (await world.metadata.list(prefix)).entries] == lasting
 
 

@@ -92,8 +92,13 @@ async def test_f1_what_a_dead_broker_had_waits_with_reason_and_origin() -> None:
                 a.view.unassigned[name].value for name in touched.partitions if name in a.view.unassigned
             )
         )
+        nowhere: list[PartitionName] = []
+        a.view.listen(
+            lambda touched: nowhere.extend(touched.partitions - set(a.view.assignments) - set(a.view.unassigned))
+        )
         await b.kill()
         await world.until(lambda: set(a.owner.mine) == set(names))
+        assert nowhere == [], "it is taken and waits in one transaction"
         assert [(one.reason, one.from_broker, one.from_store) for one in seen] == [(Reason.DEAD, "b", "store-b")]
         assert lost in a.owner.mine
 

@@ -411,6 +411,10 @@ async def test_a_new_owner_fetches_what_its_cache_lacks_f3(tmp_path: Path, monke
         monkeypatch.setattr(b._catalogue, "apply", lambda _: (set(), set()))  # its watch brings nothing any more
         settings = TopicSettings(partitions=2, policy=Policy(ack=Ack.ARCHIVED), value_schema=JSON)
         await a.put_topic(ORDERS, settings)
+        standing = b._standing
+        assert standing is not None
+        await until(lambda: ORDERS in b._topics or bool(standing.troubles))
+        assert standing.troubles == {}
         assert {await world.owner(ORDERS, number) for number in range(2)} == {a, b}
         assert (await b.topic(ORDERS)).settings == settings
         assert (await b.topic(ORDERS)).settings.delivery == Delivery.RELIABLE

@@ -23,9 +23,9 @@ from sulina.types import TopicName
 WAIT_SECONDS = 20.0
 
 
-async def until(check: Callable[[], bool | Awaitable[bool]]) -> None:
+async def until(check: Callable[[], bool | Awaitable[bool]], seconds: float = WAIT_SECONDS) -> None:
     """Return when it holds. TimeoutError."""
-    async with asyncio.timeout(WAIT_SECONDS):
+    async with asyncio.timeout(seconds):
         while not ((await found) if isinstance(found := check(), Awaitable) else found):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

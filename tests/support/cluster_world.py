@@ -86,7 +86,12 @@ class BrokerProcess:
         assert self._serving is None, f"{self.broker_id} runs"
         environment = self._environment | ({"SULINA_KILL_AT": kill_at} if kill_at else {})
         self._serving = await asyncio.to_thread(
-            serving.start, self.data, environment=environment, http=self.address, arguments=self._arguments
+            serving.start,
+            self.data,
+            environment=environment,
+            http=self.address,
+            arguments=self._arguments,
+            is_forked=True,
         )
 
     async def start_killed(self, kill_at: str) -> None:
@@ -135,7 +140,7 @@ class BrokerProcess:
         served, self._serving = self._serving, None
         assert served is not None
         await asyncio.to_thread(serving.end, served.process, serving.STOP_SECONDS)
-        return served.process.returncode
+        return served.process.wait()
 
     async def close_process(self) -> None:
         """Whatever has happened, there is no process."""

@@ -36,6 +36,7 @@ LOAD_OF_ALL = Load(
     tolerates_errors=True,
 )
 BATCH = 150
+SLOW_BATCH = 50  # of which each has to wait for several slow requests
 FAULT_SECONDS = 1.5  # shorter than a lease
 SLOW_SECONDS = 0.04
 
@@ -158,7 +159,7 @@ async def test_u14_without_a_quorum_of_etcd_nobody_acks_beyond_its_lease_and_all
             gone = etcd.followers()
             for member in gone:
                 await asyncio.to_thread(member.kill)
-            await asyncio.sleep(2 * LEASE_SECONDS)  # the fault itself
+            await asyncio.sleep(1.25 * LEASE_SECONDS)  # the fault itself
             acked = application.acked_records
             await asyncio.sleep(FAULT_SECONDS)
             assert application.acked_records == acked, "somebody acks without a lease"
@@ -194,9 +195,9 @@ async def test_u4_a_slow_object_store_slows_everything_down_and_nothing_else(fau
         for broker in faulty.brokers.values():
             assert broker.store_proxy is not None
             broker.store_proxy.delay(SLOW_SECONDS)
-        await application.wait_acked(BATCH)
+        await application.wait_acked(SLOW_BATCH)
         await faulty.move(topic, faulty.other(owner))
-        await application.wait_acked(BATCH)
+        await application.wait_acked(SLOW_BATCH)
         await faulty.restore("a", "b", "c")
 
 

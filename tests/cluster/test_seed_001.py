@@ -1,5 +1,7 @@
 """Seed 001, its testing plan: a reliable topic that moves goes on where it was. Real brokers, a real etcd."""
 
+import asyncio
+
 import pytest
 
 from sulina.client import Client
@@ -130,10 +132,13 @@ async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:
     topics = {f"/default/seed-001-5-{number}": state for number, state in enumerate(STATES.values())}
     unreadable, short = "/default/seed-001-5-unreadable", "/default/seed-001-5-short"
     async with world.client() as client:
-        for topic in [*topics, unreadable, short]:
+
+        async def begin(topic: str) -> None:
             await world.create_topic(topic, ack="archived")
             await world.move(topic, "b")
             assert await produce(client, topic, range(10)) == list(range(10))
+
+        await asyncio.gather(*map(begin, [*topics, unreadable, short]))
         for topic, state in {**topics, short: BEYOND_THE_LOG}.items():
             write_state(world, topic, state)
         damaged = damage_archive(world, unreadable)

@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from sulina.ports import Change
 from tests.support.cluster_record import recording, value_of
 from tests.support.cluster_world import World, cluster, until
 from tests.support.etcd import EtcdServer
+from tests.support.fork_server import ForkServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -21,21 +21,20 @@ TOPIC, PASSING = "/default/failover-test", "/events/passing"
 COMMAND_SECONDS_MAX = 90.0
 
 
-def sulina(world: World, *words: str, given: str = "") -> Any:
-    """A command of the CLI against the cluster, which must succeed; what it prints as JSON."""
+def sulina(world: World, *words: str) -> Any:
+    """Run a command of the CLI against the cluster, which must succeed; return what it prints as JSON."""
     urls = ",".join(broker.url for broker in world.running)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SULINA_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "sulina.cli", *words, "--json"],
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_SECONDS_MAX,
-        env=kept | {"SULINA_URL": urls, "NO_COLOR": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, (words, done.stdout, done.stderr)
-    return json.loads(done.stdout) if done.stdout.strip() else None
+    variables = kept | {"SULINA_URL": urls, "NO_COLOR": "1"}
+    with tempfile.TemporaryFile() as told:
+        server = ForkServer.shared()
+        process = server.start([*words, "--json"], environment=variables, cwd=str(world.folder), stderr=told.fileno())
+        with process.stdout:
+            out = process.stdout.read()
+        code = process.wait(COMMAND_SECONDS_MAX)
+        told.seek(0)
+        assert code == 0, (words, out, told.read())
+    return json.loads(out) if out.strip() else None
 
 
 async def pub_sub(world: World, *topics: str) -> None:

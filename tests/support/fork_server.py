@@ -29,7 +29,7 @@ class Forked:
 
     def __init__(self, server: "ForkServer", pid: int, stdout: BinaryIO) -> None:
         self.pid = pid
-        self.stdout: BinaryIO | None = stdout
+        self.stdout = stdout
         self._server = server
 
     @property

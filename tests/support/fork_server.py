@@ -31,21 +31,25 @@ class Forked:
         self.pid = pid
         self.stdout = stdout
         self._server = server
+        self._code: int | None = None
 
     @property
     def returncode(self) -> int | None:
         """Its exit code, or minus the signal that ended it; None while it runs."""
-        return self._server.codes.get(self.pid)
+        if self._code is None:
+            self._code = self._server.codes.get(self.pid)
+        return self._code
 
     def poll(self) -> int | None:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit code, once there is one. subprocess.TimeoutExpired."""
-        code = self._server.wait(self.pid, timeout)
-        if code is None:
+        if self._code is None:
+            self._code = self._server.wait(self.pid, timeout)
+        if self._code is None:
             raise subprocess.TimeoutExpired("sulina", timeout or 0.0)
-        return code
+        return self._code
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:

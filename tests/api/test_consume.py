@@ -154,6 +154,9 @@ async def test_batches_can_be_fetched_as_they_are_stored_l14(client: Client, top
     assert values == [b"1", b"2"]
     with pytest.raises(NotYet):
         await client.fetch(topic, 0, 0, min_version=versions[-1] + 1)
+    with pytest.raises(NotYet):
+        await client.fetch(topic, 0, 0, min_offset=3, wait_seconds=0.01)
+    assert (await client.fetch(topic, 0, 0, min_offset=2)).end_offset == 3
     waiting = asyncio.create_task(client.fetch(topic, 0, 3, wait_seconds=20))
     await client.publish(topic, b"3")
     assert (await waiting).next_offset == 4

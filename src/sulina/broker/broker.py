@@ -281,11 +281,22 @@ class Broker(ClusterMember):
         max_bytes: int = 1 << 20,
         version: int | None = None,
         min_version: int | None = None,
+        min_offset: int | None = None,
         wait_seconds: float = 0,
     ) -> Fetched:
-        """Batches from `offset` on, waiting for the first if there is none yet. NotYet: the version is not there."""
+        """Read batches from `offset` on, waiting for the first if there is none yet.
+
+        Raises:
+            NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
+        """
         await self.wait_for(
-            name, partition, offset, version=version, min_version=min_version, wait_seconds=wait_seconds
+            name,
+            partition,
+            offset,
+            version=version,
+            min_version=min_version,
+            min_offset=min_offset,
+            wait_seconds=wait_seconds,
         )
         async with self._topic(name).partition(partition).using() as log:
             found = await log.read(
@@ -309,16 +320,27 @@ class Broker(ClusterMember):
         *,
         version: int | None,
         min_version: int | None,
+        min_offset: int | None,
         wait_seconds: float,
     ) -> None:
-        """Return when `min_version` is there (else NotYet), and something at `offset`, or when the time is over."""
+        """Wait for `min_version` and for a record at `min_offset`, then for one at `offset`, or until the time is over.
+
+        Raises:
+            NotYet: `min_version` or `min_offset` is not there when the time is over.
+        """
         self._check_serving()
         async with self._topic(name).partition(partition).using() as log:
-            if min_version is not None:
-                await log.wait_for(version=Version(min_version), timeout_seconds=wait_seconds)
-            if wait_seconds > 0 and version is None and offset == log.view.next_offset:
+            until = asyncio.get_running_loop().time() + wait_seconds
+            if min_version is not None or min_offset is not None:
+                await log.wait_for(
+                    offset=None if min_offset is None else Offset(min_offset),
+                    version=None if min_version is None else Version(min_version),
+                    timeout_seconds=wait_seconds,
+                )
+            left_seconds = until - asyncio.get_running_loop().time()
+            if left_seconds > 0 and version is None and offset == log.view.next_offset:
                 try:
-                    await log.wait_for(offset=Offset(offset), timeout_seconds=wait_seconds)
+                    await log.wait_for(offset=Offset(offset), timeout_seconds=left_seconds)
                 except NotYet:
                     self._check_serving()
 

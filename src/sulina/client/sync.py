@@ -367,6 +367,7 @@ class SyncClient:
         max_bytes: int = 1 << 20,
         version: int | None = None,
         min_version: int | None = None,
+        min_offset: int | None = None,
         wait_seconds: float = 0,
     ) -> Fetched:
         """Batches as they are stored."""
@@ -378,6 +379,7 @@ class SyncClient:
                 max_bytes=max_bytes,
                 version=version,
                 min_version=min_version,
+                min_offset=min_offset,
                 wait_seconds=wait_seconds,
             )
         )

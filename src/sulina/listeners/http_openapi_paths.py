@@ -201,6 +201,7 @@ def _fetch(limits: HttpLimits) -> Shape:
         _asked("max_records", _whole(1, limits.records_max), "At most so many, in JSON and Arrow."),
         _asked("version", _whole(), "Read the log as it was at this version."),
         _asked("min_version", _whole(), "Wait until the log has this version, up to `wait_ms`; then 503."),
+        _asked("min_offset", _whole(), "Wait until a record at this offset can be read, up to `wait_ms`; then 503."),
         _asked(
             "wait_ms",
             {**_whole(0, wait_ms), "default": 0},

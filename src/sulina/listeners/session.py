@@ -324,6 +324,7 @@ class Session:
             frame.offset,
             version=frame.version,
             min_version=frame.min_version,
+            min_offset=frame.min_offset,
             wait_seconds=wait_seconds,
         )
         async with self._reading:

@@ -62,7 +62,7 @@ class Publish(Frame, frozen=True, tag="pub"):
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):
-    """Read batches of one partition, waiting up to `wait_ms` for the first."""
+    """Read batches of one partition, waiting up to `wait_ms` for the first, for a version and for an offset."""
 
     id: Id
     topic: Name
@@ -72,6 +72,7 @@ class Fetch(Frame, frozen=True, tag="fetch"):
     version: int | None = None
     min_version: int | None = None
     wait_ms: int = 0
+    min_offset: int | None = None
 
 
 class Subscribe(Frame, frozen=True, tag="sub"):

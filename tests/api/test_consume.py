@@ -95,7 +95,7 @@ async def test_without_following_it_ends_where_the_topic_ended(client: Client, t
 
 async def test_partitions_are_merged_each_in_its_order(client: Client, topic: str) -> None:
     await client.create_topic(topic, partitions=5)
-    await client.publish_batch(topic, [Message(str(n), key=f"{n % 50}") for n in range(1000)])
+    await client.publish_batch(topic, [Message(str(n), key=f"{n % 50}") for n in range(1000)], split=True)
     records = [record async for record in client.consume(topic, follow=False, max_bytes=1)]
     assert len(records) == 1000
     for partition in range(5):

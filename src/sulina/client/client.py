@@ -189,8 +189,16 @@ class Client(ClusterAdmin):
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
         options: PublishOptions | None = None,
+        split: bool = False,
     ) -> PublishAck:
-        """Messages, or values as `publish` takes them; all or nothing in each partition that their keys name."""
+        """Publish messages, or values as `publish` takes them, all or nothing, in the partition that their keys name.
+
+        A batch whose keys belong to several partitions is rejected, and nothing of it is stored. With `split` it is
+        published in parts, one for each partition, each all or nothing: `ack.parts` says what became of each.
+
+        Raises:
+            SplitFailed: one of several parts met a fault of the system; its `parts` say what became of each.
+        """
         terms = PublishTerms(
             partition=partition,
             txn_id=txn_id,
@@ -199,6 +207,7 @@ class Client(ClusterAdmin):
             timeout_seconds=timeout_seconds,
             is_idempotent=self.options.idempotent if idempotent is None else idempotent,
             options=options or NO_OPTIONS,
+            split=split,
         )
         return await self._publisher.publish(topic, messages, terms)
 
@@ -232,6 +241,7 @@ class Client(ClusterAdmin):
                 timeout_seconds=timeout_seconds,
                 is_idempotent=self.options.idempotent,
                 options=options or NO_OPTIONS,
+                split=True,
             )
             return await self._publisher.publish_each(topic, messages, terms)
 

@@ -272,8 +272,9 @@ class SyncClient:
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
         options: PublishOptions | None = None,
+        split: bool = False,
     ) -> PublishAck:
-        """Many records; all or nothing in each partition that their keys name."""
+        """Publish records, all or nothing; with `split`, in parts, one for each partition that their keys name."""
         return self._run(
             self._client.publish_batch(
                 topic,
@@ -285,6 +286,7 @@ class SyncClient:
                 timeout_seconds=timeout_seconds,
                 idempotent=idempotent,
                 options=options,
+                split=split,
             )
         )
 

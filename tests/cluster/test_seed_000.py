@@ -5,7 +5,7 @@ import pytest
 from sulina.client import Client
 from sulina.core import keys
 from sulina.core.topic import Schema, SchemaKind
-from sulina.errors import SchemaConflict, SubscriptionBusy
+from sulina.errors import InvalidRecord, SchemaConflict, SubscriptionBusy
 from sulina.ports import Change
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_record import Record, recording, value_of
@@ -119,6 +119,8 @@ async def test_negative_a_schema_mismatch_after_the_move_is_rejected(world: Worl
         await world.move(topic, world.other(await world.owner_of(topic)))
         refused = await client.publish(topic, [1], schema=OTHER_SCHEMA)
         assert isinstance(refused.error, SchemaConflict)
+        unnamed = await client.publish(topic, [1])
+        assert isinstance(unnamed.error, InvalidRecord), "a publish that names no schema is checked by its values"
         with pytest.raises(SchemaConflict):
             await client.create_topic(topic, schema=OTHER_SCHEMA)
         assert (await client.publish(topic, {"n": 1}, schema=SCHEMA)).offset == 1

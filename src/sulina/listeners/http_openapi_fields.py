@@ -63,7 +63,8 @@ FIELDS: dict[tuple[str, str], str] = {
     ("Policy", "archive_seconds"): "What is not archived goes to the object store at this age.",
     ("Policy", "local_retention_bytes"): "Keep so much on disk of what is archived. Absent: all.",
     ("Policy", "local_retention_seconds"): "Keep on disk for so long what is archived. Absent: for ever.",
-    ("Policy", "validate"): "Check every value against the schema before it is accepted.",
+    ("Policy", "validate"): "Check values by the schema before they are accepted: always, or never. Absent: those of "
+    "publishes that do not name the topic's schema.",
     ("Schema", "kind"): "How to read values.",
     ("Schema", "definition"): "A JSON Schema, an Avro schema, or an Arrow schema (IPC, base64); bytes have none.",
     ("TopicInfo", "topic"): "`/namespace/topic`",

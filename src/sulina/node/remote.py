@@ -17,13 +17,13 @@ class Remote:
         self._client: Client | None = None
         self._lock = asyncio.Lock()
 
-    async def publish(self, topic: TopicName, record: Record, partition: int, txn_id: str) -> None:
+    async def publish(self, topic: TopicName, record: Record, partition: int, txn_id: str, schema_id: str) -> None:
         """Return when it is what the topic's ack level says."""
         async with self._lock:
             if self._client is None:
                 self._client = await Client(self._connector).open()
         message = Message(record.value, record.key, record.headers, record.timestamp_ms)
-        ack = await self._client.publish(topic, message, partition=partition, txn_id=txn_id)
+        ack = await self._client.publish(topic, message, partition=partition, txn_id=txn_id, schema=schema_id)
         if ack.error is not None:
             raise ack.error
 

@@ -23,6 +23,8 @@ TOPIC = "/v1/topics/{ns}/{topic}"
 RECORDS = f"{TOPIC}/records"
 PARTITION = f"{TOPIC}/partitions/{{p}}"
 PARTITION_RECORDS = f"{PARTITION}/records"
+BATCH = f"{TOPIC}/batch"
+PARTITION_BATCH = f"{PARTITION}/batch"
 CLUSTER = "/v1/cluster"
 BROKERS = f"{CLUSTER}/brokers"
 BROKER = f"{BROKERS}/{{broker}}"
@@ -144,17 +146,41 @@ def _records(limits: HttpLimits) -> Shape:
             "post": _publish("publishToPartition", "Publish to a partition", publish, ("ns", "topic", "p")),
             "get": _fetch(limits),
         },
+        BATCH: {
+            "post": _publish(
+                "publishBatch",
+                "Publish an array of records",
+                f"The same as `…/records`, for a body that is just the records. {publish} Records whose keys belong to "
+                "several partitions are refused.",
+                ("ns", "topic"),
+                is_array=True,
+            )
+        },
+        PARTITION_BATCH: {
+            "post": _publish(
+                "publishBatchToPartition",
+                "Publish an array of records to a partition",
+                f"The same as `…/records`, for a body that is just the records. {publish}",
+                ("ns", "topic", "p"),
+                is_array=True,
+            )
+        },
     }
 
 
-def _publish(name: str, summary: str, text: str, at: Sequence[str]) -> Shape:
-    example = {"records": [{"key": "42", "value": "hello", "headers": {"source": "shop"}}], "txn_id": "order-42-v1"}
+def _publish(name: str, summary: str, text: str, at: Sequence[str], *, is_array: bool = False) -> Shape:
+    record = {"key": "42", "value": "hello", "headers": {"source": "shop"}}
+    shape = _ref("PublishIn")
+    example: Any = {"records": [record], "txn_id": "order-42-v1"}
+    if is_array:
+        shape = {"anyOf": [{"type": "array", "items": _ref("RecordIn"), "minItems": 1}, shape]}
+        example = [record]
     answer = {"partition": 0, "base_offset": 17, "count": 1, "version": 9, "ack": "local"}
     body = {
         "description": "JSON; or one raw value; or record batches (Kafka's format, version 2) as they are.",
         "required": True,
         "content": {
-            "application/json": {"schema": _ref("PublishIn"), "example": example},
+            "application/json": {"schema": shape, "example": example},
             "application/octet-stream": _BINARY,
             "application/vnd.sulina.batch": _BINARY,
         },

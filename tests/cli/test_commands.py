@@ -58,6 +58,22 @@ def test_produce_says_which_partitions_took_their_records_when_another_did_not_l
     assert ends == [2, 0], "each part is all or nothing"
 
 
+def test_producers_are_listed_while_they_are_connected_f5(node: Served) -> None:
+    node.ok("topic", "create", "sold")
+    assert "no producers" in node.ok("topic", "producers", "sold").err
+    with node.started("produce", "sold") as producer:
+        assert producer.stdin is not None
+        producer.stdin.write(b"one\n")
+        producer.stdin.flush()
+        deadline = time.monotonic() + SECONDS_MAX
+        while not (found := node.ok("topic", "producers", "sold", "--json").json):
+            assert time.monotonic() < deadline
+        assert (found[0]["broker_id"], found[0]["is_connected"]) == ("local", True)
+        assert found[0]["producer"] in node.ok("topic", "producers", "sold").out
+    while node.ok("topic", "producers", "sold", "--json").json:
+        assert time.monotonic() < deadline, "it has left"
+
+
 def test_a_namespace_is_created_listed_shown_and_deleted(node: Served) -> None:
     made = node.ok("namespace", "create", "shop", "--ack", "memory", "--json").json
     assert made == {"namespace": "shop", "policy": {"ack": "memory"}, "topics": 0}

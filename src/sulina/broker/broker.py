@@ -14,6 +14,7 @@ from sulina.broker.cluster.view import Touched
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.producers import Producers
 from sulina.broker.pubsub.hub import Hub
 from sulina.broker.pubsub.totals import Taken
 from sulina.broker.readers import Readers
@@ -46,6 +47,7 @@ from sulina.wire.messages import (
     Fetched,
     NodeInfo,
     PartitionInfo,
+    ProducerInfo,
     Published,
     PubSubMetrics,
     ReaderInfo,
@@ -78,6 +80,9 @@ class Broker(ClusterMember):
         )
         self._readers = Readers(
             metadata, self._catalogue, options, self._topics.get, clock=self._clock, events=self.events
+        )
+        self.producers = Producers(
+            metadata, self._catalogue, broker_id=options.broker_id, present=self._present, clock=self._clock
         )
         self.hub = Hub(options.broker_id, self, config=options.pubsub, clock=self._clock, events=self.events)
         self._unplaced = Taken()  # rejects that are of no topic
@@ -129,6 +134,7 @@ class Broker(ClusterMember):
 
     def _begin(self) -> None:
         self._writer.start()
+        self.producers.start()
         self.hub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._state = "ready"
@@ -143,6 +149,7 @@ class Broker(ClusterMember):
         self.drain()
         if self.changes:
             await asyncio.wait(set(self.changes))
+        await self.producers.stop()
         await self._leave()
         for task in self._tasks:
             task.cancel()
@@ -501,6 +508,13 @@ class Broker(ClusterMember):
         topic = self._topic(name)
         topic.check_served()
         return self.hub.subscribers(topic)
+
+    # Producers
+
+    async def producers_of(self, name: TopicName) -> list[ProducerInfo]:
+        """Return who publishes to a topic over a connection, at all brokers. TopicNotFound."""
+        self._topic(name)
+        return await self.producers.list(name)
 
     # Registered readers
 

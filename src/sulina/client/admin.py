@@ -36,6 +36,7 @@ from sulina.wire.messages import (
     NamespaceInfo,
     NodeInfo,
     PartitionInfo,
+    ProducerInfo,
     ReaderInfo,
     ReaderPage,
     ReaderSettings,
@@ -241,6 +242,10 @@ class Admin:
         lists = await self._read_owners(topic, "subscribers", list[SubscriberInfo], {"topic": topic_text(topic)})
         found = [info for infos in lists for info in infos]
         return sorted(found, key=lambda info: (info.node, info.name, info.handle, info.partition))
+
+    async def producers(self, topic: TopicLike) -> list[ProducerInfo]:
+        """Return who publishes to a topic over a session, by name, with the broker that each is connected to."""
+        return await self._read("producers", list[ProducerInfo], topic=topic_text(topic))
 
     # Registered readers
 

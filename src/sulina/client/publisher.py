@@ -56,6 +56,7 @@ class PublishTerms:
     timeout_seconds: float | None = None
     is_idempotent: bool = True
     own_id: str | None = None  # instead of one that the client makes, where it makes one
+    producer: str | None = None  # as it is listed by its topic; None: it is not
     split: bool = False  # by partition, where the keys belong to several
     options: PublishOptions = NO_OPTIONS  # for subscribers
 
@@ -278,7 +279,7 @@ class Publisher:
         self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, terms: PublishTerms
     ) -> Sending:
         lane = self._lanes.lane(topic, partition)
-        return Sending(lane, data, txn_id, terms.expected_version, terms.schema_id, terms.options)
+        return Sending(lane, data, txn_id, terms.expected_version, terms.schema_id, terms.options, terms.producer)
 
     async def _answer(self, sending: Sending, terms: PublishTerms) -> Published | SulinaError:
         try:

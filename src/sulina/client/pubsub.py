@@ -297,6 +297,7 @@ class PubSub:
         retry_seconds: float = 1.0,
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
+        name: str | None = None,
     ) -> BatchingProducer:
         """Payloads that are produced one by one are published in batches. NotStarted, InvalidName."""
         producer = self.client.batching_producer(
@@ -307,6 +308,7 @@ class PubSub:
             publish_timeout_seconds=publish_timeout_seconds,
             options=options,
             write=self._written,
+            name=name,
         )
         self._producers = [each for each in self._producers if not each.is_stopped]
         self._producers.append(producer)

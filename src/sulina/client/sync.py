@@ -33,6 +33,7 @@ from sulina.wire.messages import (
     NodeInfo,
     PartitionInfo,
     Placement,
+    ProducerInfo,
     Published,
     PubSubMetrics,
     ReaderInfo,
@@ -300,6 +301,7 @@ class SyncClient:
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
         write: Write | None = None,
+        name: str | None = None,
     ) -> SyncBatchingProducer:
         """Messages that are produced one by one, by any thread, are published in batches."""
 
@@ -312,6 +314,7 @@ class SyncClient:
                 publish_timeout_seconds=publish_timeout_seconds,
                 options=options,
                 write=write,
+                name=name,
             )
 
         return SyncBatchingProducer(self._run(make()), self._thread.run)
@@ -470,6 +473,10 @@ class SyncClient:
     ) -> SubscriptionInfo:
         """Move its cursors."""
         return self._run(self._client.seek(topic, subscription, position, partition))
+
+    def producers(self, topic: TopicLike) -> list[ProducerInfo]:
+        """Who publishes to a topic."""
+        return self._run(self._client.producers(topic))
 
     def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
         """Who is sent all that is published to a topic."""

@@ -271,6 +271,7 @@ class SyncPubSub:
         retry_seconds: float = 1.0,
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
+        name: str | None = None,
     ) -> SyncBatchingProducer:
         """Payloads that are produced one by one, by any thread, are published in batches."""
 
@@ -282,6 +283,7 @@ class SyncPubSub:
                 retry_seconds=retry_seconds,
                 publish_timeout_seconds=publish_timeout_seconds,
                 options=options,
+                name=name,
             )
 
         return SyncBatchingProducer(self._made(make), self._client.run)

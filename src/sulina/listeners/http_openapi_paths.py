@@ -31,6 +31,7 @@ BROKER = f"{BROKERS}/{{broker}}"
 READERS = "/v1/readers"
 READER = f"{READERS}/{{name}}/{{ns}}/{{topic}}"
 READERS_MAX = 1000
+PRODUCERS = f"{TOPIC}/producers"
 SUBSCRIBERS = f"{TOPIC}/subscribers"
 PUBSUB_METRICS = "/v1/pubsub/metrics"
 EVENTS = "/v1/events"
@@ -351,7 +352,16 @@ def _pubsub() -> Shape:
         "failed": {"Timeout": 2}, "redelivered": 2, "queued": 0, "dropped": 0, "missed": 0, "active": 2, "suspended": 0,
     }  # fmt: skip
     topic = _asked("topic", {"type": "string", "maxLength": 500}, "Only of this topic, `/namespace/topic`.")
+    producer = {"producer": "shop-1", "broker_id": "b1", "since_ms": 1767225600000, "is_connected": True}
     return {
+        PRODUCERS: {
+            "get": _operation(
+                "pubsub", "listProducers", "List the producers of a topic",
+                "Those that publish over a session, by name, with the broker that each is connected to. One that "
+                "publishes to several brokers is there for each. Any broker answers.",
+                {"200": _json("ProducersOut", "The producers.", {"producers": [producer]})}, (422,), at=("ns", "topic"),
+            )
+        },
         SUBSCRIBERS: {
             "get": _operation(
                 "pubsub", "listSubscribers", "List the subscribers of a topic",

@@ -59,6 +59,7 @@ class Publish(Frame, frozen=True, tag="pub"):
     run: Id = 0  # 0: it may pass others, and be passed
     delivery_policy: DeliveryPolicy | None = None  # None: the topic's
     partition_behavior: PartitionBehavior | None = None
+    producer: Name | None = None  # who publishes: listed among the topic's producers while connected
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):

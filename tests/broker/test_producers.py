@@ -40,7 +40,7 @@ async def test_f5_a_producer_is_written_once_and_goes_when_it_leaves(tmp_path: P
 
         async def names(*expected: str) -> None:
             async with asyncio.timeout(SOON_SECONDS):
-                while list(await stored(broker)) != [f"{name}/local" for name in expected]:
+                while list(await stored(broker)) != [f"{name}/local" for name in expected]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
 
         async with connected(broker) as one, connected(broker) as two:

@@ -43,9 +43,10 @@ def event(number: int) -> sulina.Message:
 
 
 client = sulina.connect(url).__enter__()
-client.create_topic("/default/orders", partitions=2, schema={"kind": "json", "definition": ORDER})
+schema = {"kind": "json", "definition": ORDER}
+client.create_topic("/default/orders", partitions=2, schema=schema, policy={"validate": False})  # bad ones come, too
 for first in range(0, 20_000, 1_000):
-    ack = client.publish_batch("/default/orders", [event(number) for number in range(first, first + 1_000)])
+    ack = client.publish_batch("/default/orders", [event(number) for number in range(first, first + 1_000)], split=True)
     ack.raise_for_status()
 print("20,000 records, each acknowledged after it was on the disk")
 
@@ -89,7 +90,8 @@ aside = read_delta(spark, f"{home}/tables/orders_quarantine")
 aside.selectExpr("partition", "offset", "reasons[0] as reason").orderBy("partition", "offset").show(5, truncate=80)
 
 # %% More comes; run again, only that is read. Every table has versions, and each can be read
-client.publish_batch("/default/orders", [event(number) for number in range(20_000, 21_000)]).raise_for_status()
+late = [event(number) for number in range(20_000, 21_000)]
+client.publish_batch("/default/orders", late, split=True).raise_for_status()
 run_pipeline(shop, spark)
 for version in (1, 2):
     then = read_delta(spark, f"{home}/tables/orders_raw", version=version)

@@ -165,7 +165,9 @@ class KeysSpanPartitions(InvalidInput):
     """The keys of one batch belong to several partitions, and a batch is all or nothing in one."""
 
     def __init__(self, *, topic: str, partitions: str) -> None:
-        super().__init__(f"the keys belong to partitions {partitions} of {topic}: send a batch for each, or name one")
+        super().__init__(
+            f"the keys belong to partitions {partitions} of {topic}: send a batch for each, name one, or split it"
+        )
         self.topic, self.partitions = topic, partitions
 
 

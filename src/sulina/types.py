@@ -49,6 +49,12 @@ def checked_reader(name: str) -> str:
     return name
 
 
+def checked_producer(name: str) -> str:
+    """The name itself. InvalidName."""
+    _checked("producer", name, _TOPIC)
+    return name
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
     """`/namespace/topic`, checked once, here; safe in a path, a key or a URL ever after."""

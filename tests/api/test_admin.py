@@ -1,5 +1,6 @@
 """Namespaces, topics, subscriptions: created, shown, changed, deleted."""
 
+import asyncio
 import uuid
 
 import pytest
@@ -16,6 +17,9 @@ from sulina.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
+from tests.api.conftest import OpenClient
+
+WAIT_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -41,6 +45,28 @@ async def test_a_namespace_lives_and_its_topics_inherit_p1(client: Client, names
         await client.namespace(namespace)
     with pytest.raises(NamespaceNotFound):
         await client.create_topic(topic)
+
+
+async def test_producers_are_listed_by_name_f5(open_client: OpenClient, topic: str) -> None:
+    client, other = await open_client(name="shop-1"), await open_client()
+    await client.create_topic(topic, 3)
+    assert await other.producers(topic) == []
+    with pytest.raises(TopicNotFound):
+        await other.producers("/default/nothing-there")
+    for key in "abcdef":
+        await client.publish(topic, b"v", key=key)
+    async with other.batching_producer(topic, name="till") as producer:
+        producer.produce(b"v")
+        await producer.flush()
+
+        async def names() -> list[str]:
+            return [info.producer for info in await client.producers(topic) if info.is_connected]
+
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await names() != ["shop-1", "till"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    with pytest.raises(InvalidName):
+        await open_client(name="../x")
 
 
 async def test_a_topic_is_what_it_was_made_as_p1(client: Client, topic: str) -> None:

@@ -95,7 +95,7 @@ async def test_without_following_it_ends_where_the_topic_ended(client: Client, t
 
 async def test_partitions_are_merged_each_in_its_order(client: Client, topic: str) -> None:
     await client.create_topic(topic, partitions=5)
-    await client.publish_batch(topic, [Message(str(n), key=f"{n % 50}") for n in range(1000)])
+    await client.publish_batch(topic, [Message(str(n), key=f"{n % 50}") for n in range(1000)], split=True)
     records = [record async for record in client.consume(topic, follow=False, max_bytes=1)]
     assert len(records) == 1000
     for partition in range(5):
@@ -154,6 +154,9 @@ async def test_batches_can_be_fetched_as_they_are_stored_l14(client: Client, top
     assert values == [b"1", b"2"]
     with pytest.raises(NotYet):
         await client.fetch(topic, 0, 0, min_version=versions[-1] + 1)
+    with pytest.raises(NotYet):
+        await client.fetch(topic, 0, 0, min_offset=3, wait_seconds=0.01)
+    assert (await client.fetch(topic, 0, 0, min_offset=2)).end_offset == 3
     waiting = asyncio.create_task(client.fetch(topic, 0, 3, wait_seconds=20))
     await client.publish(topic, b"3")
     assert (await waiting).next_offset == 4

@@ -78,7 +78,7 @@ async def test_large_batches_pass_whole(client: Client, topic: str, count: int) 
 
 async def test_keys_decide_the_partition_and_batches_are_split_by_it(client: Client, topic: str) -> None:
     await client.create_topic(topic, partitions=4)
-    ack = await client.publish_batch(topic, [Message(str(n), key=f"key-{n % 20}") for n in range(200)])
+    ack = await client.publish_batch(topic, [Message(str(n), key=f"key-{n % 20}") for n in range(200)], split=True)
     assert ack.count == 200
     assert len(ack.parts) == 4
     records = await contents(client, topic)

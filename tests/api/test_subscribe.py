@@ -161,7 +161,7 @@ async def test_key_shared_keeps_a_key_with_one_consumer_in_order_p12(
     ):
         tasks = [asyncio.create_task(work("first", first)), asyncio.create_task(work("second", second))]
         for number in range(10):
-            await client.publish_batch(topic, [Message(f"{number}", key=f"key-{k}") for k in range(10)])
+            await client.publish_batch(topic, [Message(f"{number}", key=f"key-{k}") for k in range(10)], split=True)
         async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:

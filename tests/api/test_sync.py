@@ -6,7 +6,7 @@ import pytest
 
 from sulina.client import Message, PublishStatus, RejectReason, SyncClient
 from sulina.core.topic import Schema, SchemaKind
-from sulina.errors import InvalidSettings, SubscriptionBusy, TopicNotFound, VersionConflict
+from sulina.errors import InvalidSettings, KeysSpanPartitions, SubscriptionBusy, TopicNotFound, VersionConflict
 
 
 def test_publish_and_consume_p1(sync_client: SyncClient, topic: str) -> None:
@@ -25,6 +25,16 @@ def test_publish_and_consume_p1(sync_client: SyncClient, topic: str) -> None:
     with sync_client.consume(topic, start="latest") as reader:
         sync_client.publish(topic, b"new")
         assert next(reader).value == b"new"
+
+
+def test_a_batch_over_partitions_is_refused_or_split_l16(sync_client: SyncClient, topic: str) -> None:
+    sync_client.create_topic(topic, partitions=3)
+    many = [Message(str(n), key=f"key-{n}") for n in range(20)]
+    assert isinstance(sync_client.publish_batch(topic, many).error, KeysSpanPartitions)
+    assert not list(sync_client.consume(topic, follow=False)), "nothing of it is there"
+    ack = sync_client.publish_batch(topic, many, split=True)
+    assert ([part.base_offset for part in ack.parts], ack.count) == ([0, 0, 0], 20)
+    assert len(list(sync_client.consume(topic, follow=False))) == 20
 
 
 def test_rejects_and_faults_p2(sync_client: SyncClient, topic: str) -> None:

@@ -121,6 +121,35 @@ async def test_a_schema_changes_only_while_there_is_no_data_u11(tmp_path: Path) 
         assert await values(broker) == [b"1"]
 
 
+async def test_a_publish_that_names_no_schema_is_checked_by_its_values_u11(tmp_path: Path) -> None:
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
+        await broker.publish_records(ORDERS, [Record(value=b"{}"), Record(value=None)])
+        for size in (1, 10_000):  # checked at once, and in a thread
+            with pytest.raises(InvalidRecord, match="record 1 does not fit the topic's schema"):
+                await broker.publish_records(ORDERS, [Record(value=b"{}"), Record(value=b"[" * size)])
+        named = [Record(value=b"[]")]
+        await broker.publish_records(ORDERS, named, schema_id=JSON.fingerprint)  # whoever names it is believed
+        assert await values(broker) == [b"{}", None, b"[]"]
+    async with a_broker(tmp_path) as broker:  # also by whoever comes later
+        with pytest.raises(InvalidRecord):
+            await broker.publish_records(ORDERS, [Record(value=b"not json")])
+        await broker.put_topic(ORDERS, TopicSettings(policy=Policy(validate=False), value_schema=JSON))
+        await broker.publish_records(ORDERS, [Record(value=b"not json")])
+        await broker.put_topic(ORDERS, TopicSettings(policy=Policy(validate=True), value_schema=JSON))
+        with pytest.raises(InvalidRecord):
+            await broker.publish_records(ORDERS, named, schema_id=JSON.fingerprint)
+
+
+async def test_a_dead_letter_needs_to_fit_no_schema(tmp_path: Path) -> None:
+    dead = TopicName.parse("/default/dead")
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(dead, TopicSettings(value_schema=JSON))
+        await broker.put_topic(ORDERS, TopicSettings(policy=Policy(deliveries_max=1, dead_letter=str(dead))))
+        await broker._bury(broker._topics[ORDERS], "s", 0, [Record(value=b"not json", offset=0)], 1)
+        assert await values(broker, dead) == [b"not json"]
+
+
 async def test_values_are_checked_where_the_policy_says_so_p2(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(validate=True), value_schema=JSON))

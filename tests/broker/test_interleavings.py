@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sulina.broker.broker import Broker
+from sulina.broker.topic import CHECK_BYTES_MAX
 from sulina.core import keys
 from sulina.core.members import SubscriptionKind
 from sulina.core.position import Position
@@ -426,3 +428,26 @@ async def test_a_client_that_knows_a_topic_of_another_life_is_told_so(tmp_path: 
         data = encode([Record(value=b"1")])
         with pytest.raises(TopicNotFound):
             await broker.accept(str(ORDERS), data, partition=0, topic_id=info.topic_id)
+
+
+async def test_values_are_not_stored_under_a_schema_that_they_were_not_checked_by_u11(tmp_path: Path) -> None:
+    checking, may_go_on = threading.Event(), threading.Event()
+
+    def check(_value: bytes) -> None:
+        checking.set()
+        assert may_go_on.wait(20)
+
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
+        broker._topics[ORDERS]._check_value = check
+        large = Record(value=b'{"text": "' + b"x" * CHECK_BYTES_MAX + b'"}')
+        publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [large]))
+        await asyncio.to_thread(checking.wait, 20)
+        try:
+            other = Schema(kind=SchemaKind.JSON, definition={"type": "array"})
+            await broker.put_topic(ORDERS, TopicSettings(value_schema=other))
+        finally:
+            may_go_on.set()
+        with pytest.raises(SchemaConflict):
+            await publishing
+        assert await values(broker) == []

@@ -17,6 +17,7 @@ from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSe
 from sulina.errors import (
     BrokerNotFound,
     CorruptLog,
+    InvalidRecord,
     InvalidSettings,
     LeaseExpired,
     NamespaceNotEmpty,
@@ -283,6 +284,8 @@ async def test_a_schema_is_fixed_by_the_first_record_at_any_broker_u11(tmp_path:
         moved = await world.moved(ORDERS, target)
         with pytest.raises(SchemaConflict):
             await moved.publish_records(ORDERS, [Record(value=b"x")], schema_id=Schema().fingerprint)
+        with pytest.raises(InvalidRecord):
+            await moved.publish_records(ORDERS, [Record(value=b"x")])
 
 
 async def test_racing_brokers_agree_on_what_exists(tmp_path: Path) -> None:

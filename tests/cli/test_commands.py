@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sulina.core.routing import partition_of
 from tests.cli.conftest import SECONDS_MAX, Served, ended
 
 
@@ -38,6 +39,39 @@ def test_a_topic_has_the_schema_of_a_file(node: Served, tmp_path: Path) -> None:
     assert (refused.code, refused.error["code"]) == (1, "invalid_record")
     schema.write_text("{")
     assert "not JSON" in node.run("topic", "create", "typed2", "--schema", str(schema)).err
+
+
+def test_produce_says_which_partitions_took_their_records_when_another_did_not_l16(
+    node: Served, tmp_path: Path
+) -> None:
+    schema = tmp_path / "order.json"
+    schema.write_text('{"type": "object", "required": ["id"]}')
+    node.ok("topic", "create", "parts", "--partitions", "2", "--schema", str(schema), "--validate")
+    fits, bad = (next(key for key in "abcdefgh" if partition_of(key.encode(), 2) == number) for number in (0, 1))
+    lines = f'{fits}={{"id": 1}}\n{bad}={{"id": 2}}\n{fits}={{"id": 3}}\n{bad}={{}}\n'
+    refused = node.run("produce", "parts", "--key-separator", "=", "--json", given=lines)
+    assert (refused.code, refused.error["code"]) == (1, "split_failed")
+    assert "1 of 2 parts" in refused.error["message"]
+    assert "partitions that took theirs: 0. partition 1: record 1" in refused.error["message"]
+    assert "acknowledged before it: 2 records" in refused.error["hint"]
+    ends = [part["end_offset"] for part in node.ok("topic", "show", "parts", "--json").json["partitions"]]
+    assert ends == [2, 0], "each part is all or nothing"
+
+
+def test_producers_are_listed_while_they_are_connected_f5(node: Served) -> None:
+    node.ok("topic", "create", "sold")
+    assert "no producers" in node.ok("topic", "producers", "sold").err
+    with node.started("produce", "sold") as producer:
+        assert producer.stdin is not None
+        producer.stdin.write(b"one\n")
+        producer.stdin.flush()
+        deadline = time.monotonic() + SECONDS_MAX
+        while not (found := node.ok("topic", "producers", "sold", "--json").json):
+            assert time.monotonic() < deadline
+        assert (found[0]["broker_id"], found[0]["is_connected"]) == ("local", True)
+        assert found[0]["producer"] in node.ok("topic", "producers", "sold").out
+    while node.ok("topic", "producers", "sold", "--json").json:
+        assert time.monotonic() < deadline, "it has left"
 
 
 def test_a_namespace_is_created_listed_shown_and_deleted(node: Served) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from sulina.client import Client, ClientOptions, Message, PublishAck, PublishStatus, RejectReason
+from sulina.client import (
+    Client,
+    ClientOptions,
+    Message,
+    PublishAck,
+    PublishPart,
+    PublishStatus,
+    RejectReason,
+    SplitFailed,
+)
 from sulina.core.records import decode
 from sulina.core.routing import partition_of
 from sulina.core.topic import Ack, Policy, Schema, SchemaKind, TopicSettings
@@ -149,7 +158,8 @@ async def test_faults_of_the_message_are_rejects_p2(
 ) -> None:
     node.scripts[Publish] = lambda connection, frame: connection.refuse(frame, error)
     ack = await client.publish(TOPIC, b"")
-    assert (ack.status, ack.reason, ack.message, ack.parts) == (PublishStatus.REJECTED, reason, str(error), ())
+    assert (ack.status, ack.reason, ack.message) == (PublishStatus.REJECTED, reason, str(error))
+    assert [(part.reason, part.is_accepted) for part in ack.parts] == [(reason, False)]
     with pytest.raises(type(error)):
         ack.raise_for_status()
 
@@ -281,15 +291,34 @@ async def test_keys_decide_the_partition_as_in_kafka(client: Client, node: FakeN
     assert node.called() == {"topic": 1, "lookup": 1}, "what and where it is is asked for once"
 
 
-async def test_a_batch_for_several_partitions_is_split_each_part_in_order_l16(client: Client, node: FakeNode) -> None:
+async def test_a_batch_whose_keys_span_partitions_is_refused_and_nothing_is_sent_l16(
+    client: Client, node: FakeNode
+) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=3)
+    node.append_publishes()
+    ack = await client.publish_batch(TOPIC, [Message(str(n), key=f"key-{n}") for n in range(20)])
+    assert (ack.reason, ack.parts, ack.count) == (RejectReason.INVALID_PAYLOAD, (), 0)
+    assert "partitions 0, 1, 2" in ack.message
+    with pytest.raises(KeysSpanPartitions):
+        ack.raise_for_status()
+    assert not node.sent(Publish)
+    same = [Message("a", key="key-1"), Message("b"), Message("c", key="key-1")]
+    together = await client.publish_batch(TOPIC, same)
+    assert (together.partition, together.count) == (partition_of(b"key-1", 3), 3), "those without a key go along"
+
+
+async def test_a_batch_is_split_by_partition_where_the_caller_says_so_each_part_in_order_l16(
+    client: Client, node: FakeNode
+) -> None:
     node.topics[TOPIC] = TopicSettings(partitions=3)
     node.append_publishes()
     messages = [Message(str(n), key=f"key-{n % 10}", timestamp_ms=n) for n in range(100)]
-    ack = await client.publish_batch(TOPIC, messages)
+    ack = await client.publish_batch(TOPIC, messages, split=True)
     assert ack.is_accepted
     assert sorted(part.partition for part in ack.parts) == [0, 1, 2]
     assert ack.count == 100
     assert len(node.sent(Publish)) == 3
+    assert sorted(number for part in ack.parts for number in part.records) == list(range(100))
     for partition, log in node.log.items():
         expected = [m for m in messages if partition_of(str(m.key).encode(), 3) == partition]
         assert values(log) == [m.value for m in expected]
@@ -316,14 +345,16 @@ async def test_an_expected_version_needs_one_partition(client: Client, node: Fak
     node.topics[TOPIC] = TopicSettings(partitions=3)
     node.append_publishes()
     many = [Message(b"", key=str(n)) for n in range(20)]
-    assert (await client.publish_batch(TOPIC, many, expected_version=1)).reason == RejectReason.INVALID_PAYLOAD
+    for split in (False, True):
+        ack = await client.publish_batch(TOPIC, many, expected_version=1, split=split)
+        assert (ack.reason, ack.parts) == (RejectReason.INVALID_PAYLOAD, ())
     with pytest.raises(InvalidSettings, match="name it, or give a key"):
         await client.publish(TOPIC, b"", expected_version=1)
     assert (await client.publish(TOPIC, b"", expected_version=1, partition=2)).partition == 2
     assert (await client.publish(TOPIC, b"", expected_version=1, key="a")).is_accepted
 
 
-async def test_a_split_batch_says_what_was_taken_and_what_was_not(client: Client, node: FakeNode) -> None:
+async def test_a_split_batch_says_what_was_taken_and_what_was_not_l16(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = TopicSettings(partitions=2)
     node.append_publishes()
     append = node.scripts[Publish]
@@ -334,13 +365,20 @@ async def test_a_split_batch_says_what_was_taken_and_what_was_not(client: Client
     many = [Message(b"", key=str(n)) for n in range(20)]
     error: SulinaError = InvalidRecord(index=0, reason="bad")
     node.scripts[Publish] = lambda connection, frame: publish(error, connection, frame)
-    ack = await client.publish_batch(TOPIC, many)
+    ack = await client.publish_batch(TOPIC, many, split=True)
     assert (ack.status, ack.reason) == (PublishStatus.REJECTED, RejectReason.INVALID_PAYLOAD)
-    assert [part.partition for part in ack.parts] == [0]
+    told = {part.partition: (part.reason, part.base_offset, part.version) for part in ack.parts}
+    assert told == {0: (None, 0, 0), 1: (RejectReason.INVALID_PAYLOAD, None, None)}
+    assert ack.count == len(node.log[0]), "what was not taken does not count"
+    assert (ack.partition, ack.offset) == (0, 0)
+    with pytest.raises(SplitFailed, match=r"1 of 2 parts .* partitions that took theirs: 0. partition 1: .*bad"):
+        ack.raise_for_status()
     error = LogStopped(path="/x", cause=OSError("disk"))
-    with pytest.raises(LogStopped) as caught:
-        await client.publish_batch(TOPIC, many)
-    assert caught.value.__notes__ == ["partitions 0 took their records"]
+    with pytest.raises(SplitFailed) as caught:
+        await client.publish_batch(TOPIC, many, split=True)
+    outcomes = {part.partition: (part.is_accepted, type(part.error)) for part in caught.value.parts}
+    assert outcomes == {0: (True, type(None)), 1: (False, LogStopped)}
+    assert not caught.value.retryable
 
 
 async def test_a_topic_that_was_made_anew_with_fewer_partitions_is_routed_anew(client: Client, node: FakeNode) -> None:
@@ -414,7 +452,7 @@ def test_an_ack_is_compared_and_shown_by_what_it_says() -> None:
     one, two = (PublishAck.rejected(QueueFull(waiting_bytes=2, limit_bytes=1)) for _ in range(2))
     assert one == two
     assert "QueueFull" in repr(one)
-    assert PublishAck(PublishStatus.ACCEPTED, parts=(published(3, base_offset=7),)).offset == 7
+    assert PublishAck(PublishStatus.ACCEPTED, parts=(PublishPart(partition=3, count=1, base_offset=7),)).offset == 7
 
 
 async def test_what_may_have_been_written_is_not_called_refused_p2(client: Client, node: FakeNode) -> None:

@@ -322,8 +322,8 @@ async def test_a_client_whose_closing_is_cancelled_stops_its_node_all_the_same(n
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"version": "x"}, {"version": 2**64}, {"min_version": 1.5}, {"max_bytes": None}, {"wait_seconds": 1e17},
-     {"wait_seconds": float("nan")}, {"wait_seconds": -1}],
+    [{"version": "x"}, {"version": 2**64}, {"min_version": 1.5}, {"min_offset": "x"}, {"max_bytes": None},
+     {"wait_seconds": 1e17}, {"wait_seconds": float("nan")}, {"wait_seconds": -1}],
     ids=str,
 )  # fmt: skip
 async def test_a_fetch_that_fits_no_frame_is_not_sent(client: Client, node: FakeNode, wrong: dict[str, Any]) -> None:

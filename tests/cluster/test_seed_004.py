@@ -1,5 +1,6 @@
 """Seed 004, its integration flow and acceptance criteria: a broker dies, another takes its topics, no metadata goes."""
 
+import contextlib
 import json
 import os
 import tempfile
@@ -10,6 +11,7 @@ import pytest
 
 from sulina.core import keys
 from sulina.ports import Change
+from sulina.types import TopicName
 from tests.support.cluster_record import recording, value_of
 from tests.support.cluster_world import World, cluster, until
 from tests.support.etcd import EtcdServer
@@ -50,7 +52,7 @@ async def pub_sub(world: World, *topics: str) -> None:
 
 async def test_integration_broker_failover(tmp_path: Path, etcd: EtcdServer) -> None:
     """F1, F2, F4, F5, F6: only broker A; then B; then A is killed, and B serves what A did."""
-    async with cluster(tmp_path, etcd, "a") as world:
+    async with cluster(tmp_path, etcd, "a") as world, contextlib.AsyncExitStack() as exits:
         # Create namespace and topic by the command line, and look up the owner.
         sulina(world, "namespace", "create", "events")
         sulina(world, "topic", "create", TOPIC, "--ack", "archived")
@@ -60,8 +62,11 @@ async def test_integration_broker_failover(tmp_path: Path, etcd: EtcdServer) -> 
             assert owners(sulina(world, "topic", "lookup", topic)) == ["a"]
         # Baseline: publish and subscribe on A.
         await pub_sub(world, TOPIC, PASSING)
-        # Introduce B, then kill A.
+        # Introduce B, then kill A, to which a producer is connected.
         await world.start("b")
+        shop = await exits.enter_async_context(world.client(name="shop"))
+        (await shop.publish(TOPIC, b"hello")).raise_for_status()
+        await producers_are(world, [("shop", "a")])
         async with recording(world) as record:
             await world.brokers["a"].kill()
             for topic in (TOPIC, PASSING):
@@ -69,10 +74,23 @@ async def test_integration_broker_failover(tmp_path: Path, etcd: EtcdServer) -> 
                 assert owners(sulina(world, "topic", "lookup", topic)) == ["b"]
             # Publish and subscribe again: without state the topic goes on from now, with state it has lost nothing.
             changes = await record.settle()
+            assert keys.producer(TopicName.parse(TOPIC), "shop", "a") in world.keys(keys.TOPICS), "it stays"
             await pub_sub(world, TOPIC, PASSING)
         accept_reallocation(changes)
+        (await shop.publish(TOPIC, b"hello")).raise_for_status()
+        await producers_are(world, [("shop", "b")])
         async with world.client() as client:
-            assert [record.value async for record in client.consume(TOPIC, follow=False)] == [b"hello"] * 2
+            assert [record.value async for record in client.consume(TOPIC, follow=False)] == [b"hello"] * 4
+
+
+async def producers_are(world: World, expected: list[tuple[str, str]]) -> None:
+    """Return when the command line says that these publish to the topic, and at which broker."""
+
+    async def are_so() -> bool:
+        found = sulina(world, "topic", "producers", TOPIC)
+        return [(info["producer"], info["broker_id"]) for info in found if info["producer"] == "shop"] == expected
+
+    await until("the producers are listed", are_so)
 
 
 def owners(lookup: dict[str, Any]) -> list[str]:

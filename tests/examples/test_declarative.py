@@ -33,7 +33,7 @@ def example(tmp_path: Path) -> Iterator[Path]:
             text = (copy / name).read_text()
             assert old in text
             (copy / name).write_text(text.replace(old, new))
-        sulina(copy, "topic", "create", "orders", "--schema", "orders.schema.json", "--url", node.url)
+        sulina(copy, "topic", "create", "orders", "--schema", "orders.schema.json", "--no-validate", "--url", node.url)
         sulina(copy, "produce", "orders", "--file", "orders.jsonl", "--url", node.url)
         yield copy
 

@@ -13,6 +13,7 @@ from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
 from sulina.listeners.http import HttpApp, make_app
 from sulina.metadata.memory import MemoryMetadata
+from sulina.ports import Files
 from sulina.storage.files import VolatileFiles
 from sulina.storage.partition_log import LogThreads
 
@@ -23,11 +24,11 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 
 
 @contextlib.asynccontextmanager
-async def a_broker(directory: Path) -> AsyncIterator[Broker]:
+async def a_broker(directory: Path, files: Files | None = None) -> AsyncIterator[Broker]:
     metadata = MemoryMetadata()
     threads = LogThreads.of(writers=1, readers=1)
     options = BrokerOptions(data=str(directory), software="1.2.3")
-    broker = Broker(metadata, options, threads=threads, files=VolatileFiles())
+    broker = Broker(metadata, options, threads=threads, files=files or VolatileFiles())
     await broker.start()
     try:
         yield broker

@@ -139,6 +139,21 @@ async def test_min_version_waits_and_then_says_not_yet_l14(http: httpx.AsyncClie
     assert len((await waiting).json()["records"]) == 2
 
 
+async def test_min_offset_waits_and_then_says_not_yet_l14(http: httpx.AsyncClient) -> None:
+    await put(http)
+    await publish(http, "a")
+    assert len((await http.get(READ, params={"min_offset": 0})).json()["records"]) == 1, "it is readable"
+    problem = refused(await http.get(READ, params={"min_offset": 1, "wait_ms": 1}), 503, "not_yet")
+    assert problem["retryable"]
+    assert "offset 1 is not there" in problem["detail"]
+    waiting = asyncio.create_task(http.get(READ, params={"min_offset": 2, "wait_ms": 30000}))
+    await publish(http, "b")
+    await publish(http, "c")
+    assert [record["value"] for record in (await waiting).json()["records"]] == ["a", "b", "c"]
+    both = {"min_offset": 2, "min_version": 99, "wait_ms": 1}
+    assert "version 99 is not there" in refused(await http.get(READ, params=both), 503, "not_yet")["detail"]
+
+
 async def test_a_reader_waits_for_the_next_record(http: httpx.AsyncClient) -> None:
     await put(http)
     await publish(http, "a")

@@ -196,6 +196,8 @@ async def test_a_publish_goes_on_to_the_partition_that_its_key_chose(http: httpx
     refused(answer, 307, "not_owner")
     assert answer.headers["location"] == f"http://b2:1{TOPIC}/partitions/{expected}/records"
     assert told.asked[0][-1]["partition"] == expected
+    array = await http.post(f"{TOPIC}/batch", json=[{"key": "same", "value": "v"}])
+    assert array.headers["location"] == f"http://b2:1{TOPIC}/partitions/{expected}/batch", "where an array is taken too"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from sulina.listeners.http import HttpApp
 from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS
 from sulina.listeners.http_openapi import ERRORS, document, undescribed
-from sulina.listeners.http_openapi_paths import PARTITION_RECORDS, RECORDS
+from sulina.listeners.http_openapi_paths import BATCH, PARTITION_BATCH, PARTITION_RECORDS, RECORDS
 from sulina.listeners.http_problem import HTTP_CODES, STATUSES
 
 API = document(DEFAULT_HTTP_LIMITS, "1.2.3")
@@ -56,6 +56,7 @@ def test_every_path_and_method_that_is_served_is_documented(app: HttpApp) -> Non
         for method in route.endpoint._handlers  # type: ignore[attr-defined]
     }
     served |= {(RECORDS, "post"), (PARTITION_RECORDS, "post"), (PARTITION_RECORDS, "get")}
+    served |= {(BATCH, "post"), (PARTITION_BATCH, "post")}
     assert {(path, verb) for path, verb in served if path not in NOT_IN_IT} == {
         (path, verb) for path, verb, _ in operations()
     }

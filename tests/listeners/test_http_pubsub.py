@@ -81,6 +81,18 @@ async def subscribe_far_away(broker: Broker) -> None:
 # Options of a publish
 
 
+async def test_producers_are_listed_f5(http: httpx.AsyncClient, broker: Broker) -> None:
+    await put(http)
+    assert (await http.get(f"{TOPIC}/producers")).json() == {"producers": []}
+    broker.producers.attach(NAME, "shop-1")
+    async with asyncio.timeout(20):
+        while not (found := (await http.get(f"{TOPIC}/producers")).json()["producers"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    told = [(info["producer"], info["broker_id"], info["is_connected"]) for info in found]
+    assert told == [("shop-1", broker.options.broker_id, True)]
+    refused(await http.get("/v1/topics/default/nothing/producers"), 404, "topic_not_found")
+
+
 async def test_p4_a_publish_has_options_in_its_body(http: httpx.AsyncClient, broker: Broker) -> None:
     await put(http, delivery="non_reliable")
     await subscribe_far_away(broker)

@@ -29,7 +29,7 @@ async def test_one_program_runs_in_a_process_and_in_a_cluster(form: Form) -> Non
     assert (subscriber.name, subscriber.topic, subscriber.is_attached) == ("all", topic, True)
     publisher = (await form.at(far)).publisher(topic)
     assert (await publisher.publish(0, key="k")).is_accepted
-    ack = await publisher.publish_batch([Message(number, key=f"key-{number}") for number in range(1, 30)])
+    ack = await publisher.publish_batch([Message(number, key=f"key-{number}") for number in range(1, 30)], split=True)
     assert (ack.count, len(ack.parts)) == (29, 3)
     async with (await form.at(far)).batching_producer(topic) as producer:
         for number in range(30, 40):

@@ -110,9 +110,9 @@ def test_s3_deltalake_polars_and_duckdb_read_what_a_pipeline_wrote(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic(2, schema={"kind": "avro", "definition": AVRO})
-    client.publish_batch(name, [Message(encoded(order(n)), key=str(n)) for n in range(20)])
+    client.publish_batch(name, [Message(encoded(order(n)), key=str(n)) for n in range(20)], split=True)
     run_once(spark, pipeline_of(node, name, tmp_path, sql="select * from input"))
-    client.publish_batch(name, [Message(encoded(order(n)), key=str(n)) for n in range(20, 30)])
+    client.publish_batch(name, [Message(encoded(order(n)), key=str(n)) for n in range(20, 30)], split=True)
     pipeline = pipeline_of(node, name, tmp_path, sql="select *, price * 2 >= 5 as dear from input")  # a new column
     run_once(spark, pipeline)
 

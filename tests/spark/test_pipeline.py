@@ -82,7 +82,7 @@ def test_s3_a_topic_becomes_bronze_silver_and_gold_tables_each_record_once(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)])
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)], split=True)
     bad = ["{", '{"id": "x", "country": "RO", "amount": 1}', order(7, colour="red"), order(-9), ""]
     client.publish_batch(name, [Message(value, key="bad") for value in bad])
     pipeline = pipeline_of(node, name, tmp_path)

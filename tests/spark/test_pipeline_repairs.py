@@ -76,7 +76,7 @@ def check_put_aside(
 
 
 def publish(client: SyncClient, topic: str, sent: list[tuple[bytes | None, str | None]]) -> None:
-    client.publish_batch(topic, [Message(value, key=f"k{n}") for n, (value, _) in enumerate(sent)])
+    client.publish_batch(topic, [Message(value, key=f"k{n}") for n, (value, _) in enumerate(sent)], split=True)
 
 
 def test_s3_bad_json_is_put_aside_with_its_offset_its_bytes_and_a_reason(
@@ -257,13 +257,15 @@ def test_s4_a_backfill_takes_nothing_that_the_stream_will_take(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(30)])
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(30)], split=True)
     pipeline = pipeline_of(node, name, tmp_path, starting="latest")
     stages = Stages(spark, pipeline)
     with pytest.raises(BatchUnfinished, match="the stream of table raw has not begun: run the pipeline"):
         backfill(stages, "raw")
     run_once(spark, pipeline)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(30, 40)])  # for the stream to take
+    client.publish_batch(
+        name, [Message(order(n), key=str(n)) for n in range(30, 40)], split=True
+    )  # for the stream to take
     assert backfill(stages, "raw") == 30
     assert backfill(stages, "raw") == 0
     run_once(spark, pipeline)
@@ -278,7 +280,7 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(200)])
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(200)], split=True)
     running = pipeline_of(node, name, tmp_path, starting="latest", expect=[{"name": "even", "that": "id % 2 = 0"}])
     mended = Stages(spark, pipeline_of(node, name, tmp_path, running.name, starting="latest"))
     is_over, sent = threading.Event(), Counter[str]()

@@ -21,7 +21,7 @@ def fill(client: SyncClient, topic: str, count: int, *, per_batch: int = 10, sta
     """Records with keys k0, k1, … in batches."""
     for first in range(start, start + count, per_batch):
         numbers = range(first, min(first + per_batch, start + count))
-        client.publish_batch(topic, [Message(f"v{n}", key=f"k{n}", headers={"n": str(n)}) for n in numbers])
+        client.publish_batch(topic, [Message(f"v{n}", key=f"k{n}", headers={"n": str(n)}) for n in numbers], split=True)
 
 
 def read(spark: SparkSession, topic: str, **options: Any) -> DataFrame:

@@ -78,7 +78,7 @@ def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_th
     cluster: Clusters, spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)])
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)], split=True)
     client.publish_batch(name, [Message(value, key="bad") for value in ("{", order(-9), order(3))])
     places = {"local": {}, "standalone": {"master": cluster.master_url}, "connect": {"remote": cluster.connect_url}}
     folders = {place: tmp_path / place for place in places}

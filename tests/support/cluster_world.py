@@ -261,10 +261,12 @@ class World:
         """Those who can know how things are: they run, and reach etcd."""
         return [broker for broker in self.running if broker.etcd_proxy is None or broker.etcd_proxy.is_whole]
 
-    def client(self, *, timeout_seconds: float = 60.0) -> contextlib.AbstractAsyncContextManager[Client]:
+    def client(
+        self, *, name: str = "", timeout_seconds: float = 60.0
+    ) -> contextlib.AbstractAsyncContextManager[Client]:
         """One that knows all brokers; `async with` it."""
         urls = ",".join(broker.url for broker in self.brokers.values())
-        options = ClientOptions(timeout_seconds=timeout_seconds, wait_seconds=timeout_seconds)
+        options = ClientOptions(name=name, timeout_seconds=timeout_seconds, wait_seconds=timeout_seconds)
         return sulina.connect(urls, options=options)
 
     # Asking

@@ -186,7 +186,7 @@ class Orders:
                 return
             records = [self._record(number * self.batch_records + index, index) for index in range(self.batch_records)]
             messages = [Message(value, key) for key, value in records]
-            ack = await self.client.publish_batch(self.topic, messages, txn_id=f"orders-{number}")
+            ack = await self.client.publish_batch(self.topic, messages, txn_id=f"orders-{number}", split=True)
             ack.raise_for_status()
             self.acked += records
             due = max(due + self.batch_records / self.records_per_second, time.monotonic() - 1.0)

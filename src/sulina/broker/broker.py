@@ -14,6 +14,7 @@ from sulina.broker.cluster.view import Touched
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.producers import Producers
 from sulina.broker.pubsub.hub import Hub
 from sulina.broker.pubsub.totals import Taken
 from sulina.broker.readers import Readers
@@ -46,6 +47,7 @@ from sulina.wire.messages import (
     Fetched,
     NodeInfo,
     PartitionInfo,
+    ProducerInfo,
     Published,
     PubSubMetrics,
     ReaderInfo,
@@ -78,6 +80,9 @@ class Broker(ClusterMember):
         )
         self._readers = Readers(
             metadata, self._catalogue, options, self._topics.get, clock=self._clock, events=self.events
+        )
+        self.producers = Producers(
+            metadata, self._catalogue, broker_id=options.broker_id, present=self._present, clock=self._clock
         )
         self.hub = Hub(options.broker_id, self, config=options.pubsub, clock=self._clock, events=self.events)
         self._unplaced = Taken()  # rejects that are of no topic
@@ -129,6 +134,7 @@ class Broker(ClusterMember):
 
     def _begin(self) -> None:
         self._writer.start()
+        self.producers.start()
         self.hub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._state = "ready"
@@ -143,6 +149,7 @@ class Broker(ClusterMember):
         self.drain()
         if self.changes:
             await asyncio.wait(set(self.changes))
+        await self.producers.stop()
         await self._leave()
         for task in self._tasks:
             task.cancel()
@@ -281,11 +288,22 @@ class Broker(ClusterMember):
         max_bytes: int = 1 << 20,
         version: int | None = None,
         min_version: int | None = None,
+        min_offset: int | None = None,
         wait_seconds: float = 0,
     ) -> Fetched:
-        """Batches from `offset` on, waiting for the first if there is none yet. NotYet: the version is not there."""
+        """Read batches from `offset` on, waiting for the first if there is none yet.
+
+        Raises:
+            NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
+        """
         await self.wait_for(
-            name, partition, offset, version=version, min_version=min_version, wait_seconds=wait_seconds
+            name,
+            partition,
+            offset,
+            version=version,
+            min_version=min_version,
+            min_offset=min_offset,
+            wait_seconds=wait_seconds,
         )
         async with self._topic(name).partition(partition).using() as log:
             found = await log.read(
@@ -309,16 +327,27 @@ class Broker(ClusterMember):
         *,
         version: int | None,
         min_version: int | None,
+        min_offset: int | None,
         wait_seconds: float,
     ) -> None:
-        """Return when `min_version` is there (else NotYet), and something at `offset`, or when the time is over."""
+        """Wait for `min_version` and for a record at `min_offset`, then for one at `offset`, or until the time is over.
+
+        Raises:
+            NotYet: `min_version` or `min_offset` is not there when the time is over.
+        """
         self._check_serving()
         async with self._topic(name).partition(partition).using() as log:
-            if min_version is not None:
-                await log.wait_for(version=Version(min_version), timeout_seconds=wait_seconds)
-            if wait_seconds > 0 and version is None and offset == log.view.next_offset:
+            until = asyncio.get_running_loop().time() + wait_seconds
+            if min_version is not None or min_offset is not None:
+                await log.wait_for(
+                    offset=None if min_offset is None else Offset(min_offset),
+                    version=None if min_version is None else Version(min_version),
+                    timeout_seconds=wait_seconds,
+                )
+            left_seconds = until - asyncio.get_running_loop().time()
+            if left_seconds > 0 and version is None and offset == log.view.next_offset:
                 try:
-                    await log.wait_for(offset=Offset(offset), timeout_seconds=wait_seconds)
+                    await log.wait_for(offset=Offset(offset), timeout_seconds=left_seconds)
                 except NotYet:
                     self._check_serving()
 
@@ -479,6 +508,13 @@ class Broker(ClusterMember):
         topic = self._topic(name)
         topic.check_served()
         return self.hub.subscribers(topic)
+
+    # Producers
+
+    async def producers_of(self, name: TopicName) -> list[ProducerInfo]:
+        """Return who publishes to a topic over a connection, at all brokers. TopicNotFound."""
+        self._topic(name)
+        return await self.producers.list(name)
 
     # Registered readers
 

@@ -57,6 +57,7 @@ class Catalogue:
         self._metadata = metadata
         self._namespaces: dict[str, Entry] = {}  # the policy entries
         self._topics: dict[TopicName, dict[str, Entry]] = {}  # by key
+        self.producers_at_load: list[tuple[TopicName, str]] = []  # topics, and the brokers that wrote entries there
         self.is_followed = False  # somebody watches, and calls `apply`
         self._gone: dict[str, int] = {}  # keys that we have deleted, at which revision, until a watch has passed it
 
@@ -67,6 +68,8 @@ class Catalogue:
         namespaces = await self._metadata.list(keys.NAMESPACES)
         topics = await self._metadata.list(keys.TOPICS)
         self._namespaces, self._topics, self._gone = {}, {}, {}
+        split = [entry.key.split("/") for entry in topics.entries]
+        self.producers_at_load = [(TopicName(parts[2], parts[3]), parts[6]) for parts in split if _is_producer(parts)]
         for entry in [*namespaces.entries, *topics.entries]:
             self._keep(entry)
         return namespaces.revision, topics.revision
@@ -103,7 +106,7 @@ class Catalogue:
             parts = change.key.split("/")
             if parts[1] == "namespaces":
                 namespaces.add(parts[2])
-            elif not _is_cursor(parts):
+            elif not _is_traffic(parts):
                 topics.add(TopicName(parts[2], parts[3]))
         if self._gone and changes:
             kind, passed = changes[-1].key.split("/")[1], changes[-1].revision
@@ -151,7 +154,7 @@ class Catalogue:
         if parts[1] == "namespaces":
             if len(parts) == 4:
                 self._namespaces[parts[2]] = entry
-        elif not _is_cursor(parts):
+        elif not _is_traffic(parts):
             self._topics.setdefault(TopicName(parts[2], parts[3]), {})[entry.key] = entry
 
     def _forget(self, key: str) -> None:
@@ -302,6 +305,15 @@ class Catalogue:
 
 def _is_cursor(parts: list[str]) -> bool:
     return len(parts) == 8 and parts[6] == "cursor"
+
+
+def _is_producer(parts: list[str]) -> bool:
+    return len(parts) == 7 and parts[4] == "producers"
+
+
+def _is_traffic(parts: list[str]) -> bool:
+    """Whether a key says what is done with a topic, which changes often, rather than what the topic is."""
+    return _is_cursor(parts) or _is_producer(parts)
 
 
 def _read(entry: Entry, kind: type[Read]) -> Read:

@@ -49,8 +49,9 @@ AGREE_TRIES = 10
 WATCH_PAUSE_SECONDS = 0.5
 
 Result = TypeVar("Result")
-# Publishes a record of our own to a partition that another broker serves, once for its txn_id.
-Remote = Callable[[TopicName, Record, int, str], Awaitable[None]]
+# Publishes a record of our own, under the schema of the topic, to a partition that another broker serves, once for its
+# txn_id.
+Remote = Callable[[TopicName, Record, int, str, str], Awaitable[None]]
 
 _logger = structlog.get_logger("sulina.topics")
 

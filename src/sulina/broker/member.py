@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import structlog
 
@@ -144,6 +144,12 @@ class ClusterMember(Topics):
                     raise
                 _logger.warning("object_store_away", error=str(error))
                 await asyncio.sleep(OBJECTS_PAUSE_SECONDS)
+
+    def _present(self) -> Collection[str]:
+        """Return the names of the brokers that are there."""
+        if self._standing is None:
+            return (self.options.broker_id,)
+        return self._cluster.view.registrations
 
     async def _leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and be gone."""

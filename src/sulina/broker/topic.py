@@ -32,7 +32,7 @@ from sulina.core.pubsub import PublishOptions, PubSubEventType, TopicOptions
 from sulina.core.rejects import reject_reason
 from sulina.core.routing import partition_of, partitions_of
 from sulina.core.rows import decode_rows
-from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, resolved
+from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, needs_check, resolved
 from sulina.core.values import check_values, checker
 from sulina.errors import (
     Draining,
@@ -55,6 +55,7 @@ from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, TopicState
 
 CHOOSE_BYTES_MAX = 32 << 10  # looking for the keys of more would hold up everybody else
+CHECK_BYTES_MAX = 4 << 10  # checking the values of more would hold up everybody else
 BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
 
 NO_OPTIONS = PublishOptions()
@@ -204,17 +205,17 @@ class Topic:
             partition = await asyncio.to_thread(self._choose, data, txn_id)
         place = self.places[partition]
         place.check()
-        if self.policy.validate:
-            await asyncio.to_thread(self._check_values, data)
+        checked_id = self.schema_id
+        if needs_check(self.schema, self.policy, schema_id):
+            await self._check(data)
+        if not self.is_fixed and self.is_reliable:
+            await self._fix_schema(self)
+        if self.schema_id != checked_id:  # it changed meanwhile
+            raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
         if not self.is_reliable:
             if expected_version is not None:
                 raise NotReliable(topic=str(self.name))
             return self._pass_on(data, place, options)
-        if not self.is_fixed:
-            checked_id = self.schema_id
-            await self._fix_schema(self)
-            if self.schema_id != checked_id:
-                raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
         owned = self.partitions[partition]
         log = owned.log_if_open
         if log is not None:
@@ -274,6 +275,13 @@ class Topic:
                 break
             turn = next(self._turns)
         return turn
+
+    async def _check(self, data: Bytes) -> None:
+        """Check values by the schema: a few at once, more in a thread. InvalidRecord, InvalidBatch."""
+        if len(data) <= CHECK_BYTES_MAX and all(header.codec == Codec.NONE for header in self._headers(data)):
+            self._check_values(data)
+        else:
+            await asyncio.to_thread(self._check_values, data)
 
     def _check_values(self, data: Bytes) -> None:
         check_values(self._check_value, (record.value for record in decode_rows(data, limits=self.batch_limits)))

@@ -261,11 +261,12 @@ class Topics(KnownTopics):
         )
 
     async def _send(self, topic: Topic, record: Record, partition: int, txn_id: str) -> None:
-        """Publish a record of our own, wherever the partition is served."""
+        """Publish a record of our own, wherever the partition is served. What is put aside need not fit the schema."""
+        schema_id = topic.schema_id
         if self.remote is not None and not topic.places[partition].is_here:
-            await self.remote(topic.name, record, partition, txn_id)
+            await self.remote(topic.name, record, partition, txn_id, schema_id)
             return
-        accepted = await topic.accept(encode([record]), partition=partition, txn_id=txn_id)
+        accepted = await topic.accept(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
         if accepted.appended is not None:
             await accepted.appended
 

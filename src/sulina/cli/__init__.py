@@ -67,7 +67,7 @@ _COMMANDS = [
         "topic",
         "sulina.cli.topic:app",
         _NAMES,
-        "Create, list, show, delete, look up, unload and move topics; list their subscribers.",
+        "Create, list, show, delete, look up, unload and move topics; list their producers and subscribers.",
     ),
     ("namespace", "sulina.cli.namespace:app", _NAMES, "Create, list, show and delete namespaces."),
     ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, move and delete subscriptions."),

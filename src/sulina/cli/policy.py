@@ -50,9 +50,14 @@ class PolicyFlags:
     local_retention_seconds: Annotated[float | None, _flag("Keep on disk for so long what is in the object store.")] = (
         None
     )
-    validate: Annotated[bool | None, Parameter(group=_GROUP, negative="--no-validate", help="Check every value.")] = (
-        None
-    )
+    validate: Annotated[
+        bool | None,
+        Parameter(
+            group=_GROUP,
+            negative="--no-validate",
+            help="Check every value by the schema, or none; unless told, values whose publish names no schema.",
+        ),
+    ] = None
 
     def policy(self) -> "Policy":
         """InvalidSettings says what is wrong."""

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ from sulina.cli.remote import HERE, Remote, topic_name
 from sulina.errors import InvalidInput, SulinaError
 
 if TYPE_CHECKING:
-    from sulina.client import Client, Message, PublishAck
+    from sulina.client import Client, Message, PublishAck, PublishPart
 
 UNDER_WAY_MAX = 16  # batches
 _GENERATOR = Group("Generator", help="Records out of nothing, instead of lines.")
@@ -111,7 +111,7 @@ def produce(
     partition
         Where to, instead of by key or in turn.
     batch
-        At most so many records in one batch, which is appended whole or not at all.
+        At most so many records in one batch; those of one partition are appended together, or not at all.
     count
         Generate so many records.
     rate
@@ -189,16 +189,25 @@ async def _publish_all(
     expected: int | None,
     as_json: bool,
 ) -> None:
-    """Every batch of `source`, several under way at once; they are sent, and answered here, in order."""
+    """Publish every batch of `source`, several under way at once; they are sent, and answered here, in order.
+
+    Records are sent each by itself, so a batch is split by partition.
+    """
+    from sulina.client import SplitFailed
+
     totals.started = time.monotonic()
     under_way: deque[tuple[asyncio.Task[PublishAck], list[Message]]] = deque()
     with _progress(expected, quiet=as_json) as advance:
 
         async def settle_first() -> None:
             task, messages = under_way[0]
-            ack = await task
+            try:
+                ack = await task
+            except SplitFailed as failed:
+                _count(totals, failed.parts, messages)
+                raise
             under_way.popleft()
-            _count(totals, ack, messages)
+            _count(totals, ack.parts, messages)
             ack.raise_for_status()
             advance(len(messages))
 
@@ -209,7 +218,7 @@ async def _publish_all(
         try:
             try:
                 async for messages in source:
-                    task = asyncio.create_task(client.publish_batch(topic, messages, partition=partition))
+                    task = asyncio.create_task(client.publish_batch(topic, messages, partition=partition, split=True))
                     under_way.append((task, messages))
                     while len(under_way) >= UNDER_WAY_MAX or (under_way and under_way[0][0].done()):
                         await settle_first()
@@ -223,11 +232,13 @@ async def _publish_all(
             await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
 
 
-def _count(totals: _Totals, ack: "PublishAck", messages: "list[Message]") -> None:
-    totals.records += ack.count
-    totals.value_bytes += sum(len(message.value or b"") for message in messages) if ack.is_accepted else 0
-    totals.batches += len(ack.parts)
-    for part in ack.parts:
+def _count(totals: _Totals, parts: "Sequence[PublishPart]", messages: "list[Message]") -> None:
+    for part in parts:
+        if not part.is_accepted:
+            continue
+        totals.batches += 1
+        totals.records += part.count
+        totals.value_bytes += sum(len(messages[number].value or b"") for number in part.records)
         if part.base_offset is not None:
             first, last = totals.offsets.get(part.partition, (part.base_offset, part.base_offset))
             totals.offsets[part.partition] = min(first, part.base_offset), max(last, part.base_offset + part.count - 1)

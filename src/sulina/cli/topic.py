@@ -1,4 +1,4 @@
-"""`sulina topic create|list|show|delete|subscribers|lookup|unload|move`."""
+"""`sulina topic create|list|show|delete|producers|subscribers|lookup|unload|move`."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = App(
     name="topic",
-    help="Create, list, show, delete, look up, unload and move topics; list their subscribers.",
+    help="Create, list, show, delete, look up, unload and move topics; list their producers and subscribers.",
     group_commands=Group("Commands"),
 )
 
@@ -189,6 +189,35 @@ def delete(
     else:
         terminal.done(f"{name} is deleted")
     return None
+
+
+@app.command
+def producers(topic: str, /, *, remote: Remote = HERE) -> None:
+    """List who publishes to a topic over a session, since when, and at which broker.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    """
+    from datetime import UTC, datetime
+
+    name = topic_name(topic)
+    found = remote.run(lambda client: client.producers(name))
+    if remote.json:
+        return terminal.print_json(found)
+    if not found:
+        return terminal.say(f"{name} has no producers that are connected; what comes by HTTP is not listed")
+    rows = [
+        (
+            info.producer,
+            info.broker_id,
+            f"{datetime.fromtimestamp(info.since_ms / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}",
+            "" if info.is_connected else "broker is gone",
+        )
+        for info in found
+    ]
+    return terminal.print_table(("producer", "broker", "since", "state"), rows, rare=("state",))
 
 
 @app.command

@@ -7,7 +7,7 @@ from sulina.client.connection import Connection, Connector
 from sulina.client.events import Events
 from sulina.client.message import Delivered, Message, PubSubMessage, Received
 from sulina.client.options import ClientOptions
-from sulina.client.publish_ack import PublishAck, PublishStatus
+from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus, SplitFailed
 from sulina.client.pubsub import PubSub, TopicPublisher
 from sulina.client.reader import Reader
 from sulina.client.subscriber import Handler, Subscriber
@@ -41,6 +41,7 @@ __all__ = [
     "PubSubMessage",
     "PublishAck",
     "PublishOptions",
+    "PublishPart",
     "PublishStatus",
     "Reader",
     "Receipt",
@@ -48,6 +49,7 @@ __all__ = [
     "RejectReason",
     "Rest",
     "SerializationRegistry",
+    "SplitFailed",
     "Subscriber",
     "Subscription",
     "SyncBatchingProducer",

@@ -36,6 +36,7 @@ from sulina.wire.messages import (
     NamespaceInfo,
     NodeInfo,
     PartitionInfo,
+    ProducerInfo,
     ReaderInfo,
     ReaderPage,
     ReaderSettings,
@@ -149,18 +150,24 @@ class Admin:
         max_bytes: int = 1 << 20,
         version: int | None = None,
         min_version: int | None = None,
+        min_offset: int | None = None,
         wait_seconds: float = 0,
     ) -> Fetched:
-        """Batches as they are stored; waits so long for the first, or for a version. NotYet, OffsetOutOfRange."""
+        """Read batches as they are stored, waiting up to `wait_seconds` for the first.
+
+        Raises:
+            NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
+            OffsetOutOfRange: `offset` is before the first retained record, or past the end.
+        """
         name, wait_ms = topic_text(topic), round(checked_seconds("wait_seconds", wait_seconds) * 1000)
         for what, number in (("partition", partition), ("offset", offset), ("max_bytes", max_bytes)):
             checked_number(what, number)
-        for what, given in (("version", version), ("min_version", min_version)):
+        for what, given in (("version", version), ("min_version", min_version), ("min_offset", min_offset)):
             if given is not None:
                 checked_number(what, given)
         answer = await self._routes.read(
             self._routes.route(TopicName.parse(name), partition, wait_seconds),
-            lambda number: Fetch(number, name, partition, offset, max_bytes, version, min_version, wait_ms),
+            lambda number: Fetch(number, name, partition, offset, max_bytes, version, min_version, wait_ms, min_offset),
             timeout_seconds=self._options.timeout_seconds + wait_seconds,
             room=self._routes.brokers.rooms.fetches,
         )
@@ -235,6 +242,10 @@ class Admin:
         lists = await self._read_owners(topic, "subscribers", list[SubscriberInfo], {"topic": topic_text(topic)})
         found = [info for infos in lists for info in infos]
         return sorted(found, key=lambda info: (info.node, info.name, info.handle, info.partition))
+
+    async def producers(self, topic: TopicLike) -> list[ProducerInfo]:
+        """Return who publishes to a topic over a session, by name, with the broker that each is connected to."""
+        return await self._read("producers", list[ProducerInfo], topic=topic_text(topic))
 
     # Registered readers
 

@@ -33,7 +33,7 @@ from sulina.core.members import SubscriptionKind
 from sulina.core.pubsub import PublishOptions
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings, SulinaError
-from sulina.types import TopicName
+from sulina.types import TopicName, checked_producer
 from sulina.wire.messages import Published, TopicInfo
 
 T = TypeVar("T")
@@ -57,6 +57,7 @@ class Client(ClusterAdmin):
         `reach` makes the connectors to all others. InvalidSettings when a URL is none.
         """
         self.options = options or ClientOptions()
+        self.name = checked_producer(self.options.name or f"client-{secrets.token_hex(4)}")
         rng = rng or random.Random()
         first, *others = [url] if connector is not None else split_urls(url)
         brokers = Brokers(
@@ -189,8 +190,16 @@ class Client(ClusterAdmin):
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
         options: PublishOptions | None = None,
+        split: bool = False,
     ) -> PublishAck:
-        """Messages, or values as `publish` takes them; all or nothing in each partition that their keys name."""
+        """Publish messages, or values as `publish` takes them, all or nothing, in the partition that their keys name.
+
+        A batch whose keys belong to several partitions is rejected, and nothing of it is stored. With `split` it is
+        published in parts, one for each partition, each all or nothing: `ack.parts` says what became of each.
+
+        Raises:
+            SplitFailed: one of several parts met a fault of the system; its `parts` say what became of each.
+        """
         terms = PublishTerms(
             partition=partition,
             txn_id=txn_id,
@@ -199,6 +208,8 @@ class Client(ClusterAdmin):
             timeout_seconds=timeout_seconds,
             is_idempotent=self.options.idempotent if idempotent is None else idempotent,
             options=options or NO_OPTIONS,
+            producer=self.name,
+            split=split,
         )
         return await self._publisher.publish(topic, messages, terms)
 
@@ -212,11 +223,14 @@ class Client(ClusterAdmin):
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
         write: Write | None = None,
+        name: str | None = None,
     ) -> BatchingProducer:
         """Messages that are produced one by one are published in batches, by `rules`: so many, or after so long.
 
-        `write` makes the values of messages bytes, if that is not to be done as `publish` does it.
+        `write` makes the values of messages bytes, if that is not to be done as `publish` does it. `name` is how the
+        topic lists the producer; without one it is the client's.
         """
+        producer_name = self.name if name is None else checked_producer(name)
         batching = BatchingOptions(
             rules=rules or BatchingRules(),
             on_failure=checked(on_failure, OnFailure),
@@ -232,6 +246,8 @@ class Client(ClusterAdmin):
                 timeout_seconds=timeout_seconds,
                 is_idempotent=self.options.idempotent,
                 options=options or NO_OPTIONS,
+                producer=producer_name,
+                split=True,
             )
             return await self._publisher.publish_each(topic, messages, terms)
 

@@ -37,7 +37,7 @@ class Sending:
 
     __slots__ = (
         "answer", "data", "expected_version", "is_over", "is_queued", "is_unknown", "lane", "number", "options",
-        "refusal", "schema_id", "session", "size_bytes", "turn", "txn_id",
+        "producer", "refusal", "schema_id", "session", "size_bytes", "turn", "txn_id",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,7 @@ class Sending:
         expected_version: int | None,
         schema_id: str | None,
         options: PublishOptions,
+        producer: str | None,
     ) -> None:
         self.lane = lane
         self.data = data
@@ -56,6 +57,7 @@ class Sending:
         self.expected_version = expected_version
         self.schema_id = schema_id
         self.options = options
+        self.producer = producer
         self.answer: asyncio.Future[Any] = lane.loop.create_future()
         self.turn = lane.next_turn()
         self.number = 0  # on the session over which it is under way; 0: it is not
@@ -192,7 +194,7 @@ class Lane:
         frame = Publish(
             number, self._name, sending.data, self._partition, sending.txn_id, sending.expected_version,
             sending.schema_id, self._topic_id, self._run,
-            sending.options.delivery_policy, sending.options.partition_behavior,
+            sending.options.delivery_policy, sending.options.partition_behavior, sending.producer,
         )  # fmt: skip
         try:
             await session.send(connection, frame)

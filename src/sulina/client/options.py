@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Times and bounds of one client. Past a bound, calls wait; past their time, they fail."""
+    """Name, times and bounds of one client. Past a bound, calls wait; past their time, they fail."""
 
+    name: str = ""  # as producers are listed by their topics; empty: one is made up
     # Of one call with all its retries, unless the call says otherwise. A broker that dies is missed when its lease runs
     # out, after 10 s unless the cluster says otherwise; then its partitions are with others in a few seconds more.
     timeout_seconds: float = 30.0

@@ -2,7 +2,8 @@
 
 - Records go where their keys say, by the hash that every Kafka client uses. Those without a key go to one partition for
   each call, in turn; or by the txn_id, so that a call that is made again finds its first answer.
-- A batch for several partitions is several requests, each all or nothing.
+- A batch goes to one partition, all or nothing. Where its keys belong to several it is refused; a caller that says
+  `split` has it sent as several requests, each all or nothing, and is told what became of each.
 - Every publish has a txn_id where the topic remembers it: so it can be repeated when its outcome is not known.
 """
 
@@ -20,12 +21,11 @@ from sulina.client.brokers import Brokers
 from sulina.client.checks import checked, checked_number, checked_text
 from sulina.client.lanes import Lanes, Sending
 from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, value_bytes
-from sulina.client.publish_ack import PublishAck, PublishStatus
+from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus
 from sulina.client.topics import KnownTopic, Topics
 from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records import Headers
-from sulina.core.rejects import reject_reason
-from sulina.core.routing import partition_of
+from sulina.core.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
 from sulina.errors import (
     BatchTooLarge,
@@ -42,6 +42,7 @@ from sulina.wire.messages import Published
 
 DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # names and ids go around it
 NO_OPTIONS = PublishOptions()
+_ONE = range(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ class PublishTerms:
     timeout_seconds: float | None = None
     is_idempotent: bool = True
     own_id: str | None = None  # instead of one that the client makes, where it makes one
+    producer: str | None = None  # as it is listed by its topic; None: it is not
+    split: bool = False  # by partition, where the keys belong to several
     options: PublishOptions = NO_OPTIONS  # for subscribers
 
     def __post_init__(self) -> None:
@@ -125,12 +128,8 @@ class Columns:
         )
 
 
-def by_partition(
-    keys: Sequence[bytes | None] | None, count: int, partitions: int, keyless: int
-) -> dict[int, Sequence[int]]:
+def by_partition(keys: Sequence[bytes | None], partitions: int, keyless: int) -> dict[int, Sequence[int]]:
     """Which records go where, by their numbers; those without a key go to `keyless`."""
-    if partitions == 1 or keys is None:
-        return {keyless: range(count)}
     places: dict[bytes | None, int] = {None: keyless}
     numbers: dict[int, list[int]] = {}
     for number, key in enumerate(keys):
@@ -142,26 +141,18 @@ def by_partition(
     return {**numbers}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Records of a publish that went to one partition, by their numbers, and what the node said."""
-
-    numbers: Sequence[int]
-    answer: Published | SulinaError
-
-    def acks(self) -> list[PublishAck | SulinaError]:
-        """What each of its records is told."""
-        if isinstance(self.answer, SulinaError):
-            reason = reject_reason(self.answer)
-            return [self.answer if reason is None else PublishAck.rejected(self.answer)] * len(self.numbers)
-        base = self.answer.base_offset
-        return [
-            PublishAck(
-                PublishStatus.ACCEPTED,
-                parts=(replace(self.answer, base_offset=None if base is None else base + at, count=1),),
-            )
-            for at in range(len(self.numbers))
-        ]
+def acks_of(part: PublishPart) -> list[PublishAck | SulinaError]:
+    """What each record of a part is told."""
+    if part.error is not None:
+        return [part.error if part.reason is None else PublishAck.of([part])] * part.count
+    base = part.base_offset
+    return [
+        PublishAck(
+            PublishStatus.ACCEPTED,
+            parts=(replace(part, base_offset=None if base is None else base + at, count=1, records=_ONE),),
+        )
+        for at in range(part.count)
+    ]
 
 
 class Publisher:
@@ -180,27 +171,28 @@ class Publisher:
         try:
             name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
             columns = Columns.of(messages, int(time.time() * 1000))
+            parts = await self._publish(name, columns, terms)
         except SulinaError as error:
             return PublishAck.rejected(error)
-        return _ack([part.answer for part in await self._publish(name, columns, terms)])
+        return PublishAck.of(parts)
 
     async def publish_each(
         self, topic: str | TopicName, messages: Sequence[object], terms: PublishTerms
     ) -> list[PublishAck | SulinaError]:
-        """As `publish`, with what became of each of them."""
+        """Publish messages that have nothing to do with each other, and return what became of each of them."""
         try:
             name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
             columns = Columns.of(messages, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
-            parts = [Part(range(len(messages)), error)]
-        found = {number: ack for part in parts for number, ack in zip(part.numbers, part.acks(), strict=True)}
+            parts = [PublishPart(partition=0, count=len(messages), error=error, records=range(len(messages)))]
+        found = {number: ack for part in parts for number, ack in zip(part.records, acks_of(part), strict=True)}
         return [found[number] for number in range(len(messages))]
 
-    async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[Part]:
+    async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         known = await self._topic(name, terms)
         parts = await self._attempt(known, columns, terms)
-        if all(isinstance(part.answer, PartitionNotFound | TopicNotFound) for part in parts):
+        if all(isinstance(part.error, PartitionNotFound | TopicNotFound) for part in parts):
             # Nothing was written; what is known of the topic may be of its past.
             newer = await self._topic(name, terms, known)
             if newer.topic_id != known.topic_id:
@@ -232,23 +224,20 @@ class Publisher:
     def _seconds(self, terms: PublishTerms) -> float:
         return self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
 
-    async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[Part]:
-        """What the node says to each part."""
+    async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
+        """Send each part, and return what the node says to it."""
         txn_id = terms.txn_id
         if txn_id is None and terms.is_idempotent and topic.remembers:
             self._count += 1
             txn_id = terms.own_id or f"{self._name}-{self._count}"
-        try:
-            places = self._places(topic, columns, terms)
-            parts = [
-                (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
-                for place, numbers in places.items()
-            ]
-        except SulinaError as error:
-            return [Part(range(len(columns.values)), error)]
+        places = self._places(topic, columns, terms)
+        parts = [
+            (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
+            for place, numbers in places.items()
+        ]
         sendings = [self._sending(topic, *part, txn_id, terms) for part in parts]
         answers = await self._answers(sendings, terms)
-        return [Part(numbers, answer) for numbers, answer in zip(places.values(), answers, strict=True)]
+        return [_part(*place, answer) for place, answer in zip(places.items(), answers, strict=True)]
 
     async def _answers(self, sendings: list[Sending], terms: PublishTerms) -> list[Published | SulinaError]:
         if len(sendings) == 1:
@@ -269,13 +258,16 @@ class Publisher:
             keyless = partition_of(name.encode(), topic.partitions)
         else:
             keyless = topic.next_turn()
-        places = by_partition(columns.keys, count, topic.partitions, keyless)
-        if terms.expected_version is not None and topic.partitions > 1:
-            if len(places) > 1:
-                raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(places))))
-            if columns.keys is None:
-                raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
-        return places
+        if terms.expected_version is not None and topic.partitions > 1 and columns.keys is None:
+            raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
+        if topic.partitions == 1 or columns.keys is None:
+            return {keyless: range(count)}
+        if terms.split and terms.expected_version is None:
+            return by_partition(columns.keys, topic.partitions, keyless)
+        named = partitions_of(set(columns.keys), topic.partitions)
+        if len(named) > 1:
+            raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(named))))
+        return {named.pop() if named else keyless: range(count)}
 
     def _encoded(self, part: Columns) -> memoryview:
         data = self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers)
@@ -287,7 +279,7 @@ class Publisher:
         self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, terms: PublishTerms
     ) -> Sending:
         lane = self._lanes.lane(topic, partition)
-        return Sending(lane, data, txn_id, terms.expected_version, terms.schema_id, terms.options)
+        return Sending(lane, data, txn_id, terms.expected_version, terms.schema_id, terms.options, terms.producer)
 
     async def _answer(self, sending: Sending, terms: PublishTerms) -> Published | SulinaError:
         try:
@@ -297,10 +289,14 @@ class Publisher:
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
 
 
-def _ack(answers: Sequence[Published | SulinaError]) -> PublishAck:
-    parts = tuple(answer for answer in answers if isinstance(answer, Published))
-    errors = [answer for answer in answers if isinstance(answer, SulinaError)]
-    if not errors:
-        return PublishAck(PublishStatus.ACCEPTED, parts=parts)
-    # What must be raised goes before what is only a reject.
-    return PublishAck.rejected(min(errors, key=lambda error: reject_reason(error) is not None), parts)
+def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:
+    if isinstance(answer, SulinaError):
+        return PublishPart(partition=partition, count=len(records), error=answer, records=records)
+    return PublishPart(
+        partition=answer.partition,
+        count=answer.count,
+        base_offset=answer.base_offset,
+        version=answer.version,
+        ack=answer.ack,
+        records=records,
+    )

@@ -235,12 +235,14 @@ class PubSub:
         *,
         options: PublishOptions | None = None,
         timeout_seconds: float | None = None,
+        split: bool = False,
     ) -> PublishAck:
-        """Payloads, or Messages with keys and headers; all or nothing in each partition that their keys name.
+        """Publish payloads, or Messages with keys and headers, all or nothing, in the partition that their keys name.
 
-        When one of them cannot be written, all are rejected, and the ack says which one it was.
+        When one of them cannot be written, all are rejected, and the ack says which one it was. A batch whose keys
+        belong to several partitions is rejected, or with `split` published in parts, as `Client.publish_batch` says.
         """
-        return await self._publish(topic, payloads, options, timeout_seconds)
+        return await self._publish(topic, payloads, options, timeout_seconds, split=split)
 
     async def _publish(
         self,
@@ -250,6 +252,7 @@ class PubSub:
         timeout_seconds: float | None,
         *,
         is_one: bool = False,
+        split: bool = False,
     ) -> PublishAck:
         client = self.client
         try:
@@ -270,7 +273,7 @@ class PubSub:
                 raise InvalidBatch("there is nothing to publish")
         except SulinaError as error:
             return self._reject(topic, error)
-        return await client.publish_batch(topic, written, options=options, timeout_seconds=timeout_seconds)
+        return await client.publish_batch(topic, written, options=options, timeout_seconds=timeout_seconds, split=split)
 
     def _written(self, message: Message) -> Message:
         """With the bytes of its value, and what is needed to read them. NotSerializable."""
@@ -294,6 +297,7 @@ class PubSub:
         retry_seconds: float = 1.0,
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
+        name: str | None = None,
     ) -> BatchingProducer:
         """Payloads that are produced one by one are published in batches. NotStarted, InvalidName."""
         producer = self.client.batching_producer(
@@ -304,6 +308,7 @@ class PubSub:
             publish_timeout_seconds=publish_timeout_seconds,
             options=options,
             write=self._written,
+            name=name,
         )
         self._producers = [each for each in self._producers if not each.is_stopped]
         self._producers.append(producer)
@@ -362,9 +367,12 @@ class TopicPublisher:
         *,
         options: PublishOptions | None = None,
         timeout_seconds: float | None = None,
+        split: bool = False,
     ) -> PublishAck:
         """As `PubSub.publish_batch`."""
-        return await self._pubsub.publish_batch(self.topic, payloads, options=options, timeout_seconds=timeout_seconds)
+        return await self._pubsub.publish_batch(
+            self.topic, payloads, options=options, timeout_seconds=timeout_seconds, split=split
+        )
 
 
 def _identity(handler: Handler) -> object:

@@ -33,6 +33,7 @@ from sulina.wire.messages import (
     NodeInfo,
     PartitionInfo,
     Placement,
+    ProducerInfo,
     Published,
     PubSubMetrics,
     ReaderInfo,
@@ -272,8 +273,9 @@ class SyncClient:
         timeout_seconds: float | None = None,
         idempotent: bool | None = None,
         options: PublishOptions | None = None,
+        split: bool = False,
     ) -> PublishAck:
-        """Many records; all or nothing in each partition that their keys name."""
+        """Publish records, all or nothing; with `split`, in parts, one for each partition that their keys name."""
         return self._run(
             self._client.publish_batch(
                 topic,
@@ -285,6 +287,7 @@ class SyncClient:
                 timeout_seconds=timeout_seconds,
                 idempotent=idempotent,
                 options=options,
+                split=split,
             )
         )
 
@@ -298,6 +301,7 @@ class SyncClient:
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
         write: Write | None = None,
+        name: str | None = None,
     ) -> SyncBatchingProducer:
         """Messages that are produced one by one, by any thread, are published in batches."""
 
@@ -310,6 +314,7 @@ class SyncClient:
                 publish_timeout_seconds=publish_timeout_seconds,
                 options=options,
                 write=write,
+                name=name,
             )
 
         return SyncBatchingProducer(self._run(make()), self._thread.run)
@@ -367,6 +372,7 @@ class SyncClient:
         max_bytes: int = 1 << 20,
         version: int | None = None,
         min_version: int | None = None,
+        min_offset: int | None = None,
         wait_seconds: float = 0,
     ) -> Fetched:
         """Batches as they are stored."""
@@ -378,6 +384,7 @@ class SyncClient:
                 max_bytes=max_bytes,
                 version=version,
                 min_version=min_version,
+                min_offset=min_offset,
                 wait_seconds=wait_seconds,
             )
         )
@@ -466,6 +473,10 @@ class SyncClient:
     ) -> SubscriptionInfo:
         """Move its cursors."""
         return self._run(self._client.seek(topic, subscription, position, partition))
+
+    def producers(self, topic: TopicLike) -> list[ProducerInfo]:
+        """Who publishes to a topic."""
+        return self._run(self._client.producers(topic))
 
     def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
         """Who is sent all that is published to a topic."""

@@ -126,9 +126,10 @@ class SyncTopicPublisher:
         *,
         options: PublishOptions | None = None,
         timeout_seconds: float | None = None,
+        split: bool = False,
     ) -> PublishAck:
         """As `PubSub.publish_batch`."""
-        work = self._publisher.publish_batch(payloads, options=options, timeout_seconds=timeout_seconds)
+        work = self._publisher.publish_batch(payloads, options=options, timeout_seconds=timeout_seconds, split=split)
         return self._run(work)  # type: ignore[no-any-return]
 
 
@@ -250,9 +251,12 @@ class SyncPubSub:
         *,
         options: PublishOptions | None = None,
         timeout_seconds: float | None = None,
+        split: bool = False,
     ) -> PublishAck:
-        """Many messages; all or nothing in each partition that their keys name."""
-        return self._run(self._pubsub.publish_batch(topic, payloads, options=options, timeout_seconds=timeout_seconds))
+        """Publish messages, all or nothing; with `split`, in parts, one for each partition that their keys name."""
+        return self._run(
+            self._pubsub.publish_batch(topic, payloads, options=options, timeout_seconds=timeout_seconds, split=split)
+        )
 
     def publisher(self, topic: TopicLike) -> SyncTopicPublisher:
         """What publishes to one topic."""
@@ -267,6 +271,7 @@ class SyncPubSub:
         retry_seconds: float = 1.0,
         publish_timeout_seconds: float | None = None,
         options: PublishOptions | None = None,
+        name: str | None = None,
     ) -> SyncBatchingProducer:
         """Payloads that are produced one by one, by any thread, are published in batches."""
 
@@ -278,6 +283,7 @@ class SyncPubSub:
                 retry_seconds=retry_seconds,
                 publish_timeout_seconds=publish_timeout_seconds,
                 options=options,
+                name=name,
             )
 
         return SyncBatchingProducer(self._made(make), self._client.run)

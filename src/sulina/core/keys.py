@@ -46,6 +46,16 @@ def delivery(topic: TopicName) -> str:
     return topic_prefix(topic) + "delivery"
 
 
+def producers(topic: TopicName) -> str:
+    """All producers of a topic, at all brokers."""
+    return topic_prefix(topic) + "producers/"
+
+
+def producer(topic: TopicName, name: str, broker_id: str) -> str:
+    """A producer that is connected to a broker."""
+    return f"{producers(topic)}{name}/{broker_id}"
+
+
 def subscription(topic: TopicName, name: str) -> str:
     """The settings of a subscription; it exists as long as the subscription does."""
     return f"{topic_prefix(topic)}subscriptions/{name}"

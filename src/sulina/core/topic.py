@@ -2,6 +2,7 @@
 
 - A policy says only what it wants; the rest comes from the namespace, then from the system.
 - A schema may change only while the topic has no data; afterwards it is what it is, for ever.
+- Producers supply the topic's schema: by its name, or by values that fit it.
 """
 
 import hashlib
@@ -61,7 +62,9 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     # Of a topic that keeps nothing: what happens to what may not have arrived, and to what is for a node out of reach.
     delivery_policy: DeliveryPolicy | None = None
     partition_behavior: PartitionBehavior | None = None
-    validate: bool | None = None  # check every value against the schema before it is accepted
+    # Whether values are checked against the schema before they are accepted: always, never, or (absent everywhere)
+    # where the publish does not name the topic's schema.
+    validate: bool | None = None
     # Where there is an object store: when a slice goes to the archive, and what stays on disk once it is there.
     archive_bytes: Annotated[int, Meta(ge=1 << 10, le=1 << 30)] | None = None
     archive_seconds: Seconds | None = None
@@ -78,7 +81,6 @@ SYSTEM_POLICY = Policy(
     redelivery_delay_seconds=1.0,
     delivery_policy=DeliveryPolicy.AT_LEAST_ONCE,
     partition_behavior=PartitionBehavior.DELAY_QUEUE,
-    validate=False,
     archive_bytes=8 << 20,
     archive_seconds=10.0,
 )
@@ -99,6 +101,13 @@ class Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 BYTES_SCHEMA = Schema()
+
+
+def needs_check(schema: Schema, policy: Policy, named: str | None) -> bool:
+    """Return whether values of a publish that names the schema `named`, or none, are checked against the topic's."""
+    if schema.kind == SchemaKind.BYTES:
+        return False
+    return named is None if policy.validate is None else policy.validate
 
 
 class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

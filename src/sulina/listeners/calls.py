@@ -180,6 +180,7 @@ METHODS: dict[str, _Method] = {
         ),
     ),
     "subscribers": (_Topic, _subscribers),
+    "producers": (_Topic, lambda broker, a: broker.producers_of(_name(a.topic))),
     "pubsub_metrics": (_PubSubMetrics, _pubsub_metrics),
     "readers": (_Readers, _readers),
     "reader": (_Reader, lambda broker, a: broker.reader(a.reader, _name(a.topic))),

@@ -17,7 +17,7 @@ from sulina.listeners.http_events import EventFeed
 from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_fetch import Fetcher
 from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS, HttpLimits
-from sulina.listeners.http_openapi_paths import EVENTS, PARTITION_RECORDS, RECORDS
+from sulina.listeners.http_openapi_paths import BATCH, EVENTS, PARTITION_BATCH, PARTITION_RECORDS, RECORDS
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
 from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
@@ -33,9 +33,13 @@ __all__ = ["DEFAULT_HTTP_LIMITS", "HttpApp", "HttpLimits", "make_app"]
 
 WEBSOCKET_PATH = "/v1/ws"
 _EXCHANGE = "sulina.exchange"
-# What traces call the two routes that are not Starlette's.
-_RECORDS = SimpleNamespace(path=RECORDS)
-_PARTITION_RECORDS = SimpleNamespace(path=PARTITION_RECORDS)
+# What traces call the routes that are not Starlette's, by whether a partition is named and whether it is a batch.
+_ROUTES = {
+    (False, False): SimpleNamespace(path=RECORDS),
+    (True, False): SimpleNamespace(path=PARTITION_RECORDS),
+    (False, True): SimpleNamespace(path=BATCH),
+    (True, True): SimpleNamespace(path=PARTITION_BATCH),
+}
 
 
 def make_app(broker: "Broker", limits: HttpLimits = DEFAULT_HTTP_LIMITS, *, websocket: ASGIApp) -> "HttpApp":
@@ -94,17 +98,18 @@ class HttpApp:
     async def _records(self, target: Target, exchange: Exchange) -> None:
         scope = exchange.scope
         method, partition = scope["method"], target.partition
-        scope["route"] = _RECORDS if partition is None else _PARTITION_RECORDS
+        scope["route"] = _ROUTES[partition is not None, target.is_batch]
         scope["path_params"] = target.parameters
         if method == "POST":
             try:
                 await self._publisher.publish(target, exchange)
             except NotOwner as error:
                 # Whoever goes there must not choose once more: a repeat would find another partition.
-                path = PARTITION_RECORDS.format(ns=target.topic.namespace, topic=target.topic.topic, p=error.partition)
-                scope[AT_OWNER] = path.encode()
+                path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
+                topic = target.topic
+                scope[AT_OWNER] = path.format(ns=topic.namespace, topic=topic.topic, p=error.partition).encode()
                 raise
-        elif partition is None:
+        elif partition is None or target.is_batch:
             raise method_not_allowed(method, ["POST"])
         elif method in ("GET", "HEAD"):
             await self._fetcher.fetch(target, partition, exchange)

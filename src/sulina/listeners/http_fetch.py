@@ -50,6 +50,7 @@ class Fetcher:
             "max_records": number(1, limits.records_max),
             "version": number(),
             "min_version": number(),
+            "min_offset": number(),
             "wait_ms": number(0, int(limits.wait_seconds_max * 1000)),
         }
 
@@ -70,6 +71,7 @@ class Fetcher:
             max_bytes=query.get("max_bytes", self._limits.read_bytes),
             version=query.get("version"),
             min_version=query.get("min_version"),
+            min_offset=query.get("min_offset"),
             wait_seconds=wait_seconds,
         )
         fetched = await (self._waited(fetch, exchange) if wait_seconds else fetch)

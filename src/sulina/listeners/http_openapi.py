@@ -13,7 +13,7 @@ from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_openapi_fields import EXAMPLES, FIELDS, refine
 from sulina.listeners.http_openapi_paths import PARAMETERS, paths
 from sulina.listeners.http_problem import RETRY_AFTER_SECONDS, all_codes
-from sulina.listeners.http_pubsub import SubscribersOut
+from sulina.listeners.http_pubsub import ProducersOut, SubscribersOut
 from sulina.listeners.http_records import PublishIn, RecordsOut
 from sulina.wire.messages import (
     BrokerInfo,
@@ -36,9 +36,9 @@ from sulina.wire.messages import (
 _REF = "#/components/schemas/{name}"
 _TYPES = (
     BrokerInfo, BrokersOut, ClusterInfo, CommitsOut, NamespaceInfo, NamespacesOut, NodeInfo, PartitionInfo, Placement,
-    Policy, PublishIn, Published, PubSubMetrics, ReaderInfo, ReaderPage, ReaderSettings, Rebalanced, RecordsOut,
-    SubscriberInfo, SubscribersOut, SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo, TopicPage,
-    TopicSettings, UnloadIn, UnloadsOut,
+    Policy, ProducersOut, PublishIn, Published, PubSubMetrics, ReaderInfo, ReaderPage, ReaderSettings, Rebalanced,
+    RecordsOut, SubscriberInfo, SubscribersOut, SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo,
+    TopicPage, TopicSettings, UnloadIn, UnloadsOut,
 )  # fmt: skip
 
 _ABOUT = """

@@ -23,12 +23,15 @@ TOPIC = "/v1/topics/{ns}/{topic}"
 RECORDS = f"{TOPIC}/records"
 PARTITION = f"{TOPIC}/partitions/{{p}}"
 PARTITION_RECORDS = f"{PARTITION}/records"
+BATCH = f"{TOPIC}/batch"
+PARTITION_BATCH = f"{PARTITION}/batch"
 CLUSTER = "/v1/cluster"
 BROKERS = f"{CLUSTER}/brokers"
 BROKER = f"{BROKERS}/{{broker}}"
 READERS = "/v1/readers"
 READER = f"{READERS}/{{name}}/{{ns}}/{{topic}}"
 READERS_MAX = 1000
+PRODUCERS = f"{TOPIC}/producers"
 SUBSCRIBERS = f"{TOPIC}/subscribers"
 PUBSUB_METRICS = "/v1/pubsub/metrics"
 EVENTS = "/v1/events"
@@ -144,17 +147,41 @@ def _records(limits: HttpLimits) -> Shape:
             "post": _publish("publishToPartition", "Publish to a partition", publish, ("ns", "topic", "p")),
             "get": _fetch(limits),
         },
+        BATCH: {
+            "post": _publish(
+                "publishBatch",
+                "Publish an array of records",
+                f"The same as `…/records`, for a body that is just the records. {publish} Records whose keys belong to "
+                "several partitions are refused.",
+                ("ns", "topic"),
+                is_array=True,
+            )
+        },
+        PARTITION_BATCH: {
+            "post": _publish(
+                "publishBatchToPartition",
+                "Publish an array of records to a partition",
+                f"The same as `…/records`, for a body that is just the records. {publish}",
+                ("ns", "topic", "p"),
+                is_array=True,
+            )
+        },
     }
 
 
-def _publish(name: str, summary: str, text: str, at: Sequence[str]) -> Shape:
-    example = {"records": [{"key": "42", "value": "hello", "headers": {"source": "shop"}}], "txn_id": "order-42-v1"}
+def _publish(name: str, summary: str, text: str, at: Sequence[str], *, is_array: bool = False) -> Shape:
+    record = {"key": "42", "value": "hello", "headers": {"source": "shop"}}
+    shape = _ref("PublishIn")
+    example: Any = {"records": [record], "txn_id": "order-42-v1"}
+    if is_array:
+        shape = {"anyOf": [{"type": "array", "items": _ref("RecordIn"), "minItems": 1}, shape]}
+        example = [record]
     answer = {"partition": 0, "base_offset": 17, "count": 1, "version": 9, "ack": "local"}
     body = {
         "description": "JSON; or one raw value; or record batches (Kafka's format, version 2) as they are.",
         "required": True,
         "content": {
-            "application/json": {"schema": _ref("PublishIn"), "example": example},
+            "application/json": {"schema": shape, "example": example},
             "application/octet-stream": _BINARY,
             "application/vnd.sulina.batch": _BINARY,
         },
@@ -201,6 +228,7 @@ def _fetch(limits: HttpLimits) -> Shape:
         _asked("max_records", _whole(1, limits.records_max), "At most so many, in JSON and Arrow."),
         _asked("version", _whole(), "Read the log as it was at this version."),
         _asked("min_version", _whole(), "Wait until the log has this version, up to `wait_ms`; then 503."),
+        _asked("min_offset", _whole(), "Wait until a record at this offset can be read, up to `wait_ms`; then 503."),
         _asked(
             "wait_ms",
             {**_whole(0, wait_ms), "default": 0},
@@ -324,7 +352,16 @@ def _pubsub() -> Shape:
         "failed": {"Timeout": 2}, "redelivered": 2, "queued": 0, "dropped": 0, "missed": 0, "active": 2, "suspended": 0,
     }  # fmt: skip
     topic = _asked("topic", {"type": "string", "maxLength": 500}, "Only of this topic, `/namespace/topic`.")
+    producer = {"producer": "shop-1", "broker_id": "b1", "since_ms": 1767225600000, "is_connected": True}
     return {
+        PRODUCERS: {
+            "get": _operation(
+                "pubsub", "listProducers", "List the producers of a topic",
+                "Those that publish over a session, by name, with the broker that each is connected to. One that "
+                "publishes to several brokers is there for each. Any broker answers.",
+                {"200": _json("ProducersOut", "The producers.", {"producers": [producer]})}, (422,), at=("ns", "topic"),
+            )
+        },
         SUBSCRIBERS: {
             "get": _operation(
                 "pubsub", "listSubscribers", "List the subscribers of a topic",

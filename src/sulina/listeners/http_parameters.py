@@ -19,7 +19,7 @@ NUMBER_MAX = 2**63 - 1
 QUERY_FIELDS_MAX = 20
 _CACHE_ENTRIES_MAX = 20_000
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,18}")
-_RECORDS_PATH = re.compile(rb"/v1/topics/([^/]+)/([^/]+)(?:/partitions/([^/]+))?/records")
+_RECORDS_PATH = re.compile(rb"/v1/topics/([^/]+)/([^/]+)(?:/partitions/([^/]+))?/(records|batch)")
 _ENCODED_SLASH = re.compile(rb"%2[fF]|%5[cC]|%00|\\")
 
 
@@ -30,6 +30,7 @@ class Target:
     topic: TopicName
     partition: int | None
     parameters: dict[str, str] = field(compare=False)  # for traces
+    is_batch: bool = False  # …/batch, whose body may be an array of records
 
 
 class Targets:
@@ -52,7 +53,7 @@ class Targets:
         if found[3] is not None:
             partition = read_partition(unquote(found[3]))
             parameters["p"] = str(partition)
-        target = Target(TopicName(namespace, topic), partition, parameters)
+        target = Target(TopicName(namespace, topic), partition, parameters, is_batch=found[4] == b"batch")
         if len(self._known) >= _CACHE_ENTRIES_MAX:
             self._known.clear()
         self._known[raw_path] = target

@@ -34,7 +34,7 @@ def now_ms() -> int:
 
 
 class Publisher:
-    """Answers POST …/records."""
+    """Answers POST …/records and …/batch."""
 
     def __init__(self, broker: "Broker", limits: HttpLimits, clock_ms: Callable[[], int] = now_ms) -> None:
         self._broker, self._limits, self._clock_ms = broker, limits, clock_ms
@@ -49,7 +49,7 @@ class Publisher:
             content_type = _kind_of(content_type)
         with Held(self._room) as held:
             body = await exchange.read_body(held)
-            request = await self._request(content_type, body, self._chooser(target), exchange)
+            request = await self._request(content_type, body, target, exchange)
             published = await self._broker.publish(
                 target.topic,
                 request.data,
@@ -73,13 +73,11 @@ class Publisher:
             return None  # publishing will say so
         return partial(_partition_of, target.topic, count) if count > 1 else None
 
-    async def _request(self, content_type: bytes, body: bytes, choose: Choose | None, exchange: Exchange) -> Publish:
-        now, headers = self._clock_ms(), exchange.headers
+    async def _request(self, content_type: bytes, body: bytes, target: Target, exchange: Exchange) -> Publish:
+        now, headers, choose = self._clock_ms(), exchange.headers, self._chooser(target)
         if content_type == JSON:
-            if len(body) < _IN_A_THREAD_BYTES_MIN:
-                request = read_publish(body, now, self._limits.records_max, choose)
-            else:
-                request = await asyncio.to_thread(read_publish, body, now, self._limits.records_max, choose)
+            read = partial(read_publish, body, now, self._limits.records_max, choose, is_array=target.is_batch)
+            request = read() if len(body) < _IN_A_THREAD_BYTES_MIN else await asyncio.to_thread(read)
         elif content_type == RAW:
             keys = [headers.get(b"sulina-key")]
             request = Publish(encode_rows([body], keys, now), partition=choose(keys) if choose else None)

@@ -1,4 +1,7 @@
-"""Publish/subscribe by HTTP: who is subscribed, and what became of messages. A broker answers for what it serves."""
+"""Publish/subscribe by HTTP: who publishes, who is subscribed, and what became of messages.
+
+Any broker knows all producers; of the rest it answers for what it serves.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,10 +9,11 @@ from msgspec import Struct
 
 from sulina.core.pubsub import SubscriberInfo
 from sulina.listeners.http_exchange import Exchange
-from sulina.listeners.http_openapi_paths import PUBSUB_METRICS, SUBSCRIBERS
+from sulina.listeners.http_openapi_paths import PRODUCERS, PUBSUB_METRICS, SUBSCRIBERS
 from sulina.listeners.http_parameters import Reader, text_up_to
 from sulina.listeners.http_resource import Bodies, Handler, query_of, show, topic_of
 from sulina.types import TopicName
+from sulina.wire.messages import ProducerInfo
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -23,6 +27,12 @@ class SubscribersOut(Struct, frozen=True, kw_only=True):
     subscribers: list[SubscriberInfo]
 
 
+class ProducersOut(Struct, frozen=True, kw_only=True):
+    """The producers of a topic, at all brokers."""
+
+    producers: list[ProducerInfo]
+
+
 class PubSub:
     """The functions, by path and method."""
 
@@ -31,7 +41,16 @@ class PubSub:
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         """What answers which method of which path."""
-        return {SUBSCRIBERS: {"GET": self.list_subscribers}, PUBSUB_METRICS: {"GET": self.get_metrics}}
+        return {
+            PRODUCERS: {"GET": self.list_producers},
+            SUBSCRIBERS: {"GET": self.list_subscribers},
+            PUBSUB_METRICS: {"GET": self.get_metrics},
+        }
+
+    async def list_producers(self, exchange: Exchange) -> None:
+        """GET …/producers"""
+        query_of(exchange, {})
+        await show(exchange, ProducersOut(producers=await self._broker.producers_of(topic_of(exchange))))
 
     async def list_subscribers(self, exchange: Exchange) -> None:
         """GET …/subscribers"""

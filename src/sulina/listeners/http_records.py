@@ -94,6 +94,7 @@ class _PlainPublish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _decoder = msgspec.json.Decoder(PublishIn)
+_array_decoder = msgspec.json.Decoder(Annotated[list[RecordIn], Meta(min_length=1)])
 _plain_decoder = msgspec.json.Decoder(_PlainPublish)
 encoder = msgspec.json.Encoder()
 _NO_OPTIONS = PublishOptions()
@@ -122,8 +123,10 @@ Keys = Sequence[bytes | None]
 Choose = Callable[[Keys], int | None]  # the partition of some keys
 
 
-def read_publish(body: bytes, now_ms: int, records_max: int, choose: Choose | None = None) -> Publish:
-    """One batch of the records, those without a timestamp at `now_ms`.
+def read_publish(
+    body: bytes, now_ms: int, records_max: int, choose: Choose | None = None, *, is_array: bool = False
+) -> Publish:
+    """Make one batch of the records, those without a timestamp at `now_ms`. `is_array`: the body may be just them.
 
     HttpError 400 for what is not JSON, InvalidInput for JSON of another shape.
     """
@@ -131,7 +134,10 @@ def read_publish(body: bytes, now_ms: int, records_max: int, choose: Choose | No
     try:
         request = _plain_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        request = read_json(body, _decoder)
+        if is_array and body.lstrip().startswith(b"["):
+            request = PublishIn(records=read_json(body, _array_decoder))
+        else:
+            request = read_json(body, _decoder)
     if len(request.records) > records_max:
         raise InvalidInput(f"{len(request.records)} records are over the limit of {records_max} in one request")
     data, keys = (

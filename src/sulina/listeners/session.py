@@ -34,7 +34,7 @@ from sulina.errors import (
 )
 from sulina.listeners.calls import call
 from sulina.listeners.session_subscribers import SessionListeners, SessionSubscribers
-from sulina.types import TopicName
+from sulina.types import TopicName, checked_producer
 from sulina.wire.frames import (
     AckBatch,
     AckRecords,
@@ -60,6 +60,8 @@ from sulina.wire.messages import Subscribed, SubscriptionSettings
 
 _logger = structlog.get_logger("sulina.session")
 
+_Producing = tuple[str, str, str | None]  # topic, producer, and which topic of that name it is
+
 # What a client sends again, rather than tell whoever published it.
 _SENT_AGAIN = (ArchiveFailed, MetadataFailed, NotServing, QueueFull, TopicNotFound)
 
@@ -72,6 +74,7 @@ class SessionLimits:
     requests_bytes_max: int = 64 << 20
     outbox_bytes_max: int = 8 << 20  # deliveries and answers that wait to be sent
     consumers_max: int = 4096
+    producers_max: int = 4096  # topics that it publishes to, by name of the producer; more are not listed
     fetch_bytes_max: int = 4 << 20
     fetches_max: int = 4  # that read at a time; more may wait for records
     wait_seconds_max: float = 30.0
@@ -149,6 +152,7 @@ class Session:
         self._attachments: dict[int, tuple[TopicName, Attachment]] = {}
         self._subscribers = SessionSubscribers(broker, self.outbox, name)
         self._listeners = SessionListeners(broker, self.outbox)
+        self._producers: set[_Producing] = set()
         self._broken_runs: dict[int, SulinaError] = {}  # of publishes, and why the first of each was refused
         self._requests = 0
         self._requests_bytes = 0
@@ -185,6 +189,8 @@ class Session:
         while self._attachments:  # others may be dismissed meanwhile
             _, (topic, attachment) = self._attachments.popitem()
             await self._broker.detach(topic, attachment)
+        for topic_text, producer, _ in self._producers:
+            self._broker.producers.detach(TopicName.parse(topic_text), producer)
         self._subscribers.close()
         await self._listeners.close()
         self._broker.counts.connections -= 1
@@ -272,6 +278,10 @@ class Session:
         try:
             if (broken := self._broken_runs.get(frame.run)) is not None:
                 raise from_code(broken.code, str(broken), broken.details())
+            producing = frame.topic, frame.producer or "", frame.topic_id
+            is_new = frame.producer is not None and producing not in self._producers
+            if is_new:
+                checked_producer(producing[1])
             accepted = await self._broker.accept(
                 frame.topic,
                 frame.data,
@@ -289,6 +299,9 @@ class Session:
         except SulinaError as error:
             self._break_run(frame.run, error)
             raise
+        if is_new and len(self._producers) < self._limits.producers_max:
+            self._producers.add(producing)
+            self._broker.producers.attach(accepted.place.name.topic, producing[1])
         if accepted.appended is None:
             self.outbox.put(Answer(frame.id, accepted.published()))
             return
@@ -324,6 +337,7 @@ class Session:
             frame.offset,
             version=frame.version,
             min_version=frame.min_version,
+            min_offset=frame.min_offset,
             wait_seconds=wait_seconds,
         )
         async with self._reading:

@@ -452,7 +452,7 @@ class PartitionLog:
     async def wait_for(
         self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
     ) -> View:
-        """Return when a record with `offset`, or `version`, can be read. NotYet after the timeout."""
+        """Return when a record with `offset`, and `version`, can be read. NotYet after the timeout."""
         return await self._waiters.wait(lambda: self.view, offset, version, timeout_seconds)
 
     # Reading

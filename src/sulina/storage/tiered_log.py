@@ -420,7 +420,7 @@ class TieredLog:
     async def wait_for(
         self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
     ) -> View:
-        """Return when a record with `offset`, or `version`, can be read. NotYet after the timeout."""
+        """Return when a record with `offset`, and `version`, can be read. NotYet after the timeout."""
         return await self._waiters.wait(lambda: self._view, offset, version, timeout_seconds)
 
     async def read(self, offset: Offset, *, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:

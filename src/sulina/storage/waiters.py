@@ -24,7 +24,7 @@ class ViewWaiters:
     async def wait(
         self, view_of: Callable[[], View], offset: Offset | None, version: Version | None, timeout_seconds: float
     ) -> View:
-        """Return when a record with `offset`, or `version`, can be read. NotYet after the timeout. LogClosed."""
+        """Return when a record with `offset`, and `version`, can be read. NotYet after the timeout. LogClosed."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 if offset is not None and offset >= view_of().next_offset:
@@ -32,7 +32,7 @@ class ViewWaiters:
                 if version is not None and version > view_of().version:
                     await self._waiter(self._versions, version)
         except TimeoutError:
-            wanted = f"offset {offset}" if offset is not None else f"version {version}"
+            wanted = f"version {version}" if offset is None or offset < view_of().next_offset else f"offset {offset}"
             at = f"the log ends at offset {view_of().next_offset}, version {view_of().version}"
             raise NotYet(f"{wanted} is not there after {timeout_seconds} s: {at}") from None
         return view_of()

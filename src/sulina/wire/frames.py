@@ -59,10 +59,11 @@ class Publish(Frame, frozen=True, tag="pub"):
     run: Id = 0  # 0: it may pass others, and be passed
     delivery_policy: DeliveryPolicy | None = None  # None: the topic's
     partition_behavior: PartitionBehavior | None = None
+    producer: Name | None = None  # who publishes: listed among the topic's producers while connected
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):
-    """Read batches of one partition, waiting up to `wait_ms` for the first."""
+    """Read batches of one partition, waiting up to `wait_ms` for the first, for a version and for an offset."""
 
     id: Id
     topic: Name
@@ -72,6 +73,7 @@ class Fetch(Frame, frozen=True, tag="fetch"):
     version: int | None = None
     min_version: int | None = None
     wait_ms: int = 0
+    min_offset: int | None = None
 
 
 class Subscribe(Frame, frozen=True, tag="sub"):

@@ -175,6 +175,15 @@ class ReaderPage(Struct, frozen=True, kw_only=True):
     next: str | None
 
 
+class ProducerInfo(Struct, frozen=True, kw_only=True):
+    """A producer of a topic, and the broker that it is connected to."""
+
+    producer: str
+    broker_id: str
+    since_ms: int  # when it first published there
+    is_connected: bool  # False: that broker is gone, and the producer has not come back elsewhere
+
+
 class Fetched(Struct, frozen=True, kw_only=True):
     """Whole batches as they are stored; the first may begin before the offset that was asked for."""
 

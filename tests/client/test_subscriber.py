@@ -37,7 +37,7 @@ from sulina.wire.messages import JoinedTopic
 from tests.client.fake_node import TOPIC, FakeNode, passing
 from tests.client.inbox import Inbox, handle
 
-REMOVED = SubscriberRemoved(topic=TOPIC, reason="suspended for 60 seconds")
+REMOVED = SubscriberRemoved(topic=TOPIC, reason="suspended for 60 seconds", status="Timeout")
 
 
 @pytest.fixture

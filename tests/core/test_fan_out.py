@@ -504,3 +504,58 @@ def test_a_thousand_subscribers_share_one_tuple_of_handles() -> None:
             found += [effect.handles for effect in effects if isinstance(effect, Send)]
         assert len(found) == 3
         assert found[0] is found[1] is found[2]
+
+
+# What a report says of its batch
+
+
+def report(*statuses: DeliveryStatus) -> DeliveryReport:
+    return DeliveryReport(1, tuple(SubscriberFailure(number, status) for number, status in enumerate(statuses)))
+
+
+@pytest.mark.parametrize("status", list(DeliveryStatus))
+def test_p7_a_report_has_the_status_that_its_failures_have_in_common(status: DeliveryStatus) -> None:
+    assert report().status == DeliveryStatus.DELIVERED
+    assert report(status, status).status == status
+
+
+def test_p7_a_report_of_different_failures_is_an_other_error() -> None:
+    mixed = report(DeliveryStatus.TIMEOUT, DeliveryStatus.SUBSCRIBER_UNREACHABLE)
+    assert mixed.status == DeliveryStatus.OTHER_ERROR
+    assert [failure.status for failure in mixed.failed] == [
+        DeliveryStatus.TIMEOUT,
+        DeliveryStatus.SUBSCRIBER_UNREACHABLE,
+    ]
+
+
+def test_p7_batches_are_counted_by_the_status_of_their_reports() -> None:
+    fan_out = fan_out_of(("a", 1), ("a", 2), ("b", 3))
+    fan_out.publish(batch(0, 1), ONCE, 0.0)
+    fan_out.reported("a", failing(1, 2), 1.0)
+    fan_out.node_down("b", 1.0, "cut")
+    fan_out.publish(batch(1, 2), ONCE, 2.0)
+    fan_out.reported("a", DeliveryReport(2), 3.0)
+    assert fan_out.counts.reported_batches == {
+        DeliveryStatus.DELIVERED: 1,
+        DeliveryStatus.TIMEOUT: 1,
+        DeliveryStatus.SUBSCRIBER_UNREACHABLE: 1,
+        DeliveryStatus.OTHER_ERROR: 0,
+    }
+
+
+@pytest.mark.parametrize("status", [DeliveryStatus.TIMEOUT, DeliveryStatus.OTHER_ERROR])
+def test_p2_who_is_removed_is_told_what_its_last_delivery_came_to(status: DeliveryStatus) -> None:
+    fan_out = fan_out_of(("a", 1), suspended_ttl_seconds=10)
+    fan_out.publish(batch(0, 1), WAITS, 0.0)
+    fan_out.reported("a", failing(1, 1, status=status), 1.0)
+    fan_out.tick(2.0)
+    fan_out.publish(batch(1, 2), WAITS, 3.0)
+    [removed] = [e for e in fan_out.reported("a", failing(2, 1, status=status), 20.0) if isinstance(e, Remove)]
+    assert removed.status == status
+
+
+def test_p2_who_is_removed_because_its_node_is_away_was_unreachable() -> None:
+    fan_out = fan_out_of(("b", 1), suspended_ttl_seconds=10)
+    fan_out.node_down("b", 0.0, "cut")
+    [removed] = [e for e in fan_out.tick(20.0) if isinstance(e, Remove)]
+    assert removed.status == DeliveryStatus.SUBSCRIBER_UNREACHABLE

@@ -72,7 +72,8 @@ async def test_p8_one_that_fails_leaves_to_others_what_it_has_not_acked_and_come
     loop = asyncio.get_running_loop()
     failed_at = loop.time()
     deliver(node, 0, 3)
-    await node.wait_sent(Subscribe, 2)
+    async with asyncio.timeout(60):
+        await node.wait_sent(Subscribe, 2)
     assert PAUSE_SECONDS_MIN / 2 <= loop.time() - failed_at <= PAUSE_SECONDS_MIN + 0.1
     assert [type(frame) for frame in node.frames if isinstance(frame, AckRecords | Detach | Subscribe)] == [
         Subscribe,

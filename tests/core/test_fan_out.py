@@ -181,6 +181,24 @@ def test_what_is_for_a_lost_node_waits_and_is_sent_in_order_before_anything_newe
     assert fan_out.waiting_batches == 0
 
 
+def test_what_is_new_never_passes_what_still_waits_p6_p9() -> None:
+    fan_out = fan_out_of(("b", 1), unacked_batches_max=4)
+    fan_out.node_down("b", 1.0, "no answer")
+    for start in range(4):
+        fan_out.publish(batch(start, start + 1), WAITS, 1.0)
+    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "the rest follows the reports"
+    effects = fan_out.publish(batch(4, 5), WAITS, 2.0)
+    assert (sends(effects), told(effects)) == ([], [Event.BATCH_QUEUED])
+    fan_out.node_down("b", 3.0, "no answer")
+    effects = fan_out.node_up("b", 4.0, is_new_life=False)
+    assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "what was on its way comes before what waits"
+    found = []
+    for attempt in range(1, 6):
+        found += sends(fan_out.reported("b", DeliveryReport(attempt), 5.0))
+    assert [send[1:3] for send in found] == [(3, 2), (4, 3), (5, 4)]
+
+
 def test_only_the_members_of_the_node_that_is_back_are_tried_again_p8() -> None:
     fan_out = fan_out_of(("b", 1), ("c", 2))
     fan_out.node_down("b", 1.0, "no answer")
@@ -247,6 +265,15 @@ def test_who_left_meanwhile_is_left_out_and_who_came_later_too_p3() -> None:
     effects = fan_out.node_up("b", 1.0, is_new_life=False)
     assert sends(effects) == [("b", 2, 1, (3, 2))]
     assert Event.BATCH_DROPPED in told(effects)
+
+
+def test_what_is_reported_of_who_has_left_counts_for_nobody_p3() -> None:
+    fan_out = fan_out_of(("b", 1), ("b", 2))
+    fan_out.publish(batch(0, 1), WAITS, 0.0)
+    fan_out.leave(Member("b", 1), 0.0)
+    assert told(fan_out.reported("b", failing(1, 1), 1.0)) == [Event.DELIVERY_SUCCEEDED]
+    assert fan_out.counts.delivered_records == 1
+    assert fan_out.counts.failed_records[DeliveryStatus.TIMEOUT] == 0
 
 
 def test_when_the_last_one_is_removed_nothing_waits_any_more() -> None:

@@ -19,8 +19,8 @@ from tests.support.cluster_world import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SECONDS = float(os.environ.get("SULINA_PUBSUB_SECONDS", "8"))
-PHASE_SECONDS = 2.5  # before a cut, and of it; a subscriber is removed after more than twice as long
+SECONDS = float(os.environ.get("SULINA_PUBSUB_SECONDS", "4"))
+PHASE_SECONDS = 1.5  # before a cut, and of it; a subscriber is removed after more than three times as long
 ROUNDS = max(1, round(SECONDS / (3 * PHASE_SECONDS)))
 PUBLISH_SECONDS_MAX = 60.0  # through a failover
 

@@ -1,6 +1,6 @@
 """A subscriber by identity: a name that any client at any node may offer to serve, and that one of them serves.
 
-- An identity is a failover subscription of that name: its cursor is stored, so whoever serves next goes on there.
+- An identity is a failover subscription of that name: its cursor is stored, and the next one goes on there.
 - Messages are handled one after the other, and each is acked when the handler is done with it.
 - When the handler raises, its subscriber leaves, so that another may serve, and comes back after a pause that doubles.
   What it has not acked is given back in order.
@@ -147,7 +147,7 @@ class IdentitySubscriber:
                     await self._messages.close()  # makes the acks durable, and gives back the rest
                 error = None
                 await self._pause()
-        except Exception as bug:  # our own: whoever waits must hear of it
+        except Exception as bug:  # our own: who waits for the end must hear of it
             error = Disconnected(url="anywhere", reason=f"the subscriber failed: {bug!r}")
             raise
         finally:

@@ -71,7 +71,7 @@ class Knows(Protocol):
         ...
 
     def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
-        """Of one topic, or of all."""
+        """Return the metrics of one topic, or of all."""
         ...
 
 

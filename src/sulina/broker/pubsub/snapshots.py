@@ -19,7 +19,7 @@ TOPICS_A_TICK = 20
 
 
 class MetricsSnapshots:
-    """`tick` it."""
+    """Tells snapshots of metrics when it is ticked."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class MetricsSnapshots:
             told += self._tell(self._waiting.popleft())
 
     def _tell(self, name: TopicName | None) -> bool:
-        """Whether there was anything to tell."""
+        """Tell the metrics of a topic, or of all; False: there is nothing new."""
         try:
             found = self._metrics(name)
         except TopicNotFound:  # it was deleted since the interval began

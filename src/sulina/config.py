@@ -27,6 +27,7 @@ DEFAULT_METADATA = "sqlite"
 DEFAULT_LEASE_SECONDS = 10.0
 DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS = 5.0
 DEFAULT_SUSPENDED_TTL_SECONDS = 60.0
+DEFAULT_METRICS_EVENT_SECONDS = 10.0
 ETCD_PORT = 2379
 ETCD_PREFIX = "/sulina"
 PREFIX = "SULINA_"
@@ -71,6 +72,7 @@ class Settings:
     compress_checkpoints: bool = False  # of the logs on disk
     subscriber_timeout_seconds: float = DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS  # for a subscriber to ack a batch
     suspended_ttl_seconds: float = DEFAULT_SUSPENDED_TTL_SECONDS  # without a success, until a subscriber is removed
+    metrics_event_seconds: float = DEFAULT_METRICS_EVENT_SECONDS  # between snapshots of metrics on the event stream
 
     # Of a cluster
     metadata: str = DEFAULT_METADATA  # or etcd://host:port,…/prefix, etcds:// for TLS
@@ -447,6 +449,7 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "compress_checkpoints": _yes_or_no,
     "subscriber_timeout_seconds": _seconds(0.05, 3600),
     "suspended_ttl_seconds": _seconds(0.05, 86400),
+    "metrics_event_seconds": _seconds(0.05, 86400),
     "metadata": _metadata,
     "metadata_ca": _file,
     "metadata_cert": _file,

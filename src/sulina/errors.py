@@ -36,29 +36,30 @@ SulinaError
 ├── QueueFull                       too much is waiting to be committed       (retry)
 │   └── ProducerFull                too much is waiting to be published, in a batching producer
 ├── DelayQueueFull                  too much is waiting for a node that cannot be reached
-├── LimitReached                    the node has as many of them as it may
 ├── NoSubscribers                   nobody is attached, and the topic keeps nothing
 ├── PartitionDropped                no node with subscribers can be reached, and the topic keeps nothing
-├── NotServing                      not started, or on its way out            (retry)
-│   ├── Draining                    the topic is moving; names the new owner once known
-│   ├── NotOwner                    another broker serves the partition; names it once known
-│   ├── Recovering                  only a broker that is away has all of it
-│   └── LeaseExpired                the broker may no longer acknowledge; the outcome is unknown
-├── PubSubError                     the fault is not a message's
+├── PubSubError                     what publish/subscribe asked for failed, and the fault is not a message's
 │   ├── NotStarted                  not yet, or no more
 │   ├── DuplicateSubscriber, SubscriberNotFound   it is subscribed to the topic already; it is not
-│   └── SubscriberRemoved           it was suspended for too long
-├── ProducerStopped                 a batching producer takes no more messages
-├── Disconnected                    the connection is gone, the outcome may be unknown (retry)
-├── ProtocolError                   the other side sent what it must not
+│   ├── SubscriberRemoved           it was suspended for too long, by timeouts of its deliveries for example
+│   ├── TopicNotFound               above, under NotFound
+│   ├── NotServing                  not started, or on its way out            (retry)
+│   │   ├── Draining                the topic is moving; names the new owner once known
+│   │   ├── NotOwner                another broker serves the partition; names it once known
+│   │   ├── Recovering              only a broker that is away has all of it
+│   │   └── LeaseExpired            the broker may no longer acknowledge; the outcome is unknown
+│   ├── Disconnected                the connection is gone, the outcome may be unknown (retry)
+│   ├── LimitReached                the node has as many of them as it may
+│   ├── ProducerStopped             a batching producer takes no more messages
+│   ├── ProtocolError               the other side sent what it must not
+│   ├── LogClosed, LogLocked        the log was closed; another process is writing this directory
+│   ├── LogStopped                  a write failed; reopen after repair
+│   ├── MetadataFailed, ArchiveFailed   a store did not do what it was asked  (retry)
+│   └── Corrupt                     stored bytes are not what was written
+│       ├── CorruptSegment, CorruptCommit
+│       └── CorruptLog              commits are missing and no checkpoint covers them
 ├── Compacted                       the watch is too old: list again          (retry)
-├── LeaseLost                       it ended before it was kept alive
-├── LogClosed, LogLocked            the log was closed; another process is writing this directory
-├── LogStopped                      a write failed; reopen after repair
-├── MetadataFailed, ArchiveFailed   a store did not do what it was asked      (retry)
-└── Corrupt                         stored bytes are not what was written
-    ├── CorruptSegment, CorruptCommit
-    └── CorruptLog                  commits are missing and no checkpoint covers them
+└── LeaseLost                       it ended before it was kept alive
 ```
 `retryable` says whether the same call can succeed later without a change.
 """
@@ -91,6 +92,13 @@ def from_code(code: str, message: str, details: dict[str, object]) -> SulinaErro
     error = kind.__new__(kind, message)
     error.__dict__.update(details)
     return error
+
+
+class PubSubError(SulinaError):
+    """Publish/subscribe could not do as it was asked, and the fault is not a message's.
+
+    `except PubSubError` catches every fault of the system that `PubSub` raises, those of storage and connections too.
+    """
 
 
 class InvalidInput(SulinaError):
@@ -280,7 +288,7 @@ class NamespaceNotFound(NotFound):
         self.namespace = namespace
 
 
-class TopicNotFound(NotFound):
+class TopicNotFound(NotFound, PubSubError):
     """Create it first."""
 
     def __init__(self, *, topic: str) -> None:
@@ -394,7 +402,7 @@ class DelayQueueFull(SulinaError):
         self.node, self.waiting_bytes, self.limit_bytes = node, waiting_bytes, limit_bytes
 
 
-class LimitReached(SulinaError):
+class LimitReached(PubSubError):
     """There are as many of them as there may be."""
 
     def __init__(self, *, kind: str, limit: int) -> None:
@@ -414,7 +422,7 @@ class PartitionDropped(SulinaError):
     """No node with subscribers can be reached, and nothing is kept for them. Nobody was sent anything."""
 
 
-class NotServing(SulinaError):
+class NotServing(PubSubError):
     """The node is starting, or on its way out."""
 
     retryable = True
@@ -460,10 +468,6 @@ class LeaseExpired(NotServing):
         self.broker = broker
 
 
-class PubSubError(SulinaError):
-    """Publish/subscribe could not do as it was asked, whatever the message."""
-
-
 class NotStarted(PubSubError):
     """It was not started yet, or has been stopped."""
 
@@ -477,14 +481,17 @@ class SubscriberNotFound(PubSubError):
 
 
 class SubscriberRemoved(PubSubError):
-    """The topic has let a subscriber go; it may subscribe anew."""
+    """The topic has removed a subscriber; it may subscribe again.
 
-    def __init__(self, *, topic: str, reason: str) -> None:
+    `status` is what its last delivery came to: Timeout, SubscriberUnreachable or OtherError.
+    """
+
+    def __init__(self, *, topic: str, reason: str, status: str) -> None:
         super().__init__(f"a subscriber of {topic} was removed: {reason}")
-        self.topic, self.reason = topic, reason
+        self.topic, self.reason, self.status = topic, reason, status
 
 
-class ProducerStopped(SulinaError):
+class ProducerStopped(PubSubError):
     """A batching producer takes no more messages."""
 
     def __init__(self, *, topic: str, reason: str) -> None:
@@ -492,7 +499,7 @@ class ProducerStopped(SulinaError):
         self.topic, self.reason = topic, reason
 
 
-class Disconnected(SulinaError):
+class Disconnected(PubSubError):
     """The connection is gone. What was waiting has an unknown outcome: retry it with the same txn_id."""
 
     retryable = True
@@ -502,7 +509,7 @@ class Disconnected(SulinaError):
         self.url, self.reason = url, reason
 
 
-class ProtocolError(SulinaError):
+class ProtocolError(PubSubError):
     """The other side sent what it must not."""
 
 
@@ -524,7 +531,7 @@ class LeaseLost(SulinaError):
         self.lease_id = lease_id
 
 
-class LogClosed(SulinaError):
+class LogClosed(PubSubError):
     """The log was closed."""
 
     def __init__(self, *, path: str) -> None:
@@ -532,7 +539,7 @@ class LogClosed(SulinaError):
         self.path = path
 
 
-class LogLocked(SulinaError):
+class LogLocked(PubSubError):
     """Another process is writing this directory."""
 
     def __init__(self, *, path: str) -> None:
@@ -540,7 +547,7 @@ class LogLocked(SulinaError):
         self.path = path
 
 
-class LogStopped(SulinaError):
+class LogStopped(PubSubError):
     """A write failed, so what is on disk is unknown until the log is opened again.
 
     Nothing acknowledged is affected. What was waiting may be written: reopen, then retry it as the same txn or origin.
@@ -552,7 +559,7 @@ class LogStopped(SulinaError):
         self.__cause__ = cause
 
 
-class MetadataFailed(SulinaError):
+class MetadataFailed(PubSubError):
     """The metadata store did not do what it was asked, or whether it did is unknown. It can be asked again."""
 
     retryable = True
@@ -563,7 +570,7 @@ class MetadataFailed(SulinaError):
         self.__cause__ = cause
 
 
-class ArchiveFailed(SulinaError):
+class ArchiveFailed(PubSubError):
     """The object store did not do what it was asked, and whether it did is unknown. It is tried again."""
 
     retryable = True
@@ -574,7 +581,7 @@ class ArchiveFailed(SulinaError):
         self.__cause__ = cause
 
 
-class Corrupt(SulinaError):
+class Corrupt(PubSubError):
     """Stored bytes are not what was written. They are never served."""
 
 

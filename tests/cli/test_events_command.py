@@ -57,6 +57,16 @@ def test_events_are_shown_as_they_happen_until_ctrl_c(node: Served) -> None:
         assert events.stderr.read() == b""
 
 
+def test_p10_snapshots_of_metrics_are_shown(node: Served) -> None:
+    with sulina.PubSub(node.url) as pubsub:
+        pubsub.client.create_topic("/default/counted")
+        pubsub.publish_batch("/default/counted", ["x", "y"])
+    with listening(node, "--type", "metrics_snapshot", "--topic", "counted", "-n", "1") as events:
+        kind, topic, accepted, *_ = shown(events)
+        assert (kind, topic, accepted) == ("metrics_snapshot", "/default/counted", "accepted=2")
+        assert events.wait(SECONDS_MAX) == 0
+
+
 def test_types_are_chosen_and_it_ends_after_so_many(node: Served) -> None:
     node.ok("topic", "create", "chosen")
     with listening(node, "--type", "topic_deleted", "-t", "publish_rejected", "-n", "2") as events:

@@ -256,6 +256,18 @@ async def test_p10_events_come_as_they_happen_and_what_was_missed_is_told(pubsub
     assert [event async for event in events] == []
 
 
+async def test_p10_what_never_leaves_this_process_is_told_too(pubsub: PubSub) -> None:
+    async with pubsub.events(["publish_rejected"]) as events, pubsub.events(["publish_accepted"]) as others:
+        ack = await pubsub.publish(TOPIC, object())
+        assert ack.reason == RejectReason.NOT_SERIALIZABLE
+        async with asyncio.timeout(60):
+            event = await anext(events)
+        assert (event.type, event.topic, event.fields["reason"]) == ("publish_rejected", TOPIC, "NotSerializable")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await anext(others)
+
+
 async def test_events_end_when_it_is_stopped(pubsub: PubSub, node: FakeNode) -> None:
     events = pubsub.events()
     waiting = asyncio.create_task(anext(events, None))

@@ -37,7 +37,7 @@ from sulina.wire.messages import JoinedTopic
 from tests.client.fake_node import TOPIC, FakeNode, passing
 from tests.client.inbox import Inbox, handle
 
-REMOVED = SubscriberRemoved(topic=TOPIC, reason="suspended for 60 seconds")
+REMOVED = SubscriberRemoved(topic=TOPIC, reason="suspended for 60 seconds", status="Timeout")
 
 
 @pytest.fixture
@@ -469,7 +469,7 @@ async def test_a_join_that_is_refused_leaves_nothing_behind(pubsub: PubSub, node
     with pytest.raises(InvalidSettings):
         await pubsub.subscribe(TOPIC, inbox, start="somewhere")
     with pytest.raises(InvalidSettings):
-        await pubsub.subscribe(TOPIC, None)  # type: ignore[arg-type]
+        await pubsub.subscribe(TOPIC, None)  # type: ignore[call-overload]
 
 
 async def test_a_join_is_tried_until_its_time_is_over(pubsub: PubSub, node: FakeNode) -> None:

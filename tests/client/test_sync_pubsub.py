@@ -108,7 +108,12 @@ def test_who_is_removed_can_be_waited_for() -> None:
         subscriber = pubsub.subscribe(TOPIC, print)
         with pytest.raises(TimeoutError):
             subscriber.wait_removed(0.01)
-        do(pubsub, lambda: node.connection.detach(handle(node), SubscriberRemoved(topic=TOPIC, reason="late")))
+        do(
+            pubsub,
+            lambda: node.connection.detach(
+                handle(node), SubscriberRemoved(topic=TOPIC, reason="late", status="Timeout")
+            ),
+        )
         assert isinstance(subscriber.wait_removed(WAIT_SECONDS), SubscriberRemoved)
 
 

@@ -29,6 +29,24 @@ def test_p5_a_batch_leaves_when_it_is_full() -> None:
     assert taken(waiting, 10.0) == [3, 4]
 
 
+def test_p5_a_batch_leaves_with_the_message_that_fills_it() -> None:
+    waiting = batching(records_max=3, wait_seconds_max=10)
+    waiting.add(0, 1, 0.0)
+    waiting.add(1, 1, 0.0)
+    assert taken(waiting, 0.0) == []
+    waiting.add(2, 1, 0.0)
+    assert taken(waiting, 0.0) == [0, 1, 2]
+
+
+def test_p5_a_batch_waits_from_its_first_message_on() -> None:
+    waiting = batching(wait_seconds_max=10)
+    waiting.add(0, 1, 0.0)
+    waiting.add(1, 1, 4.0)
+    assert waiting.due_at() == 10.0
+    assert taken(waiting, 9.9) == []
+    assert taken(waiting, 10.0) == [0, 1]
+
+
 def test_p5_a_batch_leaves_when_its_bytes_are_enough_and_has_no_more_than_they_allow() -> None:
     waiting = batching(bytes_max=10, wait_seconds_max=10, in_flight_max=9)
     for number, size in enumerate((6, 6, 25, 1)):

@@ -181,6 +181,24 @@ def test_what_is_for_a_lost_node_waits_and_is_sent_in_order_before_anything_newe
     assert fan_out.waiting_batches == 0
 
 
+def test_what_is_new_never_passes_what_still_waits_p6_p9() -> None:
+    fan_out = fan_out_of(("b", 1), unacked_batches_max=4)
+    fan_out.node_down("b", 1.0, "no answer")
+    for start in range(4):
+        fan_out.publish(batch(start, start + 1), WAITS, 1.0)
+    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "the rest follows the reports"
+    effects = fan_out.publish(batch(4, 5), WAITS, 2.0)
+    assert (sends(effects), told(effects)) == ([], [Event.BATCH_QUEUED])
+    fan_out.node_down("b", 3.0, "no answer")
+    effects = fan_out.node_up("b", 4.0, is_new_life=False)
+    assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "what was on its way comes before what waits"
+    found = []
+    for attempt in range(1, 6):
+        found += sends(fan_out.reported("b", DeliveryReport(attempt), 5.0))
+    assert [send[1:3] for send in found] == [(3, 2), (4, 3), (5, 4)]
+
+
 def test_only_the_members_of_the_node_that_is_back_are_tried_again_p8() -> None:
     fan_out = fan_out_of(("b", 1), ("c", 2))
     fan_out.node_down("b", 1.0, "no answer")
@@ -247,6 +265,15 @@ def test_who_left_meanwhile_is_left_out_and_who_came_later_too_p3() -> None:
     effects = fan_out.node_up("b", 1.0, is_new_life=False)
     assert sends(effects) == [("b", 2, 1, (3, 2))]
     assert Event.BATCH_DROPPED in told(effects)
+
+
+def test_what_is_reported_of_who_has_left_counts_for_nobody_p3() -> None:
+    fan_out = fan_out_of(("b", 1), ("b", 2))
+    fan_out.publish(batch(0, 1), WAITS, 0.0)
+    fan_out.leave(Member("b", 1), 0.0)
+    assert told(fan_out.reported("b", failing(1, 1), 1.0)) == [Event.DELIVERY_SUCCEEDED]
+    assert fan_out.counts.delivered_records == 1
+    assert fan_out.counts.failed_records[DeliveryStatus.TIMEOUT] == 0
 
 
 def test_when_the_last_one_is_removed_nothing_waits_any_more() -> None:
@@ -504,3 +531,58 @@ def test_a_thousand_subscribers_share_one_tuple_of_handles() -> None:
             found += [effect.handles for effect in effects if isinstance(effect, Send)]
         assert len(found) == 3
         assert found[0] is found[1] is found[2]
+
+
+# What a report says of its batch
+
+
+def report(*statuses: DeliveryStatus) -> DeliveryReport:
+    return DeliveryReport(1, tuple(SubscriberFailure(number, status) for number, status in enumerate(statuses)))
+
+
+@pytest.mark.parametrize("status", list(DeliveryStatus))
+def test_p7_a_report_has_the_status_that_its_failures_have_in_common(status: DeliveryStatus) -> None:
+    assert report().status == DeliveryStatus.DELIVERED
+    assert report(status, status).status == status
+
+
+def test_p7_a_report_of_different_failures_is_an_other_error() -> None:
+    mixed = report(DeliveryStatus.TIMEOUT, DeliveryStatus.SUBSCRIBER_UNREACHABLE)
+    assert mixed.status == DeliveryStatus.OTHER_ERROR
+    assert [failure.status for failure in mixed.failed] == [
+        DeliveryStatus.TIMEOUT,
+        DeliveryStatus.SUBSCRIBER_UNREACHABLE,
+    ]
+
+
+def test_p7_batches_are_counted_by_the_status_of_their_reports() -> None:
+    fan_out = fan_out_of(("a", 1), ("a", 2), ("b", 3))
+    fan_out.publish(batch(0, 1), ONCE, 0.0)
+    fan_out.reported("a", failing(1, 2), 1.0)
+    fan_out.node_down("b", 1.0, "cut")
+    fan_out.publish(batch(1, 2), ONCE, 2.0)
+    fan_out.reported("a", DeliveryReport(2), 3.0)
+    assert fan_out.counts.reported_batches == {
+        DeliveryStatus.DELIVERED: 1,
+        DeliveryStatus.TIMEOUT: 1,
+        DeliveryStatus.SUBSCRIBER_UNREACHABLE: 1,
+        DeliveryStatus.OTHER_ERROR: 0,
+    }
+
+
+@pytest.mark.parametrize("status", [DeliveryStatus.TIMEOUT, DeliveryStatus.OTHER_ERROR])
+def test_p2_who_is_removed_is_told_what_its_last_delivery_came_to(status: DeliveryStatus) -> None:
+    fan_out = fan_out_of(("a", 1), suspended_ttl_seconds=10)
+    fan_out.publish(batch(0, 1), WAITS, 0.0)
+    fan_out.reported("a", failing(1, 1, status=status), 1.0)
+    fan_out.tick(2.0)
+    fan_out.publish(batch(1, 2), WAITS, 3.0)
+    [removed] = [e for e in fan_out.reported("a", failing(2, 1, status=status), 20.0) if isinstance(e, Remove)]
+    assert removed.status == status
+
+
+def test_p2_who_is_removed_because_its_node_is_away_was_unreachable() -> None:
+    fan_out = fan_out_of(("b", 1), suspended_ttl_seconds=10)
+    fan_out.node_down("b", 0.0, "cut")
+    [removed] = [e for e in fan_out.tick(20.0) if isinstance(e, Remove)]
+    assert removed.status == DeliveryStatus.SUBSCRIBER_UNREACHABLE

@@ -196,7 +196,8 @@ async def test_p10_metrics_are_of_all_topics_or_of_one(http: httpx.AsyncClient, 
     assert (await http.post("/v1/topics/default/other/records", json={"records": [{"value": "v"}]})).status_code == 200
     of_one = (await http.get(METRICS, params={"topic": "/default/orders"})).json()
     assert of_one == {
-        "topic": "/default/orders", "accepted": 2, "rejected": {}, "delivered": 4, "failed": {}, "redelivered": 0,
+        "topic": "/default/orders", "accepted": 2, "rejected": {}, "delivered": 4, "failed": {},
+        "batches": {"Delivered": 1}, "redelivered": 0,
         "queued": 0, "dropped": 0, "missed": 0, "active": 2, "suspended": 0,
     }  # fmt: skip
     of_all = (await http.get(METRICS)).json()
@@ -265,6 +266,20 @@ async def test_p10_events_are_chosen_by_type_and_topic(app: HttpApp, broker: Bro
         assert await event(parts) == ("publish_accepted", "/default/other", {"partition": 0, "count": 1})
 
 
+async def test_p10_snapshots_of_metrics_are_sent_of_all_topics_and_of_one(
+    app: HttpApp, http: httpx.AsyncClient
+) -> None:
+    await put(http)
+    await publish(http, "a", "b")
+    for query, topics in (("types=metrics_snapshot", [None, "/default/orders"]), (
+        "types=metrics_snapshot&topic=/default/orders", ["/default/orders"],
+    )):  # fmt: skip
+        async with listening(app, query) as parts:
+            for expected in topics:
+                kind, topic, fields = await event(parts)
+                assert (kind, topic, fields["accepted"], fields["rejected"]) == ("metrics_snapshot", expected, 2, {})
+
+
 async def _kinds(parts: asyncio.Queue[bytes], count: int) -> AsyncIterator[str]:
     for _ in range(count):
         yield (await event(parts))[0]
@@ -273,7 +288,7 @@ async def _kinds(parts: asyncio.Queue[bytes], count: int) -> AsyncIterator[str]:
 async def test_that_events_were_missed_is_told_whatever_was_asked_for(app: HttpApp, broker: Broker) -> None:
     async with listening(app, "types=topic_created&topic=/default/orders") as parts:
         for _ in range(1200):  # without a moment to send one of them
-            broker.events.tell("publish_accepted", str(NAME))
+            broker.events.tell("topic_created", "/default/other")
         kind, topic, fields = await event(parts)
         assert (kind, topic) == ("events_missed", None)
         assert fields["count"] >= 1200 - 1000 - 1

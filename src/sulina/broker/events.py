@@ -1,13 +1,14 @@
 """What happens on a node, told to whoever listens. A listener that is too slow misses events, and is told how many."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import structlog
 
+from sulina.core.pubsub import PubSubEventType
 from sulina.errors import LimitReached
 from sulina.ports import Clock
 
@@ -32,6 +33,7 @@ class EventStream:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._listeners: set[_Listener] = set()
+        self.snapshots_asked = 0  # listeners that have begun and named metrics_snapshot
 
     def emit(self, type_: str, topic: object = None, **fields: Any) -> None:
         """Log it, and tell everybody."""
@@ -49,15 +51,20 @@ class EventStream:
         if self._listeners:
             event = Event(at=self._clock.now(), type=type_, topic=name, fields=fields)
             for listener in self._listeners:
-                listener.put(event)
+                if not listener.types or type_ in listener.types:
+                    listener.put(event)
 
     @contextmanager
-    def listen(self) -> Iterator[AsyncIterator[Event]]:
-        """The events from now on. LimitReached."""
+    def listen(self, types: Collection[str] = ()) -> Iterator[AsyncIterator[Event]]:
+        """The events from now on: all of them, or those of these types. LimitReached.
+
+        That it missed events a listener is told in any case.
+        """
         if len(self._listeners) >= LISTENERS_MAX:
             raise LimitReached(kind="listeners to events", limit=LISTENERS_MAX)
-        listener = _Listener(self._clock)
+        listener = _Listener(self._clock, frozenset(types))
         self._listeners.add(listener)
+        self.snapshots_asked += PubSubEventType.METRICS_SNAPSHOT in listener.types
         try:
             yield listener
         finally:
@@ -72,7 +79,8 @@ class EventStream:
 class _Listener:
     """A bounded queue that counts what does not fit."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, types: frozenset[str]) -> None:
+        self.types = types  # empty: all
         self._clock = clock
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=QUEUE_EVENTS_MAX)
         self._missed = 0

@@ -18,6 +18,7 @@ from sulina.config import (
     DEFAULT_BROKER_ID,
     DEFAULT_DATA,
     DEFAULT_HTTP,
+    DEFAULT_METRICS_EVENT_SECONDS,
     DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS,
     DEFAULT_SUSPENDED_TTL_SECONDS,
     LogFormat,
@@ -45,6 +46,7 @@ def serve(
     ] = None,
     suspended_ttl_seconds: Annotated[float | None, Parameter(show_default=f"{DEFAULT_SUSPENDED_TTL_SECONDS:g}")] = None,
     compress_checkpoints: bool | None = None,
+    metrics_event_seconds: Annotated[float | None, Parameter(show_default=f"{DEFAULT_METRICS_EVENT_SECONDS:g}")] = None,
     cluster: ClusterFlags = ALONE,
     config: str | None = None,
     insecure: bool | None = None,
@@ -68,6 +70,8 @@ def serve(
         A subscriber without a success for so long is removed.
     compress_checkpoints
         Write the checkpoints of logs as gzip: smaller files, a little more work.
+    metrics_event_seconds
+        How often changed metrics are told on the event stream, while anybody listens.
     config
         A TOML file; without it ./sulina.toml, if there is one.
     insecure
@@ -86,6 +90,7 @@ def serve(
         "subscriber_timeout_seconds": subscriber_timeout_seconds,
         "suspended_ttl_seconds": suspended_ttl_seconds,
         "compress_checkpoints": compress_checkpoints,
+        "metrics_event_seconds": metrics_event_seconds,
         "insecure": insecure,
         "log_format": log_format,
         "log_level": log_level,

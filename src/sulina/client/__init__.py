@@ -5,12 +5,14 @@ from sulina.client.client import Client
 from sulina.client.connect import Connecting, connecting
 from sulina.client.connection import Connection, Connector
 from sulina.client.events import Events
+from sulina.client.handling import Handler
+from sulina.client.identity import IdentitySubscriber
 from sulina.client.message import Delivered, Message, PubSubMessage, Received
 from sulina.client.options import ClientOptions
 from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus, SplitFailed
 from sulina.client.pubsub import PubSub, TopicPublisher
 from sulina.client.reader import Reader
-from sulina.client.subscriber import Handler, Subscriber
+from sulina.client.subscriber import Subscriber
 from sulina.client.subscription import Subscription
 from sulina.client.sync import SyncClient, SyncDelivered, SyncReader, SyncSubscription
 from sulina.client.sync_batching import SyncBatchingProducer, SyncReceipt
@@ -33,6 +35,7 @@ __all__ = [
     "DeliveryPolicy",
     "Events",
     "Handler",
+    "IdentitySubscriber",
     "Message",
     "OnFailure",
     "PartitionBehavior",

@@ -38,11 +38,14 @@ def merged_all(lists: Iterable[Sequence[SubscriptionInfo]]) -> list[Subscription
 def summed(parts: Sequence[PubSubMetrics]) -> PubSubMetrics:
     """What became of messages, at all brokers together."""
     totals: dict[str, int] = Counter()
-    rejected, failed = Counter[str](), Counter[str]()
+    rejected, failed, batches = Counter[str](), Counter[str](), Counter[str]()
     for part in parts:
         rejected.update(part.rejected)
         failed.update(part.failed)
+        batches.update(part.batches)
         for name in PubSubMetrics.__struct_fields__:
             if isinstance(value := getattr(part, name), int):
                 totals[name] += value
-    return PubSubMetrics(topic=parts[0].topic, rejected=dict(rejected), failed=dict(failed), **totals)
+    return PubSubMetrics(
+        topic=parts[0].topic, rejected=dict(rejected), failed=dict(failed), batches=dict(batches), **totals
+    )

@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, overload
 
 import msgspec
 
@@ -19,9 +19,11 @@ from sulina.client.checks import PositionLike, TopicLike, checked_text, position
 from sulina.client.client import Client
 from sulina.client.connect import Connecting
 from sulina.client.events import Events
+from sulina.client.handling import Handler
+from sulina.client.identity import IdentitySubscriber
 from sulina.client.message import HeadersLike, Message, header_pairs
 from sulina.client.publish_ack import PublishAck
-from sulina.client.subscriber import Handler, Subscriber, SubscriberTerms
+from sulina.client.subscriber import Subscriber, SubscriberTerms
 from sulina.client.sync import SyncClient
 from sulina.core.batching import BatchingRules
 from sulina.core.pubsub import PublishOptions
@@ -47,6 +49,7 @@ EVENT_TYPES_MAX = 100
 REJECTED_TOPICS_MAX = 1000  # that are counted apart
 
 OnRemoved = Callable[[SulinaError], object]
+AnySubscriber = Subscriber | IdentitySubscriber
 
 
 class PubSub:
@@ -68,8 +71,8 @@ class PubSub:
         self._source = source
         self._client: Client | None = None
         self._turn = asyncio.Lock()  # starts and stops, one after the other
-        self._subscribers: dict[tuple[str, str], Subscriber] = {}  # by topic and name; also those that are joining
-        self._handlers: dict[tuple[str, object], Subscriber] = {}  # by topic and handler
+        self._subscribers: dict[tuple[str, str], AnySubscriber] = {}  # by topic and name; also those that are joining
+        self._handlers: dict[tuple[str, object], AnySubscriber] = {}  # by topic and handler
         self._events: set[Events] = set()
         self._rejected: dict[str, Counter[str]] = {}  # by topic: what was never sent
         self._producers: list[BatchingProducer] = []
@@ -146,22 +149,52 @@ class PubSub:
 
     # Subscribing
 
+    @overload
     async def subscribe(
         self,
         topic: TopicLike,
         handler: Handler,
         *,
+        identity: None = None,
         name: str | None = None,
         start: PositionLike = "latest",
         batches: bool = False,
         on_removed: OnRemoved | None = None,
-    ) -> Subscriber:
+    ) -> Subscriber: ...
+
+    @overload
+    async def subscribe(
+        self,
+        topic: TopicLike,
+        handler: Handler,
+        *,
+        identity: str | None,
+        name: str | None = None,
+        start: PositionLike = "latest",
+        batches: bool = False,
+        on_removed: OnRemoved | None = None,
+    ) -> AnySubscriber: ...
+
+    async def subscribe(
+        self,
+        topic: TopicLike,
+        handler: Handler,
+        *,
+        identity: str | None = None,
+        name: str | None = None,
+        start: PositionLike = "latest",
+        batches: bool = False,
+        on_removed: OnRemoved | None = None,
+    ) -> AnySubscriber:
         """Have `handler` called with every message from now on, or from `start` on, where the topic keeps them.
 
         One message after the other, or lists of them with `batches`; in order, and once at a time, for each partition.
         What returns is acked; what raises has failed: the subscriber is suspended, and tried again later. A coroutine
         function runs on the event loop, a plain function in a thread of the subscriber's own. NotStarted,
         DuplicateSubscriber, TopicNotFound. `on_removed` is called on the loop when the topic lets the subscriber go.
+
+        With an `identity` it offers to serve that name: of all who do, anywhere, one gets the messages of a partition,
+        and when it fails or is gone the next one goes on where it was. `start` counts when the identity is new.
         """
         client = self.client
         if not callable(handler):
@@ -178,24 +211,36 @@ class PubSub:
         if by_handler in self._handlers:
             other = self._handlers[by_handler].name
             raise DuplicateSubscriber(f"{other} is subscribed to {terms.topic} with this handler already")
-        subscriber = Subscriber(
-            client.brokers,
-            client.codec,
-            self.registry,
-            terms,
-            handler,
-            on_removed=on_removed,
-            on_end=self._forget,
-        )
+        subscriber: AnySubscriber
+        if identity is None:
+            subscriber = Subscriber(
+                client.brokers,
+                client.codec,
+                self.registry,
+                terms,
+                handler,
+                on_removed=on_removed,
+                on_end=self._forget,
+            )
+        else:
+            subscriber = IdentitySubscriber(
+                client,
+                identity,
+                self.registry,
+                terms,
+                handler,
+                on_removed=on_removed,
+                on_end=self._forget,
+            )
         self._subscribers[by_name] = self._handlers[by_handler] = subscriber
         await subscriber.open()
         return subscriber
 
-    def _forget(self, subscriber: Subscriber) -> None:
+    def _forget(self, subscriber: AnySubscriber) -> None:
         del self._subscribers[subscriber.topic, subscriber.name]
         del self._handlers[subscriber.topic, _identity(subscriber.handler)]
 
-    async def unsubscribe(self, topic: TopicLike, subscriber: Subscriber | str) -> None:
+    async def unsubscribe(self, topic: TopicLike, subscriber: AnySubscriber | str) -> None:
         """By the subscriber, or by its name. NotStarted, SubscriberNotFound."""
         _ = self.client
         name = subscriber if isinstance(subscriber, str) else subscriber.name
@@ -205,7 +250,7 @@ class PubSub:
         await known.unsubscribe()
 
     @property
-    def subscribers(self) -> list[Subscriber]:
+    def subscribers(self) -> list[AnySubscriber]:
         """All that are subscribed here, and those that are joining."""
         return list(self._subscribers.values())
 

@@ -10,19 +10,16 @@
 
 import asyncio
 import contextlib
-import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from sulina.client.batches import BatchCodec, within
 from sulina.client.brokers import Brokers
+from sulina.client.handling import Handler, HandlerCalls, calling, reason_of, threads_for
 from sulina.client.message import PubSubMessage
 from sulina.client.session import Session
 from sulina.core.serialization import SerializationRegistry
@@ -36,11 +33,7 @@ JOIN_SECONDS = 15.0  # for an answer, before another broker is asked; a node wai
 LEAVE_SECONDS = 5.0
 STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
 
-# Called with a message, or with a list of them. If what it returns can be awaited, it is.
-Handler = Callable[[Any], object]
-
 _logger = logging.getLogger("sulina.client")
-_calling: ContextVar["Subscriber | None"] = ContextVar("sulina_subscriber", default=None)  # whose handler this is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,45 +147,6 @@ class _Line:
         self.tail, self.has_failed = None, False
 
 
-class _Calls:
-    """Calls of one handler, one after the other, until one raises or there is no more need for them."""
-
-    def __init__(self, handler: Handler, arguments: Sequence[object], is_over: Callable[[], bool]) -> None:
-        self.done = 0
-        self._handler = handler
-        self._arguments = arguments
-        self._is_over = is_over
-
-    async def run(self, threads: ThreadPoolExecutor | None) -> None:
-        """Without threads, the handler is a coroutine function."""
-        while self._goes_on():
-            if threads is None:
-                result = self._handler(self._arguments[self.done])
-            else:
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(threads, copy_context().run, self._run_plain)
-                if result is None:
-                    return
-            assert inspect.isawaitable(result)
-            await result
-            self.done += 1
-
-    def _run_plain(self) -> object:
-        """In a thread: all of them, or up to the first that is to be awaited."""
-        try:
-            while self._goes_on():
-                result = self._handler(self._arguments[self.done])
-                if inspect.isawaitable(result):
-                    return result
-                self.done += 1
-        except StopIteration as error:  # no future can carry it
-            raise RuntimeError("the handler raised StopIteration") from error
-        return None
-
-    def _goes_on(self) -> bool:
-        return self.done < len(self._arguments) and not self._is_over()
-
-
 class Subscriber:
     """Made by `PubSub.subscribe`. It is subscribed until it unsubscribes, or the topic removes it."""
 
@@ -217,7 +171,7 @@ class Subscriber:
         self._registry = registry
         self._on_removed = on_removed
         self._on_end = on_end
-        self._threads = None if _is_async(handler) else ThreadPoolExecutor(1, f"sulina-{terms.name}")
+        self._threads = threads_for(handler, terms.name)
         self._lines: dict[int, _Line] = {}
         self._attachment: _Attachment | None = None
         self._is_attached = False
@@ -265,7 +219,7 @@ class Subscriber:
 
     async def leave(self, seconds: float | None) -> None:
         """As `unsubscribe`; a call that takes longer than so long is cancelled, or left to itself in its thread."""
-        is_inside = _calling.get() is self
+        is_inside = calling.get() is self
         if self._is_over:
             if not is_inside:
                 await self.wait_removed()
@@ -398,7 +352,7 @@ class Subscriber:
 
     async def _work(self, line: _Line) -> None:
         """Handle what waits, until nothing does."""
-        _calling.set(self)
+        calling.set(self)
         try:
             while line.waiting and not self._is_over:
                 attachment, frame = line.waiting.popleft()
@@ -426,16 +380,16 @@ class Subscriber:
         try:
             messages = self._messages(frame, line.position if attachment.is_reliable else None)
             arguments = [messages] if messages and self.terms.batches else messages
-            calls = _Calls(self.handler, arguments, lambda: self._is_over)
+            calls = HandlerCalls(self.handler, arguments, lambda: self._is_over)
             await calls.run(self._threads)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return _reason(error)  # the handler's own
+            return reason_of(error)  # the handler's own
         except Exception as error:
             _logger.exception("the handler of %s failed with a delivery of %s", self.name, self.topic)
-            return _reason(error)
+            return reason_of(error)
         finally:
             if calls is not None and messages is not None:
                 count = len(messages) if self.terms.batches and calls.done else calls.done
@@ -456,11 +410,3 @@ class Subscriber:
             for start, end in frame.ranges
             for record in within(records, start if position is None else max(start, position), end)
         ]  # fmt: skip
-
-
-def _is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

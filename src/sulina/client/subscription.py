@@ -47,6 +47,11 @@ class Subscription:
         self._error: SulinaError | None = None
         self._closed = asyncio.Event()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether any node sends to it at this moment."""
+        return bool(self._attachments.live)
+
     async def open(self) -> None:
         """Attach, and stay attached. The node's errors, such as SubscriptionBusy."""
         async with self._opening:

@@ -8,11 +8,11 @@ from typing import Any, Self, TypeVar
 from sulina.client.batching_producer import BatchingProducer, OnFailure
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.events import Events
+from sulina.client.handling import Handler
 from sulina.client.loop_thread import Run
 from sulina.client.message import HeadersLike
 from sulina.client.publish_ack import PublishAck
-from sulina.client.pubsub import OnRemoved, PubSub, TopicPublisher
-from sulina.client.subscriber import Handler, Subscriber
+from sulina.client.pubsub import AnySubscriber, OnRemoved, PubSub, TopicPublisher
 from sulina.client.sync import SyncClient
 from sulina.client.sync_batching import SyncBatchingProducer
 from sulina.core.batching import BatchingRules
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class SyncSubscriber:
     """Subscribed until it unsubscribes, or the topic removes it."""
 
-    def __init__(self, subscriber: Subscriber, run: Run) -> None:
+    def __init__(self, subscriber: AnySubscriber, run: Run) -> None:
         self.asynchronous = subscriber
         self._run = run
 
@@ -206,16 +206,19 @@ class SyncPubSub:
         topic: TopicLike,
         handler: Handler,
         *,
+        identity: str | None = None,
         name: str | None = None,
         start: PositionLike = "latest",
         batches: bool = False,
         on_removed: OnRemoved | None = None,
     ) -> SyncSubscriber:
         """Have `handler` called with every message. `on_removed` is called in the thread of the client's loop."""
-        work = self._pubsub.subscribe(topic, handler, name=name, start=start, batches=batches, on_removed=on_removed)
+        work = self._pubsub.subscribe(
+            topic, handler, identity=identity, name=name, start=start, batches=batches, on_removed=on_removed
+        )
         return SyncSubscriber(self._run(work), self._run)
 
-    def unsubscribe(self, topic: TopicLike, subscriber: SyncSubscriber | Subscriber | str) -> None:
+    def unsubscribe(self, topic: TopicLike, subscriber: SyncSubscriber | AnySubscriber | str) -> None:
         """By the subscriber, or by its name."""
         known = subscriber.asynchronous if isinstance(subscriber, SyncSubscriber) else subscriber
         self._run(self._pubsub.unsubscribe(topic, known))

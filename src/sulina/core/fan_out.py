@@ -262,11 +262,13 @@ class FanOut:
         status = DeliveryStatus.SUBSCRIBER_UNREACHABLE
         records = attempt.end - attempt.start
         self.counts.failed_records[status] += records * subscribers
+        self.counts.reported_batches[status] += 1
         fields = {"node": node.name, "attempt": attempt.number, "subscribers": subscribers, "count": records}
         return Tell(PubSubEventType.DELIVERY_FAILED, {**fields, "status": status, "reason": reason})
 
     def _wait_for_node(self, subscriber: Subscriber, reason: str, now: float) -> Effect:
         subscriber.away_since = now
+        subscriber.failed_with = DeliveryStatus.SUBSCRIBER_UNREACHABLE
         subscriber.status, subscriber.reason = SubscriberStatus.SUSPENDED, reason
         self._wake(subscriber, subscriber.expires_at(self._config.suspended_ttl_seconds))
         return _told(PubSubEventType.SUBSCRIBER_SUSPENDED, subscriber, reason=reason)
@@ -414,6 +416,7 @@ class FanOut:
         attempt = node.pending.get(report.attempt)
         if attempt is None:
             return []
+        self.counts.reported_batches[report.status] += 1
         effects: list[Effect] = []
         handles: Collection[int] = node.valid_handles(attempt)
         if report.failed:
@@ -464,6 +467,7 @@ class FanOut:
             self._set_back(subscriber, first.start)
         node.void(subscriber)
         node.probation.pop(failure.handle, None)
+        subscriber.failed_with = status
         subscriber.failures += 1
         if subscriber.failed_since is None:
             subscriber.failed_since = now
@@ -483,7 +487,7 @@ class FanOut:
 
     def _expired(self, node: Node, subscriber: Subscriber) -> list[Effect]:
         reason = f"suspended for more than {self._config.suspended_ttl_seconds:g} s ({subscriber.reason})"
-        return [Remove(subscriber.member, reason), *self._remove(node, subscriber, reason)]
+        return [Remove(subscriber.member, reason, subscriber.failed_with), *self._remove(node, subscriber, reason)]
 
     def _resume(self, node: Node, subscribers: list[Subscriber]) -> list[Effect]:
         """They are sent to again. Only a success ends what has been held against them."""

@@ -41,6 +41,7 @@ class Remove(Struct, frozen=True):
 
     member: Member
     reason: str
+    status: DeliveryStatus  # of its last delivery
 
 
 class Tell(Struct, frozen=True):
@@ -60,6 +61,9 @@ class FanOutCounts:
     delivered_records: int = 0
     failed_records: dict[DeliveryStatus, int] = field(
         default_factory=lambda: {status: 0 for status in DeliveryStatus if status != DeliveryStatus.DELIVERED}
+    )
+    reported_batches: dict[DeliveryStatus, int] = field(  # sent to a node, by the status of their reports
+        default_factory=lambda: dict.fromkeys(DeliveryStatus, 0)
     )
     queued_batches: int = 0  # that had to wait for a node
     queued_records: int = 0

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sulina.core.fan_out_effects import Payload
-from sulina.core.pubsub import Member, PubSubConfig, SubscriberInfo, SubscriberStatus
+from sulina.core.pubsub import DeliveryStatus, Member, PubSubConfig, SubscriberInfo, SubscriberStatus
 
 SETS_MAX = 16  # of handles that are looked up
 
@@ -25,6 +25,7 @@ class Subscriber:
     group: "Group | None" = None
     status: SubscriberStatus = SubscriberStatus.ACTIVE
     reason: str = ""  # why it is suspended
+    failed_with: DeliveryStatus = DeliveryStatus.SUBSCRIBER_UNREACHABLE  # at last; its node may be away from the start
     failures: int = 0  # since its last success
     failed_since: float | None = None  # the first of them
     away_since: float | None = None  # its node cannot be reached

@@ -69,6 +69,7 @@ class PubSubConfig:
     unacked_bytes_max: int = 16 << 20  # that one subscriber may have
     unacked_batches_max: int = 1_000
     subscribers_max: int = 100_000  # of one partition
+    metrics_event_seconds: float = 10.0  # from one snapshot of metrics on the stream of events to the next
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -85,7 +86,7 @@ class Envelope(Struct, frozen=True):
 
 
 class DeliveryStatus(StrEnum):
-    """What became of a batch, for one subscriber."""
+    """What became of a batch, for one subscriber or for all of a node."""
 
     DELIVERED = "Delivered"
     TIMEOUT = "Timeout"
@@ -110,6 +111,12 @@ class DeliveryReport(Struct, frozen=True, array_like=True):
     attempt: int
     failed: tuple[SubscriberFailure, ...] = ()
     slow: tuple[int, ...] = ()  # handles; only with attempt 0
+
+    @property
+    def status(self) -> DeliveryStatus:
+        """Return the status of the batch: Delivered to all, what all failures have in common, or OtherError."""
+        statuses = {failure.status for failure in self.failed} or {DeliveryStatus.DELIVERED}
+        return statuses.pop() if len(statuses) == 1 else DeliveryStatus.OTHER_ERROR
 
 
 class SubscriberStatus(StrEnum):
@@ -153,3 +160,4 @@ class PubSubEventType(StrEnum):
     BATCH_QUEUED = "batch_queued"  # partition, node, count: it waits for a node
     BATCH_DROPPED = "batch_dropped"  # partition, node, count
     QUEUE_FLUSHED = "queue_flushed"  # partition, node, batches
+    METRICS_SNAPSHOT = "metrics_snapshot"  # the fields of PubSubMetrics; without a topic: of all topics

@@ -5,8 +5,7 @@ A listener may ask for some types, and for one topic. That it missed events it i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,15 +44,16 @@ class EventFeed:
 
     async def get_events(self, exchange: Exchange) -> None:
         """GET /v1/events"""
-        is_wanted = _chosen(**read_query(exchange.scope["query_string"], EVENTS_QUERY))
-        with self._broker.events.listen() as events:
+        query = read_query(exchange.scope["query_string"], EVENTS_QUERY)
+        topic = None if (given := query.get("topic")) is None else str(TopicName.parse(given))
+        with self._broker.events.listen(query.get("types", ())) as events:
             await exchange.start_stream(EVENT_STREAM, [(b"cache-control", b"no-store")])
             if exchange.scope["method"] == "HEAD":
                 await exchange.stream(b"", is_last=True)
                 return
             await exchange.stream(_HEARTBEAT)
             async with asyncio.TaskGroup() as tasks:
-                sending = tasks.create_task(self._send(events, is_wanted, exchange), name="events-send")
+                sending = tasks.create_task(self._send(events, topic, exchange), name="events-send")
                 endings = {
                     tasks.create_task(exchange.wait_gone(), name="events-gone"),
                     tasks.create_task(self._stopped.wait(), name="events-stop"),
@@ -63,10 +63,8 @@ class EventFeed:
                     task.cancel()
             await exchange.stream(b"", is_last=True)
 
-    async def _send(
-        self, events: "AsyncIterator[Event]", is_wanted: "Callable[[Event], bool]", exchange: Exchange
-    ) -> None:
-        """Until there are no more events."""
+    async def _send(self, events: "AsyncIterator[Event]", topic: str | None, exchange: Exchange) -> None:
+        """Those of one topic, or all, until there are no more events."""
         following: asyncio.Future[Event] = asyncio.ensure_future(anext(events))
         now = asyncio.get_running_loop().time
         heartbeat_at = now() + self._limits.heartbeat_seconds
@@ -77,7 +75,7 @@ class EventFeed:
                 if done:
                     event = following.result()
                     following = asyncio.ensure_future(anext(events))
-                    if is_wanted(event):
+                    if topic in (None, event.topic) or event.type == _MISSED:
                         part = b"data: " + _encoder.encode(event) + b"\n\n"
                 if not part and now() >= heartbeat_at:  # also where much happens that nobody asked for
                     part = _HEARTBEAT
@@ -88,14 +86,3 @@ class EventFeed:
             return
         finally:
             following.cancel()
-
-
-def _chosen(*, types: frozenset[str] = frozenset(), topic: str | None = None) -> "Callable[[Event], bool]":
-    """Whether an event is one of those that were asked for. InvalidName."""
-    return partial(_is_wanted, types, None if topic is None else str(TopicName.parse(topic)))
-
-
-def _is_wanted(types: frozenset[str], topic: str | None, event: "Event") -> bool:
-    if event.type == _MISSED:
-        return True
-    return (not types or event.type in types) and topic in (None, event.topic)

@@ -134,6 +134,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("PubSubMetrics", "rejected"): "Publishes that were not, by reason.",
     ("PubSubMetrics", "delivered"): "Messages that subscribers have acked: one for two subscribers counts twice.",
     ("PubSubMetrics", "failed"): "Messages that subscribers did not take, by status.",
+    ("PubSubMetrics", "batches"): "Batches that were sent to nodes, by the status of their reports.",
     ("PubSubMetrics", "redelivered"): "Messages that were sent again.",
     ("PubSubMetrics", "queued"): "Batches that wait for a node at this moment.",
     ("PubSubMetrics", "dropped"): "Messages that were left out for a node that could not be reached.",

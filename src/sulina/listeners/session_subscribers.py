@@ -158,11 +158,10 @@ class SessionListeners:
 
     async def _tell(self, listener: int, types: frozenset[str], begun: "asyncio.Future[None]") -> None:
         try:
-            with self._broker.events.listen() as events:
+            with self._broker.events.listen(types) as events:
                 begun.set_result(None)
                 async for event in events:
-                    if not types or event.type in types or event.type == "events_missed":
-                        await self._outbox.wait_room()  # who reads slowly misses events, and is told how many
-                        self._outbox.put(Happened(listener, event.at, str(event.type), event.topic, event.fields), 200)
+                    await self._outbox.wait_room()  # who reads slowly misses events, and is told how many
+                    self._outbox.put(Happened(listener, event.at, str(event.type), event.topic, event.fields), 200)
         except LimitReached as error:
             begun.set_exception(error)

@@ -184,6 +184,7 @@ def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | N
         pubsub=PubSubConfig(
             subscriber_timeout_seconds=settings.subscriber_timeout_seconds,
             suspended_ttl_seconds=settings.suspended_ttl_seconds,
+            metrics_event_seconds=settings.metrics_event_seconds,
         ),
         span=tracing.span if tracing is not None else no_span,
         steps=kill_steps(),

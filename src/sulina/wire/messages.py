@@ -218,6 +218,7 @@ class PubSubMetrics(Struct, frozen=True, kw_only=True):
     rejected: dict[str, int] = {}  # by reason
     delivered: int = 0
     failed: dict[str, int] = {}  # deliveries to subscribers, by status
+    batches: dict[str, int] = {}  # sent to nodes, by the status of their reports
     redelivered: int = 0
     queued: int = 0  # that wait for a node at this moment
     dropped: int = 0

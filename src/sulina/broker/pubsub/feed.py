@@ -172,8 +172,9 @@ class Feed:
                 case ResumeAt(node, handles):
                     packed = pack_handles(handles)
                     self._links.send(node, Resume(self._topic, self.name.partition, self._fence, packed))
-                case Remove(member, reason):
-                    self._remove(member.node, [member.handle], SubscriberRemoved(topic=self._topic, reason=reason))
+                case Remove(member, reason, status):
+                    error = SubscriberRemoved(topic=self._topic, reason=reason, status=str(status))
+                    self._remove(member.node, [member.handle], error)
                 case Tell(type_, fields):
                     self._events.tell(type_, self._topic, partition=self.name.partition, **fields)
         self._wake.set()

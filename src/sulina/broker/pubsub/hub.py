@@ -18,6 +18,7 @@ from sulina.broker.pubsub.endpoint import Delivery, Endpoint, LocalSubscriber
 from sulina.broker.pubsub.feed import Feed, Links
 from sulina.broker.pubsub.peers import PeerEvents, Peers
 from sulina.broker.pubsub.relay import Relay
+from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import Taken, Totals, added, summed
 from sulina.broker.topic import Topic
 from sulina.core.fan_out import FanOut, FanOutCounts
@@ -69,6 +70,10 @@ class Knows(Protocol):
         """The broker that serves it, if it is there."""
         ...
 
+    def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
+        """Return the metrics of one topic, or of all."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -101,6 +106,12 @@ class Hub:
         self._links = Links(self.send, self._is_up, self._has_room)
         self.endpoint = Endpoint(config, send=self.send, clock=clock)
         self.feeds: dict[PartitionName, Feed] = {}
+        self._snapshots = MetricsSnapshots(
+            knows.pubsub_metrics,
+            lambda: [topic.name for topic in knows.known_topics()],
+            seconds=config.metrics_event_seconds,
+            events=events,
+        )
         self._totals = Totals()
         self._relays: dict[PartitionName, Relay] = {}
         self._starts: dict[int, str] = {}  # where a subscriber that has not been anywhere begins, by handle
@@ -454,7 +465,7 @@ class Hub:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = self._clock.monotonic()
-            parts: list[Endpoint | Feed] = [self.endpoint, *self.feeds.values()]
+            parts: list[Endpoint | Feed | MetricsSnapshots] = [self.endpoint, *self.feeds.values(), self._snapshots]
             for part in parts:
                 try:
                     part.tick(now)

@@ -33,6 +33,8 @@ def added(parts: Iterable[FanOutCounts]) -> FanOutCounts:
                 setattr(total, one.name, getattr(total, one.name) + value)
         for status, count in part.failed_records.items():
             total.failed_records[status] += count
+        for status, count in part.reported_batches.items():
+            total.reported_batches[status] += count
     return total
 
 
@@ -70,6 +72,7 @@ def summed(topic: str | None, taken: Iterable[Taken], counts: FanOutCounts, here
         rejected={str(reason): count for reason, count in rejected.items()},
         delivered=counts.delivered_records,
         failed={str(status): count for status, count in counts.failed_records.items() if count},
+        batches={str(status): count for status, count in counts.reported_batches.items() if count},
         redelivered=counts.redelivered_records,
         queued=sum(fan_out.waiting_batches for fan_out in fan_outs),
         dropped=counts.dropped_records,

@@ -1,0 +1,74 @@
+"""Snapshots of metrics on the stream of events: of all topics together, and of each topic.
+
+A listener that names them is told all of them when it begins. All listeners are told, at every interval, those that
+have changed. While nobody listens there are none. Few go out at a tick, so that they fill nobody's queue.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import asdict
+
+from sulina.broker.events import EventStream
+from sulina.core.pubsub import PubSubEventType
+from sulina.errors import TopicNotFound
+from sulina.types import TopicName
+from sulina.wire.messages import PubSubMetrics
+
+TOPICS_A_TICK = 20
+
+
+class MetricsSnapshots:
+    """Tells snapshots of metrics when it is ticked."""
+
+    def __init__(
+        self,
+        metrics: Callable[[TopicName | None], PubSubMetrics],
+        topics: Callable[[], Iterable[TopicName]],
+        *,
+        seconds: float,
+        events: EventStream,
+    ) -> None:
+        self._metrics = metrics
+        self._topics = topics
+        self._seconds = seconds
+        self._events = events
+        self._told: dict[TopicName | None, PubSubMetrics] = {}
+        self._waiting: deque[TopicName | None] = deque()
+        self._due: float | None = None  # nobody listens
+        self._asked = 0
+
+    def tick(self, now: float) -> None:
+        """Tell what is due at this time."""
+        if not self._events.is_heard:
+            self._told.clear()
+            self._due = None
+            return
+        if self._asked != self._events.snapshots_asked:
+            self._asked = self._events.snapshots_asked
+            self._told.clear()
+            self._due = now
+        elif self._due is None:
+            self._due = now + self._seconds
+        if now >= self._due:
+            self._due = now + self._seconds
+            self._waiting = deque([None, *self._topics()])
+            self._told = {name: self._told[name] for name in self._waiting if name in self._told}
+        told = 0
+        while self._waiting and told < TOPICS_A_TICK:
+            told += self._tell(self._waiting.popleft())
+
+    def _tell(self, name: TopicName | None) -> bool:
+        """Tell the metrics of a topic, or of all; False: there is nothing new."""
+        try:
+            found = self._metrics(name)
+        except TopicNotFound:  # it was deleted since the interval began
+            return False
+        nothing = None if name is None else PubSubMetrics(topic=str(name))
+        if found == self._told.get(name, nothing):
+            return False
+        self._told[name] = found
+        fields = asdict(found)
+        topic = fields.pop("topic")
+        self._events.tell(PubSubEventType.METRICS_SNAPSHOT, topic, **fields)
+        return True

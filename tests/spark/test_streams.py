@@ -113,14 +113,17 @@ def test_s2_a_write_with_a_txn_is_written_once(
 def test_s1_a_limit_divides_what_is_read_into_batches(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
+    """S10: and with a name, its position follows; the last batch is told when the next one is planned."""
     source = topic(2)
     fill(client, source, 100)
-    reports = run_once(stream(spark, source, node.url, maxRowsPerTrigger=30), tmp_path, "noop")
+    reports = run_once(stream(spark, source, node.url, maxRowsPerTrigger=30, reader="limited"), tmp_path, "noop")
     rows = [report["numInputRows"] for report in reports if report["numInputRows"]]
     assert sum(rows) == 100
     assert max(rows) <= 30
     last = [report for report in reports if report["numInputRows"]][-1]["sources"][0]["endOffset"]
     assert sum(json.loads(last)[source].values() if isinstance(last, str) else last[source].values()) == 100
+    registered = sum(one.offset for one in client.reader("limited", source).positions)
+    assert 100 - rows[-1] <= registered <= 100
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from sulina.client import Message, SyncClient
 from sulina.core.commit import Commit
 from sulina.core.scan import Range
-from sulina.errors import OffsetOutOfRange
+from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import logs
 from sulina.spark.errors import IncompleteScan
 from sulina.spark.options import ReadOptions
@@ -39,6 +39,7 @@ WAIT_SECONDS = 30.0
 ARCHIVED = [40, 40]  # records of each slice
 TAIL = [5, 7]
 VALUE_BYTES = 100
+AT = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 def half_archived(client: SyncClient, topic: Topic, *, value_bytes: int = VALUE_BYTES) -> tuple[str, int]:
@@ -65,7 +66,11 @@ def options(node: Serving, topic: str, **more: Any) -> dict[str, str]:
 
 def planned(node: Serving, topic: str, filters: Sequence[Filter] = (), **more: Any) -> list[Task]:
     """What executors would read."""
-    reader = SulinaReader(ReadOptions.of(options(node, topic, **more), is_stream=False))
+    return planned_by(options(node, topic, **more), filters)
+
+
+def planned_by(given: dict[str, str], filters: Sequence[Filter] = ()) -> list[Task]:
+    reader = SulinaReader(ReadOptions.of(given, is_stream=False))
     list(reader.pushFilters(list(filters)))
     return [task for task in reader.partitions() if isinstance(task, Task)]
 
@@ -226,10 +231,43 @@ def test_s1_a_range_that_gives_fewer_records_than_planned_is_an_error(
         list(read_range(reader, longer, ["offset"], fail_on_data_loss=True))
 
 
+# Versions and moments
+
+
+def test_s4_a_scan_begins_at_a_moment_or_a_version_in_every_partition(
+    client: SyncClient, node: Serving, topic: Topic
+) -> None:
+    """S1, S4: partitions count their versions each for itself: one that has not come to it yet has nothing of it."""
+    name = topic(2, policy={"ack": "archived"})
+    for second in range(4):
+        client.publish_batch(name, [Message("x", timestamp_ms=AT + 1000 * second)] * 5, partition=0)
+    client.publish_batch(name, [Message("x", timestamp_ms=AT)] * 3, partition=1)
+    versions = [client.partition(name, number).version for number in range(2)]
+    assert versions[0] == versions[1] + 3
+
+    def read(place: dict[str, str], **more: Any) -> dict[int, list[int]]:
+        given = {"topic": name} | place | {key: str(value) for key, value in more.items()}
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for one in ranges(planned_by(given)):
+            found[one.partition.partition] += range(one.start, one.end)
+        return found
+
+    for place in ({"url": node.url}, {"path": f"file://{node.data.parent}/objects"}, {"path": str(node.data)}):
+        assert read(place, startingTimestamp=AT + 1500) == {0: list(range(10, 20)), 1: []}
+        assert read(place, startingTimestamp="2026-01-01T00:00:01Z") == {0: list(range(5, 20)), 1: []}
+        assert read(place, startingVersion=versions[0]) == {0: list(range(15, 20)), 1: []}
+        assert read(place, startingVersion=versions[0] - 1) == {0: list(range(10, 20)), 1: []}
+        assert read(place, startingVersion=versions[1]) == {0: list(range(20)), 1: [0, 1, 2]}
+        assert read(place, endingVersion=versions[0] - 1) == {0: list(range(15)), 1: [0, 1, 2]}
+        with pytest.raises(VersionNotRetained):
+            read(place, startingVersion=versions[0] + 2)
+        with pytest.raises(VersionNotRetained):
+            read(place, endingVersion=versions[0] + 1)
+
+
 # Push-down
 
 
-AT = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 EARLY, LATE = datetime.fromtimestamp(AT / 1000, UTC), datetime.fromtimestamp(AT / 1000 + 45, UTC)
 
 
@@ -261,6 +299,7 @@ def orders(client: SyncClient) -> str:
         ([LessThan(("timestamp",), EARLY)], {0: (0, 60), 1: (0, 60)}),
         ([GreaterThanOrEqual(("version",), 4), EqualTo(("partition",), 1)], {1: (18, 60)}),
         ([LessThanOrEqual(("version",), 4)], {0: (0, 24), 1: (0, 24)}),
+        ([LessThanOrEqual(("version",), 999), EqualTo(("partition",), 1)], {1: (0, 60)}),
         ([LessThan(("version",), 4), GreaterThan(("version",), 2)], {0: (12, 18), 1: (12, 18)}),
         ([StringStartsWith(("topic",), "x"), EqualTo(("value",), b"v")], {0: (0, 60), 1: (0, 60)}),
     ],

@@ -152,6 +152,8 @@ class BrokerLogs:
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
         commits = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
+        if not commits:
+            raise VersionNotRetained(version=version, oldest=0, current=self._partition(partition).version)
         return commits[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:

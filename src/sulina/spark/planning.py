@@ -1,11 +1,11 @@
 """What a driver decides: from options and logs to offsets, and from offsets to tasks. Nothing is read here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sulina.core.position import At
 from sulina.core.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
-from sulina.errors import OffsetOutOfRange
+from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import Logs, checked_offset, open_logs
@@ -43,8 +43,11 @@ class Planner:
 
     def _offset(self, partition: PartitionName, positions: Positions) -> Offset:
         """Where to begin. What is no longer there is an error, or passed over, as the user wishes."""
+        position = positions.of(partition)
         try:
-            return self.logs.offset(partition, positions.of(partition))
+            if position.at == At.VERSION:
+                return self._at_version(partition, lambda: self.logs.offset(partition, position))
+            return self.logs.offset(partition, position)
         except OffsetOutOfRange as gone:
             if self.options.fail_on_data_loss or gone.offset > gone.end:
                 raise
@@ -53,8 +56,31 @@ class Planner:
     def _end(self, partition: PartitionName) -> Offset:
         position = self.options.ending.of(partition)
         if position.at == At.VERSION:
-            return self.logs.end_of(partition, Version(position.value))
+            return self._at_version(partition, lambda: self.logs.end_of(partition, Version(position.value)))
         return self.logs.offset(partition, position)
+
+    def _at_version(self, partition: PartitionName, ask: Callable[[], Offset]) -> Offset:
+        """Look up a version. A partition that has not come to it, where others have, ends before it.
+
+        VersionNotRetained.
+        """
+        try:
+            return ask()
+        except VersionNotRetained as gone:
+            if gone.version <= gone.current or not self._has_version(Version(gone.version)):
+                raise
+            return self.logs.bounds(partition)[1]
+
+    def _has_version(self, version: Version) -> bool:
+        """Return whether any partition has come to a version."""
+        for partition in self.logs.partitions():
+            try:
+                self.logs.end_of(partition, version)
+            except VersionNotRetained as gone:
+                if gone.version > gone.current:
+                    continue
+            return True
+        return False
 
     def tasks(self, wanted: Mapping[PartitionName, tuple[int, int]]) -> Tasks:
         """Ranges of partitions, divided and grouped so that all cores have work and none has crumbs."""

@@ -8,7 +8,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from sulina.storage.steps import Step
-from tests.support import left_out, needs
+from tests.support import left_out, needs, spark_home
 
 TOGETHER = ("tests/spark/", "tests/cluster/", "tests/pubsub/")  # what is costly to start is started by one worker
 ALONE = "tests/spark/test_exactly_once.py"  # its sessions are in processes of their own
@@ -22,8 +22,9 @@ FIRST = (
 
 os.environ.setdefault("SULINA_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())  # draws tests/mutants
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the many processes that tests start would each compile everything
-# No Java lives long here: what is compiled well comes too late for it.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_home.java_options())
+if spark_home.ARCHIVE.exists():
+    os.environ.setdefault("SPARK_HOME", str(spark_home.HOME))
 
 
 class LongestFirst(LoadFileScheduling):  # type: ignore[misc]

@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from sulina.cli import app
 from sulina.client import Message, SyncClient
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_native import read_delta
 from sulina.spark.errors import PipelineFailed
 from sulina.spark.pipeline.definition import Pipeline, parse
-from sulina.spark.pipeline.replaying import backfill, replay
 from sulina.spark.pipeline.reporting import Reporter
 from sulina.spark.pipeline.runner import Runner
 from sulina.spark.pipeline.stages import Stages
@@ -36,6 +36,7 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
+MOMENT_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 _numbers = itertools.count()
 
 
@@ -161,29 +162,41 @@ def test_s7_a_pipeline_is_a_registered_reader_and_reports(
     assert {table["table"] for table in mine[-1]["tables"]} == {"raw", "orders", "revenue"}
 
 
-def test_s4_a_replay_to_a_version_is_the_table_as_it_was_then_and_a_backfill_brings_what_was_before(
+DEFINITION = """
+name = "replayed"
+url = "{url}"
+tables = "{folder}/tables"
+bronze = [{{table = "raw", topic = "{topic}"}}]
+silver = [{{table = "orders", from = "raw"}}]
+"""
+
+
+def test_s4_a_replay_begins_at_a_moment_a_version_or_an_offset_and_may_end_at_a_version(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
-    name = topic(schema=SCHEMA)
-    client.publish_batch(name, [order(n) for n in range(10)])
-    pipeline = pipeline_of(node, name, tmp_path)
-    run_once(spark, pipeline)
-    version, then = client.partition(name).version, sorted(row.id for row in rows(spark, pipeline, "orders"))
-    client.publish_batch(name, [order(n) for n in range(10, 30)])
-    run_once(spark, pipeline)
-    stages = Stages(spark, pipeline)
-    assert replay(stages, "orders", "then", ending_version=version) == 10
-    assert sorted(row.id for row in read_delta(spark, pipeline.table_uri("then")).collect()) == then
-    assert replay(stages, "raw", "late", starting="offset:25") == 5
-    with pytest.raises(InvalidSettings, match="already"):
-        replay(stages, "orders", "then")
+    name, file = topic(2, schema=SCHEMA), tmp_path / "pipeline.toml"
+    file.write_text(DEFINITION.format(url=node.url, folder=tmp_path, topic=name))
+    sent = [(partition, n) for n in range(0, 30, 10) for partition in range(2)]
+    for partition, first in sent:  # ten records of a second in each commit
+        records = [Message(order(n), timestamp_ms=MOMENT_MS + 100 * n) for n in range(first, first + 10)]
+        client.publish_batch(name, records, partition=partition)
+    second = client.partition(name).version - 1  # of three commits
 
-    begun_late = pipeline_of(node, name, tmp_path / "late", starting="latest")
-    run_once(spark, begun_late)
-    client.publish_batch(name, [order(n) for n in range(30, 35)])
-    run_once(spark, begun_late)
-    late = Stages(spark, begun_late)
-    assert backfill(late, "raw") == 30
-    assert backfill(late, "raw") == 0
-    run_once(spark, begun_late)
-    assert sorted(row.id for row in rows(spark, begun_late, "orders")) == list(range(35))
+    def replayed(table: str, into: str, *words: str) -> list[int]:
+        assert not app(["pipeline", "replay", table, into, str(file), *words, "--master", "local[2]"])
+        found = read_delta(spark, str(tmp_path / "tables" / into)).collect()
+        assert all(found.count(row) == 1 for row in found)
+        column = "offset" if table == "raw" else "_offset"
+        return sorted(row[column] for row in found)
+
+    twice = [[n for n in range(30) for _ in range(2)][2 * first :] for first in (0, 10, 15, 25)]
+    assert replayed("raw", "since_version", "--starting", f"version:{second}") == twice[1]
+    assert replayed("raw", "since_moment", "--starting", f"timestamp:{MOMENT_MS + 1500}") == twice[2]
+    assert replayed("orders", "silver_since_moment", "--starting", "timestamp:2026-01-01T00:00:02.5Z") == twice[3]
+    assert replayed("raw", "since_offset", "--starting", "offset:25") == twice[3]
+    then = replayed("orders", "then", "--to-version", str(second))
+    assert then == twice[0][:40], "the table as it was"
+    middle = replayed("orders", "middle", "--starting", f"version:{second}", "--to-version", str(second))
+    assert middle == twice[1][:20]
+    with pytest.raises(InvalidSettings, match="already"):
+        app(["pipeline", "replay", "orders", "then", str(file), "--master", "local[2]"])

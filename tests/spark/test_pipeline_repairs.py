@@ -263,9 +263,9 @@ def test_s4_a_backfill_takes_nothing_that_the_stream_will_take(
     with pytest.raises(BatchUnfinished, match="the stream of table raw has not begun: run the pipeline"):
         backfill(stages, "raw")
     run_once(spark, pipeline)
-    client.publish_batch(
-        name, [Message(order(n), key=str(n)) for n in range(30, 40)], split=True
-    )  # for the stream to take
+    client.publish_batch(name, [order(n) for n in range(30, 35)], partition=0)
+    run_once(spark, pipeline)  # so that the table holds rows of one partition, and none of the other
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(35, 40)], split=True)  # for the stream
     assert backfill(stages, "raw") == 30
     assert backfill(stages, "raw") == 0
     run_once(spark, pipeline)

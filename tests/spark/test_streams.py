@@ -10,6 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sulina.client import SyncClient
+from sulina.spark.logs import SMALL_BYTES
+from tests.spark.test_scan import half_archived
 from tests.spark.test_source import fill, read, values
 from tests.support.serving import Serving
 
@@ -50,6 +52,19 @@ def test_s1_a_stream_reads_what_comes_and_goes_on_where_it_was(
     assert sorted(int(row.value[1:]) for row in rows) == list(range(50))
     assert {(bytes(row.key), bytes(row.value)) for row in rows} == {(b"k%d" % n, b"v%d" % n) for n in range(50)}
     assert all(row.headers[0].value == b"%d" % int(row.value[1:]) for row in rows)
+
+
+def test_s1_a_table_and_a_stream_have_the_archive_and_the_hot_tail_each_offset_once(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    """What is archived is more than an owner is asked for; the newest records only the owner has."""
+    name, archived = half_archived(client, topic, value_bytes=SMALL_BYTES // 60)
+    info = client.partition(name)
+    assert archived == info.archived_offset == info.end_offset - 12
+    table = read(spark, name, url=node.url, columns="offset")
+    assert sorted(row.offset for row in table.collect()) == list(range(info.end_offset))
+    run_once(stream(spark, name, node.url, columns="offset"), tmp_path, "memory", queryName="hot_tail")
+    assert sorted(row.offset for row in spark.table("hot_tail").collect()) == list(range(info.end_offset))
 
 
 def test_s2_a_batch_that_is_replayed_adds_nothing(
@@ -98,14 +113,17 @@ def test_s2_a_write_with_a_txn_is_written_once(
 def test_s1_a_limit_divides_what_is_read_into_batches(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
+    """S10: and with a name, its position follows; the last batch is told when the next one is planned."""
     source = topic(2)
     fill(client, source, 100)
-    reports = run_once(stream(spark, source, node.url, maxRowsPerTrigger=30), tmp_path, "noop")
+    reports = run_once(stream(spark, source, node.url, maxRowsPerTrigger=30, reader="limited"), tmp_path, "noop")
     rows = [report["numInputRows"] for report in reports if report["numInputRows"]]
     assert sum(rows) == 100
     assert max(rows) <= 30
     last = [report for report in reports if report["numInputRows"]][-1]["sources"][0]["endOffset"]
     assert sum(json.loads(last)[source].values() if isinstance(last, str) else last[source].values()) == 100
+    registered = sum(one.offset for one in client.reader("limited", source).positions)
+    assert 100 - rows[-1] <= registered <= 100
 
 
 @pytest.mark.parametrize(

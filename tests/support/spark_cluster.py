@@ -13,13 +13,14 @@ from pathlib import Path
 from pyspark.find_spark_home import _find_spark_home
 
 from sulina.spark.session import LOOPBACK_SETTINGS
+from tests.support import spark_home
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.05
 WORKERS = 2
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for those that do not live long
+JAVA_OPTIONS = spark_home.java_options()
 
 
 @dataclass(slots=True)

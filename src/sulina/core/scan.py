@@ -160,11 +160,12 @@ def limited(
 
 
 def _bytes(span: Span, start: int, end: int) -> int:
-    return sum(piece.size_bytes for piece in _cut(span, start, end))
+    return sum(piece.size_bytes for piece in cut(span.pieces, start, end))
 
 
-def _cut(span: Span, start: int, end: int) -> Iterator[Piece]:
-    for piece in span.pieces:
+def cut(pieces: Iterable[Piece], start: int, end: int) -> Iterator[Piece]:
+    """Yield the parts of pieces that lie within [start, end), each with its share of the bytes."""
+    for piece in pieces:
         first, last = max(start, piece.start), min(end, piece.end)
         if first < last:
             part = (last - first) / (piece.end - piece.start)
@@ -177,7 +178,7 @@ def ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BYTES) ->
     What is in one object or segment of an archive stays together if it is no larger than that.
     """
     found: list[Range] = []
-    for piece in _cut(span, start, end):
+    for piece in cut(span.pieces, start, end):
         parts = 1 if piece.stored is not None and piece.stored.object else -(-piece.size_bytes // max(1, bytes_max))
         parts = max(1, min(parts, piece.end - piece.start))
         for part in _parts(piece, parts):

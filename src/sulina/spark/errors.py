@@ -108,6 +108,17 @@ class BatchUnfinished(NotAvailable):
         self.table, self.batch = table, batch
 
 
+class IncompleteScan(NotAvailable):
+    """A scan did not get every record that it had planned to read. What it gave so far must not be taken for all."""
+
+    def __init__(self, *, partition: str, start: int, end: int, records: int) -> None:
+        super().__init__(
+            f"offsets [{start}, {end}) of {partition} hold {end - start} records, and {records} of them were found: "
+            f"nothing is left out in silence; run it again, and if that does not help, `sulina audit` says what is gone"
+        )
+        self.partition, self.start, self.end, self.records = partition, start, end, records
+
+
 class TableFailed(SulinaError):
     """A table could not be read or committed to. Whether a commit was made is unknown: try again with the same txn."""
 

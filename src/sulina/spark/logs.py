@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from sulina.core.archive import ArchiveView
 from sulina.core.commit import Commit, SegmentRef, commit_version
 from sulina.core.position import At, Position
-from sulina.core.scan import Piece, Range, Span, TopicChoice
+from sulina.core.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.core.topic import Delivery, Schema
 from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
 from sulina.spark.clients import client_of
@@ -131,19 +132,18 @@ class BrokerLogs:
         ]
         first = local[0].start if local else end
         archived = min(info.archived_offset or 0, end)
-        hot = [piece for piece in local if piece.end > archived]
         if self._objects is None or archived <= start or (first <= start and _size(local, archived) <= SMALL_BYTES):
             # An archive that we cannot reach is no reason to read less: its owner reads it for us.
             older = [Piece(start, first, SMALL_BYTES)] if start < first else []
             return Span(partition, start, end, (*older, *local))
-        slices = self._archive(partition)
-        pieces = [
+        view = self._archive(partition)
+        start = max(start, view.start_offset)  # retention may have gone on since the owner told us
+        older = [
             _piece(slice_, start, archived)
-            for slice_ in slices
-            if slice_.base < archived and slice_.next_offset > start
+            for slice_ in view.slices
+            if slice_.size and slice_.base < archived and slice_.next_offset > start
         ]
-        hot = [Piece(Offset(max(piece.start, archived)), piece.end, piece.size_bytes) for piece in hot]
-        return Span(partition, start, end, (*pieces, *hot))
+        return Span(partition, start, end, (*older, *cut(local, archived, end)))
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
         if position.at == At.OFFSET:
@@ -152,6 +152,8 @@ class BrokerLogs:
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
         commits = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
+        if not commits:
+            raise VersionNotRetained(version=version, oldest=0, current=self._partition(partition).version)
         return commits[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
@@ -184,14 +186,14 @@ class BrokerLogs:
     def _partition(self, partition: PartitionName) -> PartitionInfo:
         return self._client.partition(partition.topic, partition.partition)
 
-    def _archive(self, partition: PartitionName) -> Sequence[SegmentRef]:
+    def _archive(self, partition: PartitionName) -> ArchiveView:
         archive = self._archives.get(partition)
         if archive is None:
             archive = self._archives[partition] = self.source().archive(partition)
             archive.load()
         else:
             archive.refresh()
-        return [slice_ for slice_ in archive.view.slices if slice_.size]
+        return archive.view
 
 
 def _size(pieces: Sequence[Piece], until: int) -> int:

@@ -8,11 +8,12 @@ from sulina.core.position import EARLIEST, LATEST, At, Position
 from sulina.core.scan import Positions, TopicChoice
 from sulina.errors import InvalidSettings
 from sulina.spark.schema import RAW_COLUMNS
+from sulina.types import checked_reader
 
 READ_OPTIONS = (
     "url", "path", "objects", "objectsEndpoint", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "startingVersion", "endingVersion", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "columns", "decode", "mode", "checkCrc",
+    "failOnDataLoss", "columns", "decode", "mode", "checkCrc", "reader",
 )  # fmt: skip
 
 
@@ -100,10 +101,11 @@ class ReadOptions:
     columns: tuple[str, ...]
     mode: str | None  # how values are decoded by the schema of their topic; None: they are not
     check_crc: bool  # of every batch, whoever read it, and none from a cache
+    reader: str | None = None  # the name under which a stream registers its positions
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, is_stream: bool) -> "ReadOptions":
-        """InvalidSettings."""
+        """InvalidSettings, InvalidName."""
         options = Options(given, READ_OPTIONS)
         topic = options.text("topic")
         if topic is None:
@@ -120,8 +122,11 @@ class ReadOptions:
             raise InvalidSettings(
                 f"option columns: there is no {min(unknown, default='')!r}, only {', '.join(RAW_COLUMNS)}"
             )
+        place, reader = Place.of(options), options.text("reader")
+        if reader is not None and place.url is None:
+            raise InvalidSettings("option reader needs url: positions are registered at a broker")
         return cls(
-            place=Place.of(options),
+            place=place,
             topics=TopicChoice.parse(topic),
             starting=_positions(options, "starting", LATEST if is_stream else EARLIEST),
             ending=_positions(options, "ending", LATEST),
@@ -132,6 +137,7 @@ class ReadOptions:
             columns=columns or RAW_COLUMNS,
             mode=options.choice("mode", MODES) if options.choice("decode", ("raw", "schema")) == "schema" else None,
             check_crc=options.flag("checkCrc", otherwise=False),
+            reader=None if reader is None else checked_reader(reader),
         )
 
 

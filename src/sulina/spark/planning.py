@@ -1,13 +1,14 @@
 """What a driver decides: from options and logs to offsets, and from offsets to tasks. Nothing is read here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sulina.core.position import At
-from sulina.core.scan import Positions, Range, Span, limited, packed, ranges, shares, split_bytes
-from sulina.errors import OffsetOutOfRange
+from sulina.core.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
+from sulina.errors import OffsetOutOfRange, VersionNotRetained
+from sulina.spark.errors import IncompleteScan
 from sulina.spark.filters import Bounds
-from sulina.spark.logs import Logs, open_logs
+from sulina.spark.logs import Logs, checked_offset, open_logs
 from sulina.spark.options import ReadOptions
 from sulina.types import Offset, PartitionName, TopicName, Version
 
@@ -42,8 +43,11 @@ class Planner:
 
     def _offset(self, partition: PartitionName, positions: Positions) -> Offset:
         """Where to begin. What is no longer there is an error, or passed over, as the user wishes."""
+        position = positions.of(partition)
         try:
-            return self.logs.offset(partition, positions.of(partition))
+            if position.at == At.VERSION:
+                return self._at_version(partition, lambda: self.logs.offset(partition, position))
+            return self.logs.offset(partition, position)
         except OffsetOutOfRange as gone:
             if self.options.fail_on_data_loss or gone.offset > gone.end:
                 raise
@@ -52,20 +56,45 @@ class Planner:
     def _end(self, partition: PartitionName) -> Offset:
         position = self.options.ending.of(partition)
         if position.at == At.VERSION:
-            return self.logs.end_of(partition, Version(position.value))
+            return self._at_version(partition, lambda: self.logs.end_of(partition, Version(position.value)))
         return self.logs.offset(partition, position)
+
+    def _at_version(self, partition: PartitionName, ask: Callable[[], Offset]) -> Offset:
+        """Look up a version. A partition that has not come to it, where others have, ends before it.
+
+        VersionNotRetained.
+        """
+        try:
+            return ask()
+        except VersionNotRetained as gone:
+            if gone.version <= gone.current or not self._has_version(Version(gone.version)):
+                raise
+            return self.logs.bounds(partition)[1]
+
+    def _has_version(self, version: Version) -> bool:
+        """Return whether any partition has come to a version."""
+        for partition in self.logs.partitions():
+            try:
+                self.logs.end_of(partition, version)
+            except VersionNotRetained as gone:
+                if gone.version > gone.current:
+                    continue
+            return True
+        return False
 
     def tasks(self, wanted: Mapping[PartitionName, tuple[int, int]]) -> Tasks:
         """Ranges of partitions, divided and grouped so that all cores have work and none has crumbs."""
         spans = [self.logs.span(partition) for partition in wanted]
         for span in spans:
-            self._check_kept(span, wanted[span.partition][0])
+            self._check_kept(span, *wanted[span.partition])
         size = split_bytes(spans, wanted, self.options.tasks_min)
         return packed(_ranges(spans, wanted, size), bytes_max=size)
 
-    def _check_kept(self, span: Span, start: int) -> None:
-        if start < span.start and self.options.fail_on_data_loss:
-            raise OffsetOutOfRange(offset=start, start=span.start, end=span.end)
+    def _check_kept(self, span: Span, start: int, end: int) -> None:
+        """Check that a log still has all of [start, end), unless told to go on with what is left. OffsetOutOfRange."""
+        if self.options.fail_on_data_loss:
+            for offset in (start, end):
+                checked_offset(offset, span.start, span.end)
 
     # A stream
 
@@ -98,16 +127,30 @@ class Planner:
                 wanted[partition] = (first, last)
         spans = {partition: self.logs.span(partition) for partition in wanted}
         for partition, span in spans.items():
-            self._check_kept(span, wanted[partition][0])
+            self._check_kept(span, *wanted[partition])
         return [
-            tuple(one for partition, first, last in share for one in ranges(spans[partition], first, last))
+            tuple(one for partition, first, last in share for one in _whole_ranges(spans[partition], first, last))
             for share in shares(wanted, tasks_min=self.options.tasks_min)
         ]
 
 
 def _ranges(spans: Iterable[Span], wanted: Mapping[PartitionName, tuple[int, int]], size: int) -> Iterable[Range]:
     for span in spans:
-        yield from ranges(span, *wanted[span.partition], bytes_max=size)
+        yield from _whole_ranges(span, *wanted[span.partition], bytes_max=size)
+
+
+def _whole_ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BYTES) -> list[Range]:
+    """Return ranges that have every offset of [start, end) which the log holds, each once. IncompleteScan."""
+    found = ranges(span, start, end, bytes_max=bytes_max)
+    at = start = max(start, span.start)
+    end = max(start, min(end, span.end))
+    for one in found:
+        if one.start != at:
+            break
+        at = one.end
+    if at != end:
+        raise IncompleteScan(partition=str(span.partition), start=start, end=end, records=at - start)
+    return found
 
 
 # As Spark's checkpoints have them

@@ -14,6 +14,7 @@ from sulina.core.record_columns import SCHEMA
 from sulina.core.scan import Range
 from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange, VersionNotRetained
 from sulina.spark.decoding import Decoder, Mode
+from sulina.spark.errors import IncompleteScan
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.spark.sources import RangeReader, Source
 from sulina.types import Offset, PartitionName, Version
@@ -40,7 +41,7 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """The records of one range. OffsetOutOfRange when some are gone, unless told to go on with those that are left.
 
-    CorruptSegment.
+    CorruptSegment; IncompleteScan when fewer came than the range has.
     """
     versions = _Versions(reader, wanted.start) if "version" in columns else None
     offset = wanted.start
@@ -53,8 +54,23 @@ def read_range(
             offset = Offset(gone.start)
             continue
         headers = _checked(data, wanted.partition) if check_crc else split(data, check_crc=False)
-        yield from _rows(data, headers, offset, wanted, columns, versions)
+        found = _rows(data, headers, offset, wanted, columns, versions)
+        _check_whole(found, headers, offset, min(following, wanted.end), wanted.partition)
+        if found is not None:
+            yield found
         offset = following
+
+
+def _check_whole(
+    found: pa.RecordBatch | None, headers: list[BatchHeader], start: Offset, end: Offset, partition: PartitionName
+) -> None:
+    """Check that there is a row for every record of [start, end). IncompleteScan."""
+    rows = 0 if found is None else found.num_rows
+    for header in headers:
+        if header.is_control:  # has offsets, and no records
+            rows += max(0, min(end, header.end_offset) - max(start, header.base_offset))
+    if end <= start or rows != end - start:
+        raise IncompleteScan(partition=str(partition), start=start, end=max(end, Offset(start + 1)), records=rows)
 
 
 def _checked(data: memoryview, partition: PartitionName) -> list[BatchHeader]:
@@ -81,13 +97,13 @@ def _rows(
     wanted: Range,
     columns: Sequence[str],
     versions: "_Versions | None",
-) -> Iterator[pa.RecordBatch]:
+) -> pa.RecordBatch | None:
     stored = dict.fromkeys(["offset", *(name for name in columns if name in SCHEMA.names)])
     decoded = decode_columns(data, columns=list(stored), headers=headers)
     offsets = decoded.column("offset").to_numpy(zero_copy_only=True)
     first, last = (int(at) for at in np.searchsorted(offsets, [offset, wanted.end]))
     if first == last:
-        return
+        return None
     arrays = {}
     for name in columns:
         if name in stored:
@@ -102,7 +118,7 @@ def _rows(
     if "timestamp" in arrays:
         arrays["timestamp"] = arrays["timestamp"].cast(RAW_SCHEMA.field("timestamp").type)
     schema = pa.schema([RAW_SCHEMA.field(name) for name in columns])
-    yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
 
 
 def _constant(name: str, partition: PartitionName, rows: int) -> pa.Array:

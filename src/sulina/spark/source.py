@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sulina.core.scan import Range
+from sulina.errors import InvalidSettings
 from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import common_schema, open_logs
@@ -35,6 +36,8 @@ from sulina.spark.schema import data_ddl, ddl
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.sources import Source
 from sulina.spark.steps import Step, step
+from sulina.spark.stream_positions import StreamPositions
+from sulina.types import Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class SulinaDataSource(DataSource):
         return ddl(read.columns) if decoder is None else f"{ddl(read.columns)}, {data_ddl(decoder.type)}"
 
     def reader(self, schema: StructType) -> "SulinaReader":
-        return SulinaReader(ReadOptions.of(self.options, is_stream=False))
+        options = ReadOptions.of(self.options, is_stream=False)
+        if options.reader is not None:
+            raise InvalidSettings("option reader is for spark.readStream: a scan has no position to keep")
+        return SulinaReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> SulinaWriter:
         return SulinaWriter(WriteOptions.of(self.options, schema, overwrite=overwrite))
@@ -133,13 +139,17 @@ class _PushFilters:
 
 
 class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream, for as long as its query runs. Its offsets are those of the next records."""
+    """One stream, for as long as its query runs. Its offsets are those of the next records.
+
+    One with a name (option `reader`) says at the brokers how far it is, and retention keeps what it has not read.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._decoder = _decoder(options)
         self._planner: Planner | None = None
         self._target: Offsets | None = None  # where a query ends that reads what is there now
+        self._positions = _positions(options)
 
     def _planning(self) -> Planner:
         if self._planner is None:
@@ -151,6 +161,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
+        self._positions = _positions(self._options)
 
     def initialOffset(self) -> dict[str, Any]:
         return to_json(self._planning().starting())
@@ -172,6 +183,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max=self._options.rows_max if is_limited else None,
             bytes_max=self._options.bytes_max if is_limited else None,
         )
+        self._enter(start, to_json(end))
         step(Step.SOURCE_ENDED)
         return to_json(end)
 
@@ -181,11 +193,30 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planning().newest()
 
+    def commit(self, end: dict[str, Any]) -> None:
+        """Note that a batch is done. Spark calls this when it plans the next one, so it may never come."""
+        if self._positions is not None:
+            self._positions.advance(from_json(end))
+
+    def _enter(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        """Register where a batch begins: in partitions that have come since, with their first record."""
+        if self._positions is not None:
+            begun = from_json(start)
+            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)})
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner = self._planning()
+        self._enter(start, end)
         found = _tasks(planner.between(from_json(start), from_json(end)), planner.logs.source())
         step(Step.SOURCE_PLANNED)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._decoder)
+
+
+def _positions(options: ReadOptions) -> StreamPositions | None:
+    """Return what registers a stream's positions; None: it has no name."""
+    if options.reader is None or options.place.url is None:
+        return None
+    return StreamPositions(options.place.url, options.reader)

@@ -16,11 +16,10 @@ from sulina.errors import AlreadyExists, SulinaError
 from sulina.spark.clients import client_of
 from sulina.spark.pipeline.definition import Pipeline
 from sulina.spark.pipeline.runner import TableProgress
+from sulina.spark.stream_positions import EXPIRES_SECONDS, REPEAT_SECONDS
 from sulina.types import TopicName
 
 REPORT_SECONDS = 5.0
-EXPIRES_SECONDS = 30 * 86_400.0
-REPEAT_SECONDS = 3600.0  # that a position is said again after, so that it does not expire
 
 _logger = structlog.get_logger("sulina.pipeline")
 

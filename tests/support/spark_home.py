@@ -1,0 +1,81 @@
+"""A home for Spark in which its processes start in half the time. `make test` makes it; tests use it if it is there.
+
+    .venv/bin/python -m tests.support.spark_home
+
+It is the installed PySpark by links, with two differences:
+
+- `pyspark.zip` is missing. Spark would put it before the installed package, and Python compiles it in every process.
+- `classes.jsa` holds the classes that Java loads to start a session and run a query, already parsed and verified.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+HOME = Path(sys.prefix).resolve() / f"spark-{version('pyspark')}"
+ARCHIVE = HOME / "classes.jsa"
+# No Java lives long in tests: what is compiled well comes too late for it.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+ZIPS = "python/lib"
+SECONDS_MAX = 600
+
+
+def java_options() -> str:
+    """Return what Java is started with in tests. What cannot be used of the archive is passed over in silence."""
+    return f"{JAVA_OPTIONS} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if ARCHIVE.exists() else JAVA_OPTIONS
+
+
+def link(package: Path, home: Path) -> None:
+    """Link everything of the package but its zips."""
+    shutil.rmtree(home, ignore_errors=True)
+    (home / "python").mkdir(parents=True)
+    for path in [*package.iterdir(), *(package / "python").iterdir()]:
+        name = path.relative_to(package)
+        if str(name) not in ("python", ZIPS):
+            (home / name).symlink_to(path)
+
+
+def make(home: Path) -> None:
+    """Link the home, then start a session there that leaves its classes when it ends."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    os.environ.pop("SPARK_HOME", None)
+    link(Path(_find_spark_home()), home)
+    dump = home / "classes.tmp"
+    options = f"{JAVA_OPTIONS} -XX:ArchiveClassesAtExit={dump} -Xlog:disable"
+    environment = os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options}
+    subprocess.run([sys.executable, "-m", __spec__.name, "--run"], env=environment, timeout=SECONDS_MAX, check=True)
+    dump.rename(home / ARCHIVE.name)
+
+
+def run() -> None:
+    """Do what tests do: a question, files of Parquet, a stream. Then wait until Java has ended."""
+    from pyspark import SparkContext
+
+    from sulina.spark.session import session
+
+    spark = session("classes", master="local[2]", is_quiet=True)
+    with tempfile.TemporaryDirectory() as folder:
+        spark.range(10).selectExpr("id", "id % 2 as odd").write.parquet(f"{folder}/rows")
+        rows = spark.readStream.schema("id long, odd long").parquet(f"{folder}/rows")
+        writer = rows.writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        spark.read.parquet(f"{folder}/rows").createOrReplaceTempView("rows")
+        spark.sql("select odd, count(*), sum(id) from rows group by odd order by odd").collect()
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(SECONDS_MAX)
+
+
+if __name__ == "__main__":
+    if "--run" in sys.argv:
+        run()
+    elif not ARCHIVE.exists() and shutil.which("java"):
+        make(HOME)

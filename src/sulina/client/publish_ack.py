@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sulina.core.rejects import RejectReason, reject_reason
 from sulina.core.topic import Ack
-from sulina.errors import SulinaError
+from sulina.errors import PubSubError, SulinaError
 
 
 class PublishStatus(StrEnum):
@@ -44,8 +44,11 @@ class PublishPart(Struct, frozen=True, kw_only=True):
         return None if self.error is None else reject_reason(self.error)
 
 
-class SplitFailed(SulinaError):
-    """Of a batch that was split by partition, some parts were not taken; `parts` says what became of each."""
+class SplitFailed(PubSubError):
+    """Some parts of a batch that was split by partition were not taken; `parts` says what became of each.
+
+    The same call again would publish the other parts twice, unless it has a txn_id: publish the failed ones again.
+    """
 
     def __init__(self, parts: Sequence[PublishPart]) -> None:
         self.parts = tuple(parts)
@@ -56,7 +59,6 @@ class SplitFailed(SulinaError):
             f"{len(failed)} of {len(self.parts)} parts of the batch were not published; partitions that took theirs: "
             f"{taken}. {why}"
         )
-        self.retryable = all(part.error is None or part.error.retryable for part in self.parts)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class SulinaError(Exception):
 
 def from_code(code: str, message: str, details: dict[str, object]) -> SulinaError:
     """The error that the other side of a connection raised."""
-    kind = _CODES.get(code, SulinaError)
+    kind = _CODES.get(code, PubSubError)  # an unknown one is a fault of the other side, not of what it was sent
     error = kind.__new__(kind, message)
     error.__dict__.update(details)
     return error
@@ -174,7 +174,8 @@ class KeysSpanPartitions(InvalidInput):
 
     def __init__(self, *, topic: str, partitions: str) -> None:
         super().__init__(
-            f"the keys belong to partitions {partitions} of {topic}: send a batch for each, name one, or split it"
+            f"the keys belong to partitions {partitions} of {topic}: send a batch for each, or name one partition "
+            f"(the Python client splits a batch with split=True)"
         )
         self.topic, self.partitions = topic, partitions
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sulina.broker.events import Event, EventStream
-from sulina.broker.pubsub.snapshots import TOPICS_A_TICK, MetricsSnapshots
+from sulina.broker.pubsub.snapshots import LOOKED_AT_A_TICK, TOLD_A_TICK, MetricsSnapshots
 from sulina.client import Client, PubSub
 from sulina.config import Settings
 from sulina.core.pubsub import PubSubEventType
@@ -70,6 +70,28 @@ def topic(number: int) -> TopicName:
     return TopicName("default", f"t{number}")
 
 
+async def test_p10_every_topic_is_told_though_a_round_takes_longer_than_the_interval() -> None:
+    world = World()
+    world.accepted = {topic(number): 1 for number in range(5 * TOLD_A_TICK)}
+    with world.listening(SNAPSHOT) as listener:
+        told: set[str | None] = set()
+        for _ in range(7):
+            world.tick(SECONDS)
+            told |= set(await listener.told())
+        assert told >= {str(name) for name in world.accepted}
+
+
+async def test_a_tick_looks_at_few_topics_however_many_have_nothing_to_tell() -> None:
+    world = World()
+    looked_at: list[TopicName | None] = []
+    metrics = world._metrics
+    world.snapshots._metrics = lambda name: looked_at.append(name) or metrics(name)  # type: ignore[func-returns-value]
+    world.accepted = {topic(number): 0 for number in range(3 * LOOKED_AT_A_TICK)}
+    with world.listening(SNAPSHOT):
+        world.tick()
+        assert len(looked_at) == LOOKED_AT_A_TICK
+
+
 async def test_p10_who_asks_for_snapshots_is_told_at_once_of_all_and_of_each_topic() -> None:
     world = World()
     world.accepted = {topic(1): 3, topic(2): 0}
@@ -98,23 +120,23 @@ async def test_p10_at_each_interval_what_has_changed_is_told() -> None:
 
 async def test_p10_snapshots_of_many_topics_are_spread_over_ticks() -> None:
     world = World()
-    world.accepted = {topic(number): 1 for number in range(2 * TOPICS_A_TICK)}
+    world.accepted = {topic(number): 1 for number in range(2 * TOLD_A_TICK)}
     with world.listening(SNAPSHOT) as listener:
         counts = []
         for _ in range(4):
             world.tick()
             counts.append(len(await listener.told()))
-        assert counts == [TOPICS_A_TICK, TOPICS_A_TICK, 1, 0]
+        assert counts == [TOLD_A_TICK, TOLD_A_TICK, 1, 0]
 
 
 async def test_p10_a_topic_that_is_deleted_meanwhile_holds_up_no_other() -> None:
     world = World()
-    world.accepted = {topic(number): 1 for number in range(TOPICS_A_TICK + 2)}
+    world.accepted = {topic(number): 1 for number in range(TOLD_A_TICK + 2)}
     with world.listening(SNAPSHOT) as listener:
         world.tick()
-        del world.accepted[topic(TOPICS_A_TICK - 1)]
+        del world.accepted[topic(TOLD_A_TICK - 1)]
         world.tick()
-        assert len(await listener.told()) == TOPICS_A_TICK + 2  # all topics, one without, and the whole
+        assert len(await listener.told()) == TOLD_A_TICK + 2  # all topics, one without, and the whole
 
 
 async def test_p10_while_nobody_listens_nothing_is_counted_and_who_comes_later_is_told_all() -> None:

@@ -7,7 +7,7 @@ from sulina.broker.broker import Broker
 from sulina.core import keys
 from sulina.core.producers import PRODUCERS_OF_A_TOPIC_MAX
 from sulina.core.records import Record, encode
-from sulina.core.topic import TopicSettings
+from sulina.core.topic import Schema, SchemaKind, TopicSettings
 from sulina.listeners.local import LocalConnection
 from sulina.ports import Put
 from sulina.wire.frames import Answer, Failed, FromNode, Publish
@@ -120,3 +120,28 @@ async def test_f1_producers_of_a_dead_broker_stay_until_they_are_connected_elsew
             await until(has_come)
             for broker in world.running.values():  # any of them knows
                 assert await listed(broker) == [("shop", target, True), ("till", "z", False)]
+
+
+async def test_a_topic_that_is_deleted_and_created_again_lists_its_producers(tmp_path: Path) -> None:
+    async with a_broker(tmp_path) as broker, connected(broker) as connection:
+
+        async def is_listed() -> bool:
+            return await listed(broker) == [("shop", "local", True)]
+
+        for _ in range(2):
+            made, _ = await broker.put_topic(ORDERS, TopicSettings())
+            await connection.send(Publish(1, str(ORDERS), BATCH, 0, topic_id=made.topic_id, producer="shop"))
+            await until(is_listed)
+            await broker.delete_topic(ORDERS)
+
+
+async def test_a_publish_that_ends_after_its_connection_leaves_no_producer(tmp_path: Path) -> None:
+    schema = Schema(kind=SchemaKind.JSON, definition={"type": "string"})
+    large = memoryview(bytes(encode([Record(value=b'"' + b"v" * 100_000 + b'"', timestamp_ms=1)])))
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(ORDERS, TopicSettings(value_schema=schema))
+        async with connected(broker) as connection, asyncio.TaskGroup() as tasks:
+            tasks.create_task(connection.send(Publish(1, str(ORDERS), large, 0, producer="ghost")))
+            await asyncio.sleep(0)  # its value is being checked, in a thread
+            tasks.create_task(connection.close())
+        assert broker.producers._attached == {}

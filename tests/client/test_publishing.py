@@ -302,9 +302,18 @@ async def test_a_batch_whose_keys_span_partitions_is_refused_and_nothing_is_sent
     with pytest.raises(KeysSpanPartitions):
         ack.raise_for_status()
     assert not node.sent(Publish)
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_l16_records_without_a_key_go_along_also_where_a_batch_may_be_split(
+    client: Client, node: FakeNode, split: bool
+) -> None:
+    node.topics[TOPIC] = TopicSettings(partitions=3)
+    node.append_publishes()
     same = [Message("a", key="key-1"), Message("b"), Message("c", key="key-1")]
-    together = await client.publish_batch(TOPIC, same)
-    assert (together.partition, together.count) == (partition_of(b"key-1", 3), 3), "those without a key go along"
+    for _ in range(3):
+        together = await client.publish_batch(TOPIC, same, split=split)
+        assert [(part.partition, part.count) for part in together.parts] == [(partition_of(b"key-1", 3), 3)]
 
 
 async def test_a_batch_is_split_by_partition_where_the_caller_says_so_each_part_in_order_l16(

@@ -9,6 +9,7 @@ import pytest
 
 import sulina
 from sulina.client import PubSub, PubSubMessage
+from sulina.core.topic import Policy
 from sulina.errors import PubSubError, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
 from tests.support.cluster_world import until
@@ -16,6 +17,7 @@ from tests.support.cluster_world import until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 IDENTITY = "billing"
+SLOW = "/default/slow"
 
 
 async def wait_acked(pubsub: PubSub, topic: str, count: int) -> None:
@@ -168,3 +170,22 @@ async def test_p8_the_process_that_serves_is_killed_and_another_goes_on(there: F
         process.kill()
         await process.wait()
     assert await inbox.wait(2) == ["stay", "three"]
+
+
+async def test_p8_a_slow_handler_gets_every_message_once_and_in_order() -> None:
+    """P8, P12: messages that wait for it do not time out, come again or count as failed."""
+    handled: list[int] = []
+    is_done = asyncio.Event()
+
+    async def handler(message: PubSubMessage) -> None:
+        await asyncio.sleep(0.06)  # work
+        handled.append(message.offset)
+        if message.offset == 11:
+            is_done.set()
+
+    async with PubSub(sulina.connect("memory:")) as pubsub:
+        await pubsub.client.create_topic(SLOW, policy=Policy(ack_timeout_seconds=0.4, deliveries_max=2))
+        await pubsub.subscribe(SLOW, handler, identity="billing")
+        (await pubsub.publish_batch(SLOW, [b"work"] * 12)).raise_for_status()
+        await is_done.wait()
+    assert handled == list(range(12))

@@ -13,7 +13,7 @@ import structlog
 
 from sulina.broker.catalogue import Catalogue, Outdated
 from sulina.core import keys
-from sulina.core.producers import ProducerKey, StoredProducer, missing, outdated
+from sulina.core.producers import ProducerKey, StoredProducer, reconcile
 from sulina.errors import CorruptCommit, SulinaError
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, MetadataStore, Put
 from sulina.types import TopicName
@@ -70,10 +70,8 @@ class Producers:
 
     def attach(self, topic: TopicName, producer: str) -> None:
         """Note that a connection of the producer has published to the topic."""
-        connections = self._attached.setdefault(topic, Counter())
-        connections[producer] += 1
-        if connections[producer] == 1:
-            self._change(topic)
+        self._attached.setdefault(topic, Counter())[producer] += 1
+        self._change(topic)  # also where it is known: the topic may have been deleted and created since
 
     def detach(self, topic: TopicName, producer: str) -> None:
         """Note that the connection has ended."""
@@ -120,10 +118,9 @@ class Producers:
             return  # they go with it
         mark = self._catalogue.mark(topic)
         stored = await self._stored(topic)
-        attached, now_ms = self._attached.get(topic, Counter()), int(self._clock.now() * 1000)
-        gone = outdated(stored, attached, broker_id=self._broker_id, present=self._present(), now_ms=now_ms)
-        new = missing(stored, attached, broker_id=self._broker_id, others=len(stored) - len(gone))
-        value = msgspec.json.encode(StoredProducer(since_ms=now_ms))
+        attached = self._attached.get(topic, Counter())
+        gone, new = reconcile(stored, attached, broker_id=self._broker_id, present=self._present())
+        value = msgspec.json.encode(StoredProducer(since_ms=int(self._clock.now() * 1000)))
         operations: list[Put | str] = [keys.producer(topic, *key) for key in gone]
         operations += [Put(keys.producer(topic, *key), value) for key in new]
         for first in range(0, len(operations), TXN_OPERATIONS_MAX):

@@ -187,7 +187,7 @@ class Topic:
         is_own: bool = False,
         options: PublishOptions = NO_OPTIONS,
     ) -> Accepted:
-        """Take batches for one partition. Two calls that are made one after the other are appended in that order.
+        """Take batches for one partition. A call that is made when another has returned is appended after it.
 
         `is_own`: this process has just encoded them, and they are not checked again.
         """

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ from sulina.core.members import SubscriptionKind
 from sulina.core.serialization import SerializationRegistry
 from sulina.errors import Disconnected, NotStarted, SulinaError
 
-CREDIT = 10  # that a node sends ahead: each message has to be acked within the topic's ack timeout
-CREDIT_OF_BATCHES = 1000
+# Messages that a node sends beyond what the handler has: their ack timeout runs while they wait.
+CREDIT = 1
+CREDIT_OF_BATCHES = 100
 PAUSE_SECONDS_MIN = 0.5  # after a failure
 PAUSE_SECONDS_MAX = 15.0
 
@@ -98,12 +100,14 @@ class IdentitySubscriber:
         self._leaving.set()
         if self._keeper is None or calling.get() is self:
             return
-        if self._is_idle:
-            await self._messages.close()
-        _, late = await asyncio.wait([self._keeper], timeout=seconds)
-        if late:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                if self._is_idle:
+                    await self._messages.close()
+                await asyncio.wait([self._keeper])
+                return
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
 
     async def wait_removed(self) -> SulinaError | None:
         """Return when it gets nothing any more. Why that is; None: it was unsubscribed."""
@@ -165,7 +169,7 @@ class IdentitySubscriber:
         """Handle what comes, until the handler fails or it is over. The subscription's errors."""
         while not self._leaving.is_set():
             self._is_idle = True
-            delivered = await self._messages.take()
+            delivered = await self._messages.take(CREDIT_OF_BATCHES if self.terms.batches else CREDIT)
             self._is_idle = False
             if not delivered or not await self._handle(delivered):
                 return

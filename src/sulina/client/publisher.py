@@ -262,12 +262,12 @@ class Publisher:
             raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
         if topic.partitions == 1 or columns.keys is None:
             return {keyless: range(count)}
+        named = partitions_of(set(columns.keys), topic.partitions)
+        if len(named) <= 1:  # records without a key go along
+            return {named.pop() if named else keyless: range(count)}
         if terms.split and terms.expected_version is None:
             return by_partition(columns.keys, topic.partitions, keyless)
-        named = partitions_of(set(columns.keys), topic.partitions)
-        if len(named) > 1:
-            raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(named))))
-        return {named.pop() if named else keyless: range(count)}
+        raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(named))))
 
     def _encoded(self, part: Columns) -> memoryview:
         data = self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers)

@@ -2,15 +2,14 @@
 
 An entry is written by the broker that a producer is connected to, once, and deleted by it when the producer leaves. The
 entries of a broker that is gone stay, as everything about a topic does, until their producers are connected elsewhere,
-that broker is back, or they are old.
+that broker is back, or others need their room.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
 PRODUCERS_OF_A_TOPIC_MAX = 1000
-KEPT_MS = 24 * 3600 * 1000  # of a broker that does not come back
 
 ProducerKey = tuple[str, str]  # producer, broker
 
@@ -21,29 +20,24 @@ class StoredProducer(Struct, frozen=True, kw_only=True):
     since_ms: int
 
 
-def outdated(
+def reconcile(
     stored: Mapping[ProducerKey, StoredProducer],
     attached: Collection[str],
     *,
     broker_id: str,
     present: Collection[str],
-    now_ms: int,
-) -> list[ProducerKey]:
-    """Return the entries that the broker `broker_id` should delete; the producers `attached` are connected to it."""
-    gone = []
-    for (producer, broker), entry in stored.items():
-        if broker == broker_id:
-            is_over = producer not in attached
-        else:
-            is_over = broker not in present and (producer in attached or now_ms - entry.since_ms > KEPT_MS)
-        if is_over:
-            gone.append((producer, broker))
-    return gone
+) -> tuple[list[ProducerKey], list[ProducerKey]]:
+    """Return the entries that a broker should delete and write; the producers `attached` are connected to it."""
 
+    def is_over(producer: str, broker: str) -> bool:
+        return producer not in attached if broker == broker_id else broker not in present and producer in attached
 
-def missing(
-    stored: Collection[ProducerKey], attached: Iterable[str], *, broker_id: str, others: int
-) -> list[ProducerKey]:
-    """Return the entries to write, as far as there is room beside `others` that stay."""
-    wanted = [(producer, broker_id) for producer in sorted(attached) if (producer, broker_id) not in stored]
-    return wanted[: max(0, PRODUCERS_OF_A_TOPIC_MAX - others)]
+    gone = [key for key in stored if is_over(*key)]
+    new = [(producer, broker_id) for producer in sorted(attached) if (producer, broker_id) not in stored]
+    excess = len(stored) - len(gone) + len(new) - PRODUCERS_OF_A_TOPIC_MAX
+    if excess > 0:
+        absent = [key for key in stored if key[1] not in present and key not in gone]
+        made_room = sorted(absent, key=lambda key: stored[key].since_ms)[:excess]
+        gone += made_room
+        new = new[: max(0, len(new) - (excess - len(made_room)))]
+    return gone, new

@@ -33,7 +33,6 @@ STATUSES: dict[type[SulinaError], HTTPStatus] = {
     errors.NotYet: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     errors.DelayQueueFull: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.DelayQueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     errors.LimitReached: HTTPStatus.TOO_MANY_REQUESTS,
     errors.NoSubscribers: HTTPStatus.CONFLICT,
     errors.PartitionDropped: HTTPStatus.CONFLICT,

@@ -299,7 +299,7 @@ class Session:
         except SulinaError as error:
             self._break_run(frame.run, error)
             raise
-        if is_new and len(self._producers) < self._limits.producers_max:
+        if is_new and not self._is_closed and len(self._producers) < self._limits.producers_max:
             self._producers.add(producing)
             self._broker.producers.attach(accepted.place.name.topic, producing[1])
         if accepted.appended is None:

@@ -435,13 +435,19 @@ class PartitionLog:
 
     async def _checkpoint(self) -> None:
         while self._log.is_checkpoint_due and self._log.stopped is None:
-            started = self._clock.monotonic()
-            await self._loop.run_in_executor(self._threads.checkpointers or self._threads.writers, self._log.checkpoint)
+            threads = self._threads.checkpointers or self._threads.writers
+            seconds = await self._loop.run_in_executor(threads, self._write_checkpoint)
             # Its syncs slow down those of the commits, so a busy log rests from it. What became due meanwhile is
             # written after the rest, the newest only.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHECKPOINT_REST * (self._clock.monotonic() - started)):
+                async with asyncio.timeout(CHECKPOINT_REST * seconds):
                     await self._closing.wait()
+
+    def _write_checkpoint(self) -> float:
+        """Write the checkpoint that is due; return how many seconds it took."""
+        started = self._clock.monotonic()
+        self._log.checkpoint()
+        return self._clock.monotonic() - started
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []
@@ -513,7 +519,7 @@ class LogThreads:
 
     @classmethod
     def of(cls, *, writers: int, readers: int, archivers: int = 0) -> "LogThreads":
-        """Return new threads: as many as are said, a helper for each writer, and one that writes checkpoints."""
+        """Return new threads: as many as are said, a helper for each writer, and others that write checkpoints."""
 
         def threads(count: int, name: str) -> ThreadPoolExecutor:
             return ThreadPoolExecutor(max_workers=count, thread_name_prefix=f"sulina-{name}")
@@ -525,7 +531,7 @@ class LogThreads:
             threads(archivers, "archive") if archivers else None,
             threads(archivers, "recall") if archivers else None,
             ByteGate(ARCHIVING_BYTES_MAX) if archivers else None,
-            threads(1, "checkpoint"),
+            threads(max(1, writers // 2), "checkpoint"),
         )
 
     def shutdown(self) -> None:

@@ -15,7 +15,8 @@ from sulina.errors import TopicNotFound
 from sulina.types import TopicName
 from sulina.wire.messages import PubSubMetrics
 
-TOPICS_A_TICK = 20
+TOLD_A_TICK = 20
+LOOKED_AT_A_TICK = 100  # so that a tick is short however many topics there are
 
 
 class MetricsSnapshots:
@@ -42,6 +43,7 @@ class MetricsSnapshots:
         """Tell what is due at this time."""
         if not self._events.is_heard:
             self._told.clear()
+            self._waiting.clear()
             self._due = None
             return
         if self._asked != self._events.snapshots_asked:
@@ -50,13 +52,14 @@ class MetricsSnapshots:
             self._due = now
         elif self._due is None:
             self._due = now + self._seconds
-        if now >= self._due:
+        if now >= self._due and not self._waiting:  # all topics have had their turn
             self._due = now + self._seconds
             self._waiting = deque([None, *self._topics()])
             self._told = {name: self._told[name] for name in self._waiting if name in self._told}
-        told = 0
-        while self._waiting and told < TOPICS_A_TICK:
+        told = looked_at = 0
+        while self._waiting and told < TOLD_A_TICK and looked_at < LOOKED_AT_A_TICK:
             told += self._tell(self._waiting.popleft())
+            looked_at += 1
 
     def _tell(self, name: TopicName | None) -> bool:
         """Tell the metrics of a topic, or of all; False: there is nothing new."""

@@ -11,10 +11,15 @@ from sulina.storage.steps import Step
 from tests.support import left_out, needs, spark_home
 
 TOGETHER = ("tests/spark/", "tests/cluster/", "tests/pubsub/")  # what is costly to start is started by one worker
-ALONE = "tests/spark/test_exactly_once.py"  # its sessions are in processes of their own
+ALONE = (  # of these folders, but with little or nothing to share
+    "tests/spark/test_where_it_runs.py",  # most of its sessions are in processes of their own, as are those of the next
+    "tests/spark/test_exactly_once.py",
+    "tests/spark/test_delta_table.py",
+    "tests/spark/test_decoding.py",
+)
 FIRST = (
     *TOGETHER,
-    ALONE,
+    *ALONE[:2],
     "tests/crash/test_crash_images.py",
     "tests/blackbox/test_kills.py",
     "tests/blackbox/test_abuse.py",
@@ -32,7 +37,7 @@ class LongestFirst(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return next((folder for folder in TOGETHER if file.startswith(folder) and file != ALONE), file)
+        return next((folder for folder in TOGETHER if file.startswith(folder) and file not in ALONE), file)
 
     def _assign_work_unit(self, node: Any) -> None:
         for scope in reversed(FIRST):

@@ -22,7 +22,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     made = session(
         "tests",
         master="local[2]",
-        settings={"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")},
+        settings={
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
+        },
     )
     yield made
     made.stop()

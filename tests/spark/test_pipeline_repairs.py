@@ -35,6 +35,7 @@ from tests.support.serving import Serving
 
 Topic = Callable[..., str]
 TIMEOUT_SECONDS = 90.0
+BEFORE = 60  # records that are there when a stream begins
 POSITIVE = {"name": "positive", "that": "amount > 0"}
 _numbers = itertools.count()
 
@@ -280,7 +281,7 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(200)], split=True)
+    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(BEFORE)], split=True)
     running = pipeline_of(node, name, tmp_path, starting="latest", expect=[{"name": "even", "that": "id % 2 = 0"}])
     mended = Stages(spark, pipeline_of(node, name, tmp_path, running.name, starting="latest"))
     is_over, sent = threading.Event(), Counter[str]()
@@ -295,7 +296,7 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
             failed.append(error)
 
     def produce() -> None:
-        for number in itertools.count(200):
+        for number in itertools.count(BEFORE):
             if is_over.is_set():
                 return
             client.publish(name, order(number), key=str(number)).raise_for_status()
@@ -308,7 +309,7 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
     try:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         came = wait_for(lambda: failed or backfill(mended, "raw"), deadline)
-        wait_for(lambda: failed or len(rows(spark, running, "orders_quarantine")) > 100, deadline)
+        wait_for(lambda: failed or len(rows(spark, running, "orders_quarantine")) > BEFORE // 2, deadline)
         if failed:
             raise failed[0]
         retried = [retry(mended, "orders").rows for _ in range(2)]
@@ -317,12 +318,12 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
         for thread in threads:
             thread.join()
     assert not failed
-    assert came >= 200
+    assert came >= BEFORE
     assert retried[0] > 0
     run_once(spark, running)
     retry(mended, "orders")
     ends = [client.partition(name, number).end_offset for number in range(2)]
-    assert sum(ends) == 200 + sent["records"]
+    assert sum(ends) == BEFORE + sent["records"]
     log = [(number, offset) for number in range(2) for offset in range(ends[number])]
     assert offsets(spark, running, "raw") == log
     assert offsets(spark, running, "orders", "_") == log

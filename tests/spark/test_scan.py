@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 
 from sulina.client import Message, SyncClient
 from sulina.core.commit import Commit
-from sulina.core.scan import Range
+from sulina.core.scan import Range, Span
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import logs
 from sulina.spark.errors import IncompleteScan
@@ -140,18 +140,19 @@ def test_s1_a_stream_goes_from_the_archive_into_the_tail_each_offset_once(
 
 
 @pytest.mark.usefixtures("archive_first")
-@pytest.mark.parametrize("lost", [slice(0, 1), slice(1, 2), slice(-1, None)], ids=["first", "middle", "tail"])
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "middle", "tail"])
 def test_s1_a_plan_without_some_of_the_records_is_an_error(
-    client: SyncClient, node: Serving, topic: Topic, monkeypatch: pytest.MonkeyPatch, lost: slice
+    client: SyncClient, node: Serving, topic: Topic, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     name, _ = half_archived(client, topic)
     whole = logs.BrokerLogs.span
 
-    def holed(self: logs.BrokerLogs, partition: PartitionName) -> Any:
+    def holed(self: logs.BrokerLogs, partition: PartitionName) -> Span:
         span = whole(self, partition)
-        assert len(span.pieces) == 3
-        gone = span.pieces[lost]
-        return type(span)(partition, span.start, span.end, tuple(one for one in span.pieces if one not in gone))
+        pieces = list(span.pieces)
+        assert len(pieces) == 3
+        del pieces[lost]
+        return Span(partition, span.start, span.end, tuple(pieces))
 
     monkeypatch.setattr(logs.BrokerLogs, "span", holed)
     with pytest.raises(IncompleteScan, match=r"offsets \[0, 92\) .* hold 92 records, and "):

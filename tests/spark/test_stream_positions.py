@@ -4,9 +4,9 @@ import asyncio
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
 from sulina.config import Settings
@@ -140,7 +140,7 @@ def test_s10_a_name_that_cannot_be_registered_is_refused(
     with pytest.raises(error, match=message):
         ReadOptions.of({name: value for name, value in given.items() if value}, is_stream=True)
     with pytest.raises(InvalidSettings, match=r"option reader is for spark\.readStream"):
-        SulinaDataSource({"url": "http://127.0.0.1:1", "topic": "/default/t", "reader": READER}).reader(Any)
+        SulinaDataSource({"url": "http://127.0.0.1:1", "topic": "/default/t", "reader": READER}).reader(StructType())
 
 
 async def test_s10_retention_waits_for_a_stream_with_a_name(tmp_path: Path) -> None:

@@ -151,10 +151,10 @@ class BrokerLogs:
         return Offset(self._client.locate(partition.topic, position, partition.partition))
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
-        commits = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
-        if not commits:
-            raise VersionNotRetained(version=version, oldest=0, current=self._partition(partition).version)
-        return commits[0].next_offset
+        current = self._partition(partition).version
+        if version > current:
+            raise VersionNotRetained(version=version, oldest=0, current=current)
+        return self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
         start, newest = 0, self._partition(partition).version

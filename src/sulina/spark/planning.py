@@ -1,7 +1,7 @@
 """What a driver decides: from options and logs to offsets, and from offsets to tasks. Nothing is read here."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sulina.core.position import At
 from sulina.core.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
@@ -22,6 +22,7 @@ class Planner:
 
     options: ReadOptions
     logs: Logs
+    _reached: set[Version] = field(default_factory=set)  # versions that some partition is known to have come to
 
     @classmethod
     def of(cls, options: ReadOptions) -> "Planner":
@@ -73,14 +74,15 @@ class Planner:
 
     def _has_version(self, version: Version) -> bool:
         """Return whether any partition has come to a version."""
-        for partition in self.logs.partitions():
+        for partition in () if version in self._reached else self.logs.partitions():
             try:
                 self.logs.end_of(partition, version)
             except VersionNotRetained as gone:
                 if gone.version > gone.current:
                     continue
-            return True
-        return False
+            self._reached.add(version)
+            break
+        return version in self._reached
 
     def tasks(self, wanted: Mapping[PartitionName, tuple[int, int]]) -> Tasks:
         """Ranges of partitions, divided and grouped so that all cores have work and none has crumbs."""

@@ -1,4 +1,5 @@
-"""How far a named stream of topics has come, as brokers know it: retention keeps what it has not read (S7, S10).
+"""How far a named stream of topics has come, as brokers know it: retention keeps what it has not read
+(docs/promises.md, S7 and S10).
 
 - A position is registered before the first record after it is read, and advanced when Spark says that a batch is done.
   That comes a batch late, or not at all: a position may lie behind what was read, never ahead of it.

@@ -93,9 +93,17 @@ def test_a_checkpoint_has_the_fields_of_the_seed_l10() -> None:
 def test_fields_of_a_newer_writer_are_ignored() -> None:
     from crc32c import crc32c
 
-    body = encode(COMMIT).rpartition(b',"crc"')[0] + b',"new_field":[1,2]'
+    body = encode(COMMIT).rpartition(b',"crc"')[0] + b',"new_field":[1,2],"another":{"size":1,"crc":2}'
     data = body + b',"crc":%d}\n' % crc32c(body)
     assert decode("x", data, Commit) == COMMIT
+
+
+def test_what_is_whole_but_no_commit_is_named_l8() -> None:
+    hint = encode(LastCheckpoint(version=Version(3)))
+    with pytest.raises(CorruptCommit, match=r"^some-name is damaged: .*fields do not: .*timestamp"):
+        decode("some-name", hint, Commit)
+    with pytest.raises(CorruptCommit, match=rf"^some-name is damaged: .*checksum .*over {len(hint) - 1} bytes"):
+        decode("some-name", hint[:-1], LastCheckpoint)
 
 
 @given(st.integers(min_value=0), st.integers(0, 7))

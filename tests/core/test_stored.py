@@ -102,7 +102,7 @@ def test_a_run_has_as_many_bytes_as_may_be_but_at_least_one_batch() -> None:
 
 
 @pytest.mark.parametrize("length", [0, HEADER_BYTES - 1, HEADER_BYTES, SIZES[0] - 1])
-def test_half_a_batch_is_none_l4(length: int) -> None:
+def test_half_a_batch_is_none_l8(length: int) -> None:
     assert run(data=DATA[:length]) == (0, 0, 10, 10)
     assert run(data=DATA[: STARTS[1]] + PARTS[1][:length]) == (0, STARTS[1], 10, 13)
 
@@ -154,7 +154,7 @@ def test_any_changed_byte_under_the_checksum_is_noticed_l8(place: int) -> None:
     assert (refused.value.path, refused.value.position, refused.value.offset) == ("some.log", 1000 + STARTS[1], 13)
 
 
-def test_a_walk_gives_every_batch_and_ends_with_half_a_one_l7() -> None:
+def test_a_walk_gives_every_batch_and_ends_with_half_a_one_l8() -> None:
     def walk(data: bytes) -> list[StoredRun]:
         found = stored_batches(memoryview(data), path="some.log", position=POSITION, offset=Offset(10), epoch=Epoch(3))
         return list(found)

@@ -52,7 +52,7 @@ def test_a_cursor_survives_being_stored() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"offset": "x"}', b"\xff"])
 def test_a_damaged_cursor_is_named_never_guessed(data: bytes) -> None:
-    with pytest.raises(CorruptCommit, match=r"/topics/x is damaged: .*\w"):
+    with pytest.raises(CorruptCommit, match=r"/topics/x is damaged: (?!None)\S"):
         Cursor.load("/topics/x", data)
 
 

@@ -246,6 +246,64 @@ def test_a_key_waits_for_its_former_consumer_p12() -> None:
     assert [(s.member, s.ranges) for s in later] == [(second, [(moved[0] + 20, moved[0] + 21)])]
 
 
+def test_records_of_a_key_are_let_go_one_by_one_p12() -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, member)
+    [sent] = pump(dispatch, [Batch(0, 2, [7, 7]), Batch(2, 5, [7, 8, 7])])
+    assert (sent.ranges, sent.batches) == ([(0, 5)], [0, 1])
+    dispatch.ack(member, [(2, 3)])
+    assert sorted(dispatch._slots) == [0, 1, 3, 4]
+    assert dispatch._holders == {7: (member, 3), 8: (member, 1)}
+    dispatch.detach(member)
+    assert (dispatch._holders, dispatch._held) == ({}, {})
+    assert list(dispatch._ready) == [(0, 2), (3, 5)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_read_while_nobody_can_take_it(kind: SubscriptionKind) -> None:
+    member = Member("a", credit=4)
+    dispatch = dispatch_of(kind, member)
+    pump(dispatch, [Batch(0, 4, [1] * 4 if kind == SubscriptionKind.KEY_SHARED else [])])
+    dispatch.detach(member)
+    assert dispatch.want(8) is None, "neither what came back nor what is new"
+    member.credit = 1
+    assert dispatch.want(8) == (0, 4)
+
+
+def waiting_for_a_key() -> tuple[Dispatch, Member, int]:
+    """The first of two consumers holds 0 to 2, and the second waits for 0 to get 3. And a slot of the first."""
+    first, second = Member("a", credit=100), Member("b", credit=100)
+    both = Members(SubscriptionKind.KEY_SHARED, [first, second])
+    moves = next(slot for slot in range(SLOTS) if both.owner_of(slot) is second)
+    stays = next(slot for slot in range(SLOTS) if both.owner_of(slot) is first)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, first)
+    pump(dispatch, [Batch(0, 3, [moves, stays, stays])])
+    dispatch._members.attach(second)
+    assert dispatch.take((3, 2**63), [Batch(3, 4, [moves])], 0.0) == []
+    return dispatch, first, stays
+
+
+def test_a_key_that_becomes_free_is_noticed_although_more_was_read_meanwhile_p12() -> None:
+    dispatch, first, stays = waiting_for_a_key()
+    dispatch.ack(first, [(1, 2)])
+    assert dispatch.want(4) is None
+    assert len(dispatch.take((4, 2**63), [Batch(4, 5, [stays])], 0.0)) == 1
+    dispatch.ack(first, [(0, 1)])
+    assert dispatch.want(5) == (3, 4)
+
+
+@pytest.mark.parametrize("acked", [[(0, 1)], [(0, 1), (2, 3)]], ids=str)
+def test_a_key_that_becomes_free_is_noticed_although_others_came_back_meanwhile_p12(
+    acked: list[tuple[int, int]],
+) -> None:
+    dispatch, first, _ = waiting_for_a_key()
+    dispatch.nack(first, [(1, 2)], due=5.0)
+    assert dispatch.want(4) is None
+    dispatch.tick(5.0)
+    dispatch.ack(first, acked)
+    assert dispatch.want(4) == (1, 2)
+
+
 class Deliveries(RuleBasedStateMachine):
     """A world of consumers that come, go, ack, fail and dawdle."""
 

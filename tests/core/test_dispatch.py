@@ -40,7 +40,8 @@ def test_records_go_out_in_order_while_there_is_credit_p12() -> None:
     member = Member("a", credit=5)
     dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member)
     batches = [Batch(0, 3), Batch(3, 6), Batch(6, 9)]
-    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(0, 6)]], "whole batches, one overdraws"
+    [sent] = pump(dispatch, batches)
+    assert (sent.ranges, sent.batches, sent.attempt) == ([(0, 6)], [0, 1], 1), "whole batches, one overdraws"
     assert member.credit == -1
     member.credit += 2
     assert [sending.ranges for sending in pump(dispatch, batches)] == [[(6, 9)]]
@@ -219,6 +220,34 @@ def test_a_slot_is_a_hash_of_the_key_and_those_without_key_share_one() -> None:
     assert [slot_of(key) for key in (b"", b"a", b"order-17")] == [
         murmur2(key) % SLOTS for key in (b"", b"a", b"order-17")
     ]
+
+
+def test_nothing_new_is_read_while_the_cursor_is_in_too_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sulina.core.dispatch.PIECES_MAX", 4)
+    member = Member("a", credit=1_000)
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member)
+    pump(dispatch, [Batch(0, 10)])
+    dispatch.ack(member, [(1, 2), (3, 4)])
+    dispatch.nack(member, [(5, 6)], due=9.0)
+    assert dispatch.want(100) is not None
+    dispatch.nack(member, [(7, 8)], due=9.0)
+    assert dispatch.want(100) is None
+
+
+def test_what_was_read_too_early_is_left_out() -> None:
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, Member("a", credit=100))
+    pump(dispatch, [Batch(0, 2)])
+    [sent] = dispatch.take((2, 2**63), [Batch(0, 2), Batch(2, 4)], 0.0)
+    assert (sent.ranges, sent.batches) == ([(2, 4)], [1])
+
+
+def test_what_retention_took_while_the_log_was_read_is_not_sent_and_the_rest_is_sent_once() -> None:
+    dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, Member("a", credit=100))
+    wanted = dispatch.want(4)
+    assert wanted is not None
+    dispatch.skip_to(2)
+    sent = dispatch.take(wanted, [Batch(0, 4)], 0.0) + pump(dispatch, [Batch(0, 4)])
+    assert [sending.ranges for sending in sent] == [[(2, 4)]]
 
 
 def test_most_keys_stay_when_a_consumer_comes() -> None:
@@ -530,3 +559,19 @@ def test_credit_that_comes_while_the_log_is_read_lets_nothing_overtake_p12() -> 
     poor.credit = 100
     assert dispatch.take(wanted, batches[1:], 0.0) == [], "the one that waits goes first"
     assert [sending.ranges for sending in pump(dispatch, batches)] == [[(0, 2)]]
+
+
+def test_what_waits_for_another_consumer_holds_up_its_own_key_only_p12() -> None:
+    poor, rich = Member("a", credit=0), Member("b", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich)
+    of_poor = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    of_rich = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is rich)
+    batches = [Batch(0, 1, [of_rich]), Batch(1, 2, [of_poor]), Batch(2, 3, [of_rich])]
+    pump(dispatch, batches)
+    dispatch.ack(rich, [(0, 1)])
+    dispatch.nack(rich, [(2, 3)], due=1.0)
+    dispatch.tick(1.0)
+    assert list(dispatch._ready) == [(1, 3)]
+    assert dispatch.want(3) == (2, 3)
+    [sent] = dispatch.take((2, 3), batches[2:], 1.0)
+    assert (sent.member, sent.ranges, sent.attempt) == (rich, [(2, 3)], 2)

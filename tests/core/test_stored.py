@@ -136,13 +136,14 @@ def test_a_batch_that_is_not_what_the_commits_say_is_never_given_l8(at: int, for
     assert (refused.value.position, refused.value.offset) == (POSITION + STARTS[1], 13)
 
 
-def test_the_error_says_what_was_found() -> None:
-    found = rf"it says offset 11, epoch 3, format 2, {SIZES[0] - 12} bytes"
-    with pytest.raises(CorruptSegment, match=found):
-        run(data=changed(0, 0, ">q", 11))
-    crc = struct.unpack_from(">I", DATA, 17)[0]
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_error_says_what_was_found(number: int) -> None:
+    wanted = [10, 13][number]
+    with pytest.raises(CorruptSegment, match=f"it says offset 99, epoch 3, format 2, {SIZES[number] - 12} bytes"):
+        run(wanted, data=changed(number, 0, ">q", 99))
+    crc = struct.unpack_from(">I", DATA, STARTS[number] + 17)[0]
     with pytest.raises(CorruptSegment, match=f"its CRC32C is {crc:#010x}, its header says {crc ^ 1:#010x}"):
-        run(data=changed(0, 17, ">I", crc ^ 1))
+        run(wanted, data=changed(number, 17, ">I", crc ^ 1))
 
 
 @pytest.mark.parametrize("place", [17, 20, 21, 22, HEADER_BYTES, SIZES[1] - 1])

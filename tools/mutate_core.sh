@@ -53,6 +53,7 @@ cat >>pyproject.toml <<TOML
 source_paths = ["src"]
 only_mutate = [$paths]
 also_copy = ["tests", "tools", "pyproject.toml"]
+timeout_multiplier = 5
 pytest_add_cli_args_test_selection = ["tests/core"]
 pytest_add_cli_args = [
     "-n0",

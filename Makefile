@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup etcd peers run test mutants failover interop examples check fix bench chaos lock clean
+.PHONY: setup etcd peers run test mutants mutate failover interop examples check fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ test: setup etcd      ## every test, the long ones in a short form; SLOW=1 shows
 mutants: setup etcd   ## plants every defect of tests/mutants, one at a time, and sees a test fail
 	@$(BIN)/python -m tests.support.needs
 	@$(BIN)/python tools/mutants.py
+
+mutate: setup         ## changes core in one small place at a time (mutmut) and lists what no test sees; MODULES="cursor plan" for some
+	@tools/mutate_core.sh .venv $(MODULES)
 
 failover: setup etcd  ## a broker dies, another takes its topics; SULINA_KEEP=folder keeps logs and etcd's keys of a failure
 	@$(BIN)/pytest -n 0 tests/cluster/test_seed_004.py

@@ -7,8 +7,12 @@ import pytest
 
 from sulina.core.archive import (
     MERGE_SLICES_MIN,
+    MERGE_SPAN_MS,
     SLICE_BYTES_MAX,
+    SLICE_COMMITS_MAX,
+    STATE_AFTER_COMMIT_BYTES,
     STATE_EVERY_SLICES,
+    ArchiveView,
     Cut,
     commits_name,
     decode_commits,
@@ -24,7 +28,8 @@ from sulina.core.archive import (
     slice_of_version,
     state_name,
 )
-from sulina.core.commit import Add, AnyOperation, Claim, Commit, SegmentRef
+from sulina.core.commit import Add, AnyOperation, Claim, Commit, Remove, SegmentRef
+from sulina.core.log_state import LogState
 from sulina.core.retention import Retention
 from sulina.core.segment import segment_name
 from sulina.errors import CorruptCommit
@@ -99,12 +104,14 @@ def test_the_objects_of_a_slice_are_named_after_its_first_offset_and_lie_beside_
         "00000000000000000000-0x0.state",
     ]
     assert objects_of(slice_of(7, 7, versions=(3, 4))) == ["00000000000000000007-7x3.commits"]
+    assert objects_of(slice_of(0, 5, commits_size=0)) == ["00000000000000000000-0x0.log"]
 
 
 @pytest.mark.parametrize(
     ("name", "is_ours"),
     [
         (object_name(1, "a"), True),
+        (object_name(1, "a.b"), True),
         (commits_name(object_name(1, "a")), True),
         (state_name(object_name(1, "a")), True),
         ("00000000000000000001.log", False),
@@ -115,6 +122,32 @@ def test_the_objects_of_a_slice_are_named_after_its_first_offset_and_lie_beside_
 )
 def test_only_objects_of_slices_are_ever_taken_for_orphans(name: str, is_ours: bool) -> None:
     assert is_object_name(name) is is_ours
+
+
+def test_a_view_of_an_archive_is_what_its_log_says() -> None:
+    state = LogState(
+        version=Version(7),
+        epoch=Epoch(4),
+        holder="h",
+        start_offset=Offset(5),
+        next_offset=Offset(9),
+        log_version=Version(6),
+        segments=[slice_of(5, 9)],
+    )
+    view = ArchiveView.of(state)
+    assert view == ArchiveView(Version(7), Epoch(4), "h", Offset(5), Offset(9), Version(6), (slice_of(5, 9),))
+    state.segments.clear()
+    assert len(view.slices) == 1, "it never changes"
+
+
+@pytest.mark.parametrize(
+    ("log_version", "next_offset", "is_empty"), [(-1, 0, True), (0, 0, False), (-1, 1, False), (0, 1, False)]
+)
+def test_u9_an_archive_is_empty_before_its_first_commit_and_record(
+    log_version: int, next_offset: int, is_empty: bool
+) -> None:
+    state = LogState(log_version=Version(log_version), next_offset=Offset(next_offset))
+    assert ArchiveView.of(state).is_empty is is_empty
 
 
 # Cutting
@@ -132,6 +165,18 @@ def test_a_slice_takes_commits_until_it_is_full() -> None:
     assert (taken, cut.version_end, cut.offset_end, cut.size, cut.timestamp_max) == (3, 3, 3, 300, 2)
 
 
+def test_a_slice_that_has_reached_its_size_or_number_takes_no_more() -> None:
+    commits = [commit_of(n, [adding(n, n + 1)], next_offset=n + 1) for n in range(3)]
+    cut = Cut(Offset(0), Version(0), bytes_max=200)
+    cut.add(commits[0])
+    assert cut.takes(commits[1])
+    cut.add(commits[1])
+    assert not cut.takes(commits[2])
+    many = [commit_of(n, []) for n in range(SLICE_COMMITS_MAX)]
+    assert Cut(Offset(0), Version(0), commits=many[:-1]).takes(many[-1])
+    assert not Cut(Offset(0), Version(0), commits=many).takes(commit_of(SLICE_COMMITS_MAX, []))
+
+
 def test_a_claim_begins_a_slice_so_that_all_its_batches_have_one_epoch() -> None:
     cut = Cut(Offset(0), Version(0))
     claim = commit_of(0, [Claim(epoch=Epoch(3), broker_id="a")], epoch=3)
@@ -144,7 +189,7 @@ def test_a_claim_begins_a_slice_so_that_all_its_batches_have_one_epoch() -> None
 
 def test_a_slice_never_skips_a_version() -> None:
     cut = Cut(Offset(0), Version(4))
-    with pytest.raises(CorruptCommit, match="version 4 is due"):
+    with pytest.raises(CorruptCommit, match="5 is damaged: version 4 is due"):
         cut.add(commit_of(5, []))
 
 
@@ -152,9 +197,9 @@ def test_commits_come_back_as_they_were_and_only_as_the_slice_says() -> None:
     commits = [commit_of(n, [adding(n, n + 1)], next_offset=n + 1) for n in range(3, 6)]
     data = encode_commits(commits)
     assert decode_commits("x", data, slice_of(3, 6, versions=(3, 6))) == commits
-    with pytest.raises(CorruptCommit, match="versions 3:7"):
+    with pytest.raises(CorruptCommit, match=r"x is .*versions 3:7"):
         decode_commits("x", data, slice_of(3, 6, versions=(3, 7)))
-    with pytest.raises(CorruptCommit, match="checksum"):
+    with pytest.raises(CorruptCommit, match=r"x is .*checksum"):
         decode_commits("x", data.replace(b"w:4", b"w:9"), slice_of(3, 6, versions=(3, 6)))
 
 
@@ -165,6 +210,15 @@ def test_a_state_is_due_after_so_many_slices_but_not_for_each_small_one() -> Non
     many_commits = [slice_of(0, 1, state=True), slice_of(1, 2, commits_size=3 << 20)]
     assert is_state_due(many_commits, 0)
     assert not is_state_due(many_commits, 2 << 20)
+
+
+@pytest.mark.parametrize("last_state_bytes", [0, STATE_AFTER_COMMIT_BYTES // 2, 3 * STATE_AFTER_COMMIT_BYTES])
+def test_a_state_is_due_after_so_many_bytes_of_commits_in_all_slices_since_the_last(last_state_bytes: int) -> None:
+    half = max(STATE_AFTER_COMMIT_BYTES // 2, last_state_bytes)
+    old = slice_of(0, 1, state=True, commits_size=9 * half)
+    assert not is_state_due([old, *[slice_of(n, n + 1, commits_size=half) for n in (1, 2)]], last_state_bytes)
+    slices = [old, slice_of(1, 2, commits_size=half), slice_of(2, 3, commits_size=half), slice_of(3, 4, commits_size=1)]
+    assert is_state_due(slices, last_state_bytes)
 
 
 # Finding
@@ -196,6 +250,15 @@ def test_u8_what_a_directory_has_is_missed_only_where_the_archive_has_no_record_
     assert missing(ranges((20, 25, 2), (25, 30, 2)), slices, Offset(0)) == [(20, 30)]
 
 
+def test_u8_what_another_epoch_has_in_its_place_is_missed_and_nothing_beyond_the_range() -> None:
+    slices = [slice_of(0, 5), slice_of(5, 8, epoch=2), slice_of(8, 8, epoch=2), slice_of(8, 20)]
+    assert missing(ranges((0, 20, 1)), slices, Offset(0)) == [(5, 8)]
+    assert missing(ranges((0, 7, 1)), slices, Offset(0)) == [(5, 7)]
+    assert missing(ranges((0, 20, 2)), slices, Offset(0)) == [(0, 5), (8, 20)]
+    empty = [slice_of(0, 5), slice_of(5, 5), slice_of(5, 20)]
+    assert missing(ranges((0, 20, 1)), empty, Offset(0)) == []
+
+
 def test_what_retention_has_taken_nobody_misses() -> None:
     slices = [slice_of(10, 20, epoch=2)]
     assert missing(ranges((0, 12, 2)), slices, Offset(10)) == []
@@ -209,7 +272,16 @@ def test_what_retention_has_taken_nobody_misses() -> None:
 def test_retention_never_takes_the_newest_state_nor_what_follows_it() -> None:
     slices = [slice_of(n, n + 1, versions=(n, n + 1), state=n == 2) for n in range(5)]
     removals = expired_slices(slices, Retention(bytes_max=0), now=0.0)
-    assert [removal.object for removal in removals] == [slice_.object for slice_ in slices[:2]]
+    assert removals == [
+        Remove(
+            segment=slice_.name,
+            offset_start=slice_.base,
+            offset_end=slice_.next_offset,
+            size=slice_.size,
+            object=slice_.object,
+        )
+        for slice_ in slices[:2]
+    ]
     assert expired_slices([slice_of(0, 1), slice_of(1, 2)], Retention(bytes_max=0), now=0.0) == []
 
 
@@ -260,6 +332,32 @@ def test_a_run_has_one_epoch_but_slices_without_records_do_not_count() -> None:
     assert merge_run([*first, slice_of(count - 1, count - 1, epoch=2)]) == (0, count)
 
 
+def test_a_slice_without_records_does_not_join_two_epochs() -> None:
+    half = MERGE_SLICES_MIN // 2
+    slices = [slice_of(n, n + 1, epoch=1) for n in range(half)]
+    slices += [slice_of(half, half, epoch=2), *[slice_of(n, n + 1, epoch=2) for n in range(half, 2 * half)]]
+    assert merge_run(slices) is None
+
+
+def test_a_run_is_no_larger_than_a_slice_may_be() -> None:
+    slices = [slice_of(n, n + 1, size=100) for n in range(MERGE_SLICES_MIN)]
+    assert merge_run(slices, bytes_max=100 * MERGE_SLICES_MIN) == (0, MERGE_SLICES_MIN)
+    assert merge_run(slices, bytes_max=100 * MERGE_SLICES_MIN - 1) is None
+
+
+@pytest.mark.parametrize(("span_ms", "is_merged"), [(MERGE_SPAN_MS, True), (MERGE_SPAN_MS + 1, False)])
+def test_l15_what_is_merged_was_written_at_about_one_time(span_ms: int, is_merged: bool) -> None:
+    begun = 10 * MERGE_SPAN_MS
+    slices = [slice_of(n, n + 1, written_ms=begun) for n in range(MERGE_SLICES_MIN - 1)]
+    slices.append(slice_of(MERGE_SLICES_MIN, MERGE_SLICES_MIN + 1, written_ms=begun + span_ms))
+    assert (merge_run(slices) is not None) is is_merged
+
+
+def test_a_run_begins_behind_the_newest_state() -> None:
+    slices = [slice_of(n, n + 1, state=n == 0) for n in range(MERGE_SLICES_MIN + 1)]
+    assert merge_run(slices) == (1, MERGE_SLICES_MIN + 1)
+
+
 def test_a_run_never_swallows_the_newest_state() -> None:
     count = MERGE_SLICES_MIN
     slices = [slice_of(n, n + 1, state=n in (3, count // 2)) for n in range(2 * count)]
@@ -271,6 +369,6 @@ def test_a_run_never_swallows_the_newest_state() -> None:
 
 
 def test_large_slices_and_short_runs_are_left_alone() -> None:
-    assert merge_run([slice_of(n, n + 1, size=9 << 20) for n in range(100)]) is None
+    assert merge_run([slice_of(n, n + 1, size=8 << 20) for n in range(100)], bytes_max=1 << 40) is None
     assert merge_run([slice_of(n, n + 1) for n in range(MERGE_SLICES_MIN - 1)]) is None
     assert merge_run([]) is None

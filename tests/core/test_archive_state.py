@@ -6,7 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from sulina.core.archive import expired_slices, object_name, state_name
-from sulina.core.commit import NO_ORIGIN, Add, AnyOperation, Checkpoint, Claim, Merge, Remove, decode, encode
+from sulina.core.commit import (
+    NO_ORIGIN,
+    Add,
+    AnyOperation,
+    Checkpoint,
+    Claim,
+    Merge,
+    Remove,
+    SegmentRef,
+    decode,
+    encode,
+)
 from sulina.core.log_state import LogState, MemoryLimits
 from sulina.core.plan import next_commit
 from sulina.core.retention import Retention
@@ -94,6 +105,34 @@ def test_a_slice_of_state_alone_is_one() -> None:
     assert log.state.log_version == 3
 
 
+def test_l8_a_slice_is_known_with_all_that_its_add_said() -> None:
+    add = a_slice(0, 5, (0, 3), state=True)
+    [found] = Log(add).state.segments
+    assert found == SegmentRef(
+        name=segment_name(0),
+        base=Offset(0),
+        next_offset=Offset(5),
+        size=50,
+        epoch=Epoch(1),
+        created_ms=1000,
+        written_ms=1000,
+        timestamp_max=105,
+        sealed=True,
+        object=add.object,
+        version_start=Version(0),
+        version_end=Version(3),
+        data_crc=7,
+        commits_size=150,
+        state=add.state,
+    )
+
+
+def test_l2_an_archive_begins_once() -> None:
+    log = Log(a_slice(0, 0, (0, 0), state=True))
+    with pytest.raises(CorruptCommit):
+        log.commit(a_slice(40, 50, (0, 0)))
+
+
 def test_a_claim_names_who_goes_on_and_batches_of_the_epoch_before_may_still_come() -> None:
     log = Log(a_slice(0, 5, (0, 3)))
     log.commit(Claim(epoch=Epoch(4), broker_id="b", holder="h2"))
@@ -168,6 +207,43 @@ def test_merged_slices_hold_the_same_log() -> None:
     assert (first.size, first.commits_size, first.timestamp_max) == (90, 200, 109)
     assert first.state == state_name(object_name(5, "v2")), "the state at its end stays"
     assert second.base == 9
+
+
+def test_l8_a_merged_slice_is_that_of_its_parts_with_the_object_and_checksum_of_the_merge() -> None:
+    log = Log(a_slice(40, 50, (0, 0), timestamp_max=900), a_slice(50, 60, (17, 18), state=True))
+    first, last = log.state.segments
+    log.state.segments[0] = replace(first, created_ms=300)
+    merge = merge_of(log, 0, 2)
+    log.commit(merge)
+    assert log.state.segments == [
+        replace(
+            last,
+            name=first.name,
+            base=Offset(40),
+            size=200,
+            created_ms=300,
+            timestamp_max=900,
+            object=merge.object,
+            version_start=Version(17),  # the first slice has no commit
+            data_crc=9,
+            commits_size=50,
+        )
+    ]
+
+
+def test_slices_without_commits_can_be_merged() -> None:
+    log = Log(a_slice(40, 50, (0, 0)), a_slice(50, 60, (0, 0)))
+    log.commit(merge_of(log, 0, 2))
+    [merged] = log.state.segments
+    assert (merged.base, merged.next_offset, merged.version_start, merged.version_end) == (40, 60, 0, 0)
+
+
+def test_a_merge_of_one_slice_or_of_more_than_there_are_is_refused() -> None:
+    log = Log(a_slice(0, 5, (0, 1)), a_slice(5, 9, (1, 2)))
+    with pytest.raises(CorruptCommit):
+        log.commit(merge_of(log, 1, 1))
+    with pytest.raises(CorruptCommit):
+        log.commit(replace(merge_of(log, 0, 2), count=3))
 
 
 def test_a_merge_keeps_the_epoch_of_the_records() -> None:

@@ -1,5 +1,6 @@
 """The bytes of commits and checkpoints (L10)."""
 
+import gzip
 import json
 
 import pytest
@@ -51,6 +52,17 @@ COMMIT = Commit(
     start_offset=Offset(400),
     next_offset=Offset(427),
 )
+CHECKPOINT = Checkpoint(
+    version=Version(20),
+    timestamp="2025-11-07T18:15:02.883Z",
+    last_offset=840,
+    start_offset=Offset(0),
+    next_offset=Offset(841),
+    epoch=Epoch(0),
+    segments=(),
+    origins=(),
+    txns=(),
+)
 
 
 def test_a_commit_has_the_fields_of_the_seed_l10() -> None:
@@ -74,28 +86,25 @@ def test_every_operation_can_be_written_and_read_l15() -> None:
 
 
 def test_a_checkpoint_has_the_fields_of_the_seed_l10() -> None:
-    checkpoint = Checkpoint(
-        version=Version(20),
-        timestamp="2025-11-07T18:15:02.883Z",
-        last_offset=840,
-        start_offset=Offset(0),
-        next_offset=Offset(841),
-        epoch=Epoch(0),
-        segments=(),
-        origins=(),
-        txns=(),
-    )
-    entry = json.loads(encode(checkpoint))
+    entry = json.loads(encode(CHECKPOINT))
     assert {"version", "timestamp", "last_offset", "segments", "origins"} <= entry.keys()
-    assert decode("x", encode(checkpoint), Checkpoint) == checkpoint
+    assert decode("x", encode(CHECKPOINT), Checkpoint) == CHECKPOINT
 
 
 def test_fields_of_a_newer_writer_are_ignored() -> None:
     from crc32c import crc32c
 
-    body = encode(COMMIT).rpartition(b',"crc"')[0] + b',"new_field":[1,2]'
+    body = encode(COMMIT).rpartition(b',"crc"')[0] + b',"new_field":[1,2],"another":{"size":1,"crc":2}'
     data = body + b',"crc":%d}\n' % crc32c(body)
     assert decode("x", data, Commit) == COMMIT
+
+
+def test_what_is_whole_but_no_commit_is_named_l8() -> None:
+    hint = encode(LastCheckpoint(version=Version(3)))
+    with pytest.raises(CorruptCommit, match=r"^some-name is damaged: .*fields do not: .*timestamp"):
+        decode("some-name", hint, Commit)
+    with pytest.raises(CorruptCommit, match=rf"^some-name is damaged: .*checksum .*over {len(hint) - 1} bytes"):
+        decode("some-name", hint[:-1], LastCheckpoint)
 
 
 @given(st.integers(min_value=0), st.integers(0, 7))
@@ -121,6 +130,35 @@ def test_any_garbage_is_detected_l8(data: bytes) -> None:
         decode("x", data, Checkpoint)
     with pytest.raises(CorruptCommit):
         decode("x", data, LastCheckpoint)
+
+
+def test_a_compressed_checkpoint_is_the_same_line_as_gzip_l11() -> None:
+    packed = encode(CHECKPOINT, compress=True)
+    assert gzip.decompress(packed) == encode(CHECKPOINT)
+    assert decode("x", packed, Checkpoint) == CHECKPOINT
+
+
+def test_a_damaged_compressed_checkpoint_is_detected_l8() -> None:
+    packed = encode(CHECKPOINT, compress=True)
+    for length in range(2, len(packed)):
+        with pytest.raises(CorruptCommit, match=r"^some-name is damaged: .*(cut short|decompressed: .*\d)"):
+            decode("some-name", packed[:length], Checkpoint)
+    for damaged in (packed + b"x", packed + packed):
+        with pytest.raises(CorruptCommit, match=r"^some-name is damaged: .*followed by other bytes"):
+            decode("some-name", damaged, Checkpoint)
+    torn = bytearray(packed)
+    torn[len(packed) // 2] ^= 0xFF
+    with pytest.raises(CorruptCommit, match=r"^some-name is damaged: "):
+        decode("some-name", bytes(torn), Checkpoint)
+
+
+def test_a_checkpoint_unpacks_to_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, size = encode(CHECKPOINT, compress=True), len(encode(CHECKPOINT))
+    monkeypatch.setattr("sulina.core.commit.DECOMPRESSED_BYTES_MAX", size + 1)
+    assert decode("x", packed, Checkpoint) == CHECKPOINT
+    monkeypatch.setattr("sulina.core.commit.DECOMPRESSED_BYTES_MAX", size - 1)
+    with pytest.raises(CorruptCommit, match="too long"):
+        decode("x", packed, Checkpoint)
 
 
 def test_names_sort_as_versions_do() -> None:

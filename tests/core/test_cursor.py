@@ -27,6 +27,8 @@ def test_lag_counts_what_is_not_acked() -> None:
     cursor = Cursor(0)
     cursor.ack(2, 4)
     assert cursor.lag(10) == 8
+    cursor.ack(0, 2)
+    assert (cursor.offset, cursor.lag(10), cursor.lag(4), cursor.lag(3)) == (4, 6, 0, 0)
 
 
 def test_failed_deliveries_are_counted_until_the_record_is_acked() -> None:
@@ -39,15 +41,18 @@ def test_failed_deliveries_are_counted_until_the_record_is_acked() -> None:
 
 def test_a_cursor_survives_being_stored() -> None:
     cursor = Cursor(5)
-    cursor.ack(7, 9)
-    cursor.failed(10, 12)
+    for start, end in [(7, 9), (12, 17), (30, 31)]:
+        cursor.ack(start, end)
+    for start, end in [(10, 12), (11, 12), (20, 24)]:
+        cursor.failed(start, end)
     again = Cursor.load("/key", cursor.stored())
-    assert (again.offset, list(again.acked), list(again.attempts)) == (5, [(7, 9)], [(10, 12, 1)])
+    assert (again.offset, list(again.acked)) == (5, [(7, 9), (12, 17), (30, 31)])
+    assert list(again.attempts) == [(10, 11, 1), (11, 12, 2), (20, 24, 1)]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"offset": "x"}', b"\xff"])
 def test_a_damaged_cursor_is_named_never_guessed(data: bytes) -> None:
-    with pytest.raises(CorruptCommit, match="/topics/x"):
+    with pytest.raises(CorruptCommit, match=r"/topics/x is damaged: (?!None)\S"):
         Cursor.load("/topics/x", data)
 
 
@@ -57,3 +62,34 @@ def test_what_retention_took_is_skipped_and_counted() -> None:
     assert cursor.skip_to(12) == 5
     assert cursor.offset == 12
     assert cursor.skip_to(3) == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "offset", "acked", "attempts", "changes"),
+    [
+        (20, 5, [(7, 9), (12, 17)], [(9, 12, 1), (17, 19, 1)], False),
+        (19, 5, [(7, 9), (12, 17)], [(9, 12, 1), (17, 19, 1)], False),
+        (18, 5, [(7, 9), (12, 17)], [(9, 12, 1), (17, 18, 1)], True),
+        (15, 5, [(7, 9), (12, 15)], [(9, 12, 1)], True),
+        (10, 5, [(7, 9)], [(9, 10, 1)], True),
+        (5, 5, [], [], True),
+        (4, 4, [], [], True),
+    ],
+)
+def test_u10_what_lies_beyond_the_end_of_a_log_is_forgotten_because_others_will_be_there(
+    end: int, offset: int, acked: list[object], attempts: list[object], changes: bool
+) -> None:
+    cursor = Cursor(5)
+    cursor.ack(7, 9)
+    cursor.ack(12, 17)
+    cursor.failed(9, 12)
+    cursor.failed(17, 19)
+    assert cursor.clamp(end) is changes
+    assert (cursor.offset, list(cursor.acked), list(cursor.attempts)) == (offset, acked, attempts)
+    assert cursor.clamp(end) is False
+
+
+def test_a_cursor_beyond_the_log_comes_back_to_its_end() -> None:
+    cursor = Cursor(5)
+    assert [cursor.clamp(6), cursor.clamp(5), cursor.clamp(4)] == [False, False, True]
+    assert cursor.offset == 4

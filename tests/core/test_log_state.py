@@ -1,12 +1,23 @@
 """What commits add up to, and what they may not be."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from sulina.core.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal
-from sulina.core.log_state import SEQUENCES, Appended, LogState, MemoryLimits, repeat_of
+from sulina.core.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal, TxnRef
+from sulina.core.log_state import (
+    RUNS_KEPT,
+    SEQUENCES,
+    Appended,
+    LogState,
+    MemoryLimits,
+    View,
+    advanced,
+    grown,
+    repeat_of,
+)
 from sulina.core.plan import next_commit
 from sulina.core.segment import segment_name
 from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, StaleOrigin
@@ -22,9 +33,9 @@ def claimed(limits: MemoryLimits | None = None) -> LogState:
     return state
 
 
-def commit_of(state: LogState, operations: Operations) -> Commit:
+def commit_of(state: LogState, operations: Operations, *, now: float = 1.0) -> Commit:
     epoch = max([state.epoch, *(o.epoch for o in operations if isinstance(o, Claim))])
-    return next_commit(state, operations, txn_id="t", now=1.0, epoch=Epoch(epoch))
+    return next_commit(state, operations, txn_id="t", now=now, epoch=Epoch(epoch))
 
 
 def add_of(state: LogState, count: int = 1, *, size: int = 100, **fields: object) -> Add:
@@ -76,6 +87,23 @@ def test_offsets_that_are_used_again_or_skipped_are_damage_l2(offset_start: int)
         state.apply(commit_of(state, [wrong]))
 
 
+@pytest.mark.parametrize("change", [{"offset_end": Offset(3)}, {"position": 99}, {"position": 101}], ids=str)
+def test_an_add_that_does_not_continue_a_segment_is_damage_l2(change: dict[str, int]) -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    with pytest.raises(CorruptCommit):
+        state.apply(commit_of(state, [replace(add_of(state, 1), **change)]))
+
+
+def test_a_segment_knows_its_epoch_when_it_was_begun_and_written_and_its_newest_time_l15() -> None:
+    state = claimed()
+    for now, newest in [(2.0, 50), (4.0, 90), (7.5, 60)]:
+        state.apply(commit_of(state, [add_of(state, 1, timestamp_max=newest)], now=now))
+    [segment] = state.segments
+    assert (segment.created_ms, segment.written_ms, segment.timestamp_max) == (2000, 7500, 90)
+    assert (segment.base, segment.next_offset, segment.size, segment.epoch) == (0, 3, 300, 0)
+
+
 def test_what_readers_of_a_version_see_never_changes_l1_l14() -> None:
     state = claimed()
     state.apply(commit_of(state, [add_of(state, 3)]))
@@ -105,6 +133,17 @@ def test_a_commit_with_an_epoch_that_nobody_claimed_is_damage() -> None:
         state.apply(replace(commit_of(state, []), epoch=Epoch(4)))
 
 
+def test_a_commit_of_an_epoch_that_is_over_is_damage() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [Claim(epoch=Epoch(4), broker_id="b")]))
+    with pytest.raises(CorruptCommit, match=r"0002\.json .*epoch 3 comes after 4"):
+        state.apply(replace(commit_of(state, []), epoch=Epoch(3)))
+    for epoch in (3, 4):
+        claim = Claim(epoch=Epoch(epoch), broker_id="c")
+        with pytest.raises(CorruptCommit, match=rf"0002\.json .*claims epoch {epoch} after 4"):
+            state.apply(replace(commit_of(state, []), operations=(claim,)))
+
+
 def test_a_claim_ends_the_segment_so_that_a_segment_has_one_epoch() -> None:
     state = claimed()
     state.apply(commit_of(state, [add_of(state, 3)]))
@@ -121,6 +160,24 @@ def test_nothing_goes_into_a_sealed_segment() -> None:
     state.apply(commit_of(state, [Seal(segment=segment_name(0), offset_end=Offset(3), size=100)]))
     with pytest.raises(CorruptCommit):
         state.apply(commit_of(state, [late]))
+
+
+@pytest.mark.parametrize("change", [{"segment": segment_name(9)}, {"size": 99}], ids=str)
+def test_a_seal_that_does_not_name_the_newest_segment_as_it_is_is_damage(change: dict[str, object]) -> None:
+    state = claimed()
+    seal = Seal(segment=segment_name(0), offset_end=Offset(3), size=100)
+    with pytest.raises(CorruptCommit, match=r"0001\.json .*the newest is None"):
+        state.apply(commit_of(state, [seal]))
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    with pytest.raises(CorruptCommit, match=r"0002\.json .*it seals"):
+        state.apply(commit_of(state, [replace(seal, **change)]))
+
+
+def test_a_log_without_segments_has_none_to_remove() -> None:
+    state = claimed()
+    remove = Remove(segment=segment_name(0), offset_start=Offset(0), offset_end=Offset(0), size=0)
+    with pytest.raises(CorruptCommit, match="the oldest is None"):
+        state.apply(commit_of(state, [remove]))
 
 
 def test_remove_takes_the_oldest_segment_and_only_when_sealed_l15() -> None:
@@ -143,6 +200,71 @@ def test_a_checkpoint_holds_all_of_the_state_l11() -> None:
         state.apply(commit_of(state, [operation]))
     again = LogState.from_checkpoint(state.checkpoint("now"), state.limits)
     assert again == state
+    assert state.checkpoint("now").last_offset == 23
+    assert LogState().checkpoint("now").last_offset == -1
+
+
+def test_a_log_goes_on_from_a_checkpoint_with_its_first_offset_and_its_limits_l11() -> None:
+    state = claimed(MemoryLimits(origins_max=3, txns_max=4))
+    state.apply(commit_of(state, [add_of(state, 3)]))
+    seal = Seal(segment=segment_name(0), offset_end=Offset(3), size=100)
+    remove = Remove(segment=segment_name(0), offset_start=Offset(0), offset_end=Offset(3), size=100)
+    state.apply(commit_of(state, [seal, remove]))
+    again = LogState.from_checkpoint(state.checkpoint("now"), state.limits)
+    assert (again.start_offset, again.limits) == (3, MemoryLimits(origins_max=3, txns_max=4))
+    assert again == state
+
+
+def test_what_readers_see_is_all_of_a_version_l14() -> None:
+    state = claimed()
+    state.apply(commit_of(state, [add_of(state, 3), Claim(epoch=Epoch(2), broker_id="b")]))
+    assert state.view() == View(Version(1), Epoch(2), Offset(0), Offset(3), tuple(state.segments))
+
+
+# Following a log whose segments are elsewhere
+
+
+def test_a_follower_of_commits_has_offsets_epoch_origins_and_transactions_l13() -> None:
+    state, follower = claimed(), LogState()
+    follower.follow(commit_of(LogState(), [Claim(epoch=Epoch(0), broker_id="a")]))
+    steps: list[Operations] = [
+        [add_of(state, 3, origin_id=7, origin_seq=0, origin_epoch=1, txn_id="a")],
+        [Claim(epoch=Epoch(2), broker_id="b")],
+    ]
+    for operations in steps:
+        commit = commit_of(state, operations)
+        state.apply(commit)
+        follower.follow(commit)
+    assert (follower.version, follower.epoch, follower.start_offset, follower.next_offset) == (2, 2, 3, 3)
+    assert (follower.origins, follower.txns, follower.segments) == (state.origins, state.txns, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": Version(1)},
+        {"version": Version(3)},
+        {"epoch": Epoch(1)},
+        {"next_offset": Offset(5)},
+        {"add": {"offset_start": Offset(4)}},
+        {"add": {"offset_start": Offset(2)}},
+        {"add": {"offset_end": Offset(3)}, "next_offset": Offset(3)},
+    ],
+    ids=str,
+)
+def test_a_commit_that_does_not_follow_is_damage_l2(change: dict[str, Any]) -> None:
+    follower = LogState(version=Version(1), epoch=Epoch(2), next_offset=Offset(3))
+    change = dict(change)
+    add = replace(add_of(follower, 1), **change.pop("add", {}))
+    good = commit_of(follower, [add_of(follower, 1)])
+    with pytest.raises(CorruptCommit, match=r"000\d\.json .*it (says|adds)"):
+        follower.follow(replace(good, operations=(add,), **change))
+    again = LogState(version=Version(1), epoch=Epoch(2), next_offset=Offset(3))
+    again.follow(good)
+    assert (again.version, again.next_offset) == (2, 4)
+
+
+# Repeats
 
 
 def test_the_longest_silent_writers_are_forgotten_first_l13() -> None:
@@ -187,14 +309,60 @@ def test_a_repeat_from_long_ago_is_known_as_one() -> None:
         asked(origin(99, Run(90, Offset(0), Offset(10), Version(1))), 3)
 
 
+def test_a_batch_that_is_only_partly_a_repeat_is_not_answered_as_one_l13() -> None:
+    known = origin(9, Run(5, Offset(110), Offset(115), Version(4)))
+    with pytest.raises(DuplicateSequence) as refused:
+        asked(known, 7, count=4)
+    assert (refused.value.origin_id, refused.value.sequence, refused.value.last) == (9, 7, 9)
+
+
+def test_less_than_half_the_circle_behind_is_old_and_the_rest_is_ahead_l13() -> None:
+    half = SEQUENCES // 2
+    with pytest.raises(DuplicateSequence):
+        asked(origin(half + 99), half + 100 - (half - 1))
+    with pytest.raises(SequenceGap):
+        asked(origin(half + 99), half + 100 - half)
+
+
 def test_a_gap_is_refused() -> None:
-    with pytest.raises(SequenceGap):
+    with pytest.raises(SequenceGap, match="producer 9 sent sequence 6, expected 5"):
         asked(origin(4), 6)
-    with pytest.raises(SequenceGap):
+    with pytest.raises(SequenceGap, match="producer 9 sent sequence 3, expected 0"):
         asked(origin(4), 3, epoch=1)
 
 
 def test_a_new_instance_of_a_producer_starts_at_0_and_fences_the_old_one() -> None:
     assert asked(origin(4), 0, epoch=1) is None
-    with pytest.raises(StaleOrigin):
+    with pytest.raises(StaleOrigin, match="producer 9 with epoch 1 is fenced by epoch 2"):
         asked(origin(4, epoch=2), 5, epoch=1)
+
+
+def test_an_origin_keeps_its_newest_runs_of_one_epoch_l13() -> None:
+    runs = [Run(n, Offset(10 * n), Offset(10 * n + 1), Version(n)) for n in range(RUNS_KEPT + 2)]
+    known = None
+    for run in runs:
+        known = advanced(known, origin_id=9, epoch=0, run=run)
+    assert known == origin(RUNS_KEPT + 1, *runs[2:])
+    fresh = Run(0, Offset(90), Offset(94), Version(9))
+    assert advanced(known, origin_id=9, epoch=1, run=fresh) == origin(3, fresh, epoch=1)
+    last = Run(SEQUENCES - 1, Offset(0), Offset(3), Version(1))
+    assert advanced(None, origin_id=9, epoch=0, run=last).last_seq == 1
+
+
+def test_a_log_remembers_the_runs_of_an_origin_across_commits_l13() -> None:
+    state = claimed()
+    for sequence in (0, 2):
+        state.apply(commit_of(state, [add_of(state, 2, origin_id=9, origin_seq=sequence, origin_epoch=0)]))
+    assert asked(state.origins[9], 0, count=2) == Appended(Offset(0), Offset(2), Version(1))
+    assert asked(state.origins[9], 2, count=2) == Appended(Offset(2), Offset(4), Version(2))
+
+
+def test_a_transaction_is_all_of_its_adds_in_one_commit_l13() -> None:
+    state = claimed()
+    first = add_of(state, 2, txn_id="a", origin_id=1, origin_seq=0, origin_epoch=0)
+    second = replace(first, origin_id=2, offset_start=Offset(2), offset_end=Offset(5), position=100)
+    state.apply(commit_of(state, [first, second]))
+    assert state.txns["a"] == TxnRef("a", Offset(0), Offset(5), Version(1))
+    assert grown(state.txns["a"], "a", Offset(7), Offset(8), Version(3)) == TxnRef(
+        "a", Offset(7), Offset(8), Version(3)
+    )

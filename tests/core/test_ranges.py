@@ -10,6 +10,7 @@ steps = st.lists(st.tuples(st.sampled_from(["add", "remove"]), spans), max_size=
 
 
 def offsets(ranges: list[tuple[int, int]]) -> set[int]:
+    assert all(start < end for start, end in ranges), "an empty range"
     return {offset for start, end in ranges for offset in range(start, end)}
 
 
@@ -49,6 +50,8 @@ def test_a_range_map_is_a_dict(done: list[tuple[tuple[int, int], int, bool]], pr
             for offset in gone:
                 del model[offset]
         assert {offset: value for low, high, value in ranges for offset in range(low, high)} == model
-    pieces = {offset: value for low, high, value in ranges.pieces(*probe, 9) for offset in range(low, high)}
+    found = ranges.pieces(*probe, 9)
+    assert [low for low, _, _ in found] + [probe[1]] == [probe[0]] + [high for _, high, _ in found], "end to end"
+    pieces = {offset: value for low, high, value in found for offset in range(low, high)}
     assert pieces == {offset: model.get(offset, 9) for offset in range(*probe)}
     assert ranges.get(probe[0], 9) == model.get(probe[0], 9)

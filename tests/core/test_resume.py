@@ -36,6 +36,10 @@ def test_u8_precedence_is_by_claim_not_by_file_age(
     assert found is expected
 
 
+def test_u8_a_directory_without_stamp_is_adopted_only_where_that_is_said() -> None:
+    assert standing(exists=True, stamp=None, topic_id="t1", claimed_by=None) is Standing.FOREIGN
+
+
 def archive(next_offset: int, log_version: int) -> ArchiveView:
     return ArchiveView(
         version=Version(3),
@@ -59,13 +63,19 @@ def test_u8_a_directory_that_has_all_that_came_from_it_goes_on(next_offset: int,
 
 @pytest.mark.parametrize(("next_offset", "version"), [(9, 4), (0, -1), (10, 3), (9, 9)])
 def test_u7_a_directory_that_has_less_than_came_from_it_never_goes_on(next_offset: int, version: int) -> None:
-    with pytest.raises(CorruptLog, match="came from it into the archive"):
-        check_continues("d", local(next_offset, version), archive(10, 4), None)
+    said = f"in some/dir .*ends at offset {next_offset}, version {version}, but 10, 4 came from it into the archive"
+    with pytest.raises(CorruptLog, match=said):
+        check_continues("some/dir", local(next_offset, version), archive(10, 4), None)
 
 
-def test_u7_a_directory_whose_history_is_another_never_goes_on() -> None:
-    with pytest.raises(CorruptLog, match="its version 4 ends at 9"):
-        check_continues("d", local(15, 9), archive(10, 4), Offset(9))
+@pytest.mark.parametrize(("log_version", "at_archived"), [(4, 9), (4, 11), (1, 9), (0, 9)])
+def test_u7_a_directory_whose_history_is_another_never_goes_on(log_version: int, at_archived: int) -> None:
+    with pytest.raises(CorruptLog, match=f"in some/dir .*its version {log_version} ends at {at_archived}, .*at 10"):
+        check_continues("some/dir", local(15, 9), archive(10, log_version), Offset(at_archived))
+
+
+def test_an_archive_of_records_without_commits_has_no_history_to_compare() -> None:
+    check_continues("d", local(15, 9), archive(10, -1), Offset(9))
 
 
 def test_u9_with_an_empty_archive_any_directory_goes_on() -> None:
@@ -89,5 +99,5 @@ def test_u7_a_witness_who_saw_more_keeps_the_topic_closed_and_one_who_saw_less_c
     for witness in (None, sealed(10, 4), sealed(3, 1), sealed(0, -1)):
         check_witness("d", witness, end)
     for witness in (sealed(11, 4), sealed(10, 5)):
-        with pytest.raises(CorruptLog, match="broker a sealed it at offset"):
-            check_witness("d", witness, end)
+        with pytest.raises(CorruptLog, match=r"in some/dir .*broker a sealed it at offset"):
+            check_witness("some/dir", witness, end)

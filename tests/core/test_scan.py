@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sulina.core.commit import SegmentRef
 from sulina.core.position import EARLIEST, LATEST, Position
-from sulina.core.scan import Piece, Positions, Range, Span, TopicChoice, limited, packed, ranges, split_bytes
+from sulina.core.scan import Piece, Positions, Range, Span, TopicChoice, limited, packed, ranges, shares, split_bytes
 from sulina.errors import InvalidName, InvalidSettings
 from sulina.types import Epoch, Offset, PartitionName, TopicName
 
@@ -82,12 +82,77 @@ def test_a_limit_holds_and_nobody_starves(
         assert all(taken[span.partition] >= 1 for span in waiting)
 
 
+def test_ranges_join_what_is_small_split_what_is_large_and_know_where_it_is_stored() -> None:
+    objects = [stored(base, base + 10, size, is_object=True) for base, size in ((0, 100), (10, 100), (20, 500))]
+    pieces = [Piece(one.base, one.next_offset, one.size, one) for one in objects]
+    span = Span(SECOND, Offset(0), Offset(60), (*pieces, Piece(Offset(30), Offset(60), 301)))
+    assert ranges(span, 0, 60, bytes_max=200) == [
+        Range(SECOND, Offset(0), Offset(20), 200, (objects[0], objects[1])),
+        Range(SECOND, Offset(20), Offset(30), 500, (objects[2],)),  # an object is read whole
+        Range(SECOND, Offset(30), Offset(45), 150),
+        Range(SECOND, Offset(45), Offset(60), 151),
+    ]
+    assert ranges(span, 5, 15, bytes_max=99) == [
+        Range(SECOND, Offset(5), Offset(10), 50, (objects[0],)),
+        Range(SECOND, Offset(10), Offset(15), 50, (objects[1],)),
+    ]
+
+
+def test_a_segment_of_a_directory_is_split_and_no_range_is_empty() -> None:
+    segment = stored(10, 13, 3000, is_object=False)
+    span = Span(FIRST, Offset(10), Offset(13), (Piece(Offset(10), Offset(13), 3000, segment),))
+    by_row = [Range(FIRST, Offset(n), Offset(n + 1), 1000, (segment,)) for n in (10, 11, 12)]
+    assert ranges(span, 0, 99, bytes_max=1) == by_row
+    small = Span(FIRST, Offset(0), Offset(3), (Piece(Offset(0), Offset(3), 3),))
+    assert ranges(small, 0, 3, bytes_max=1) == [Range(FIRST, Offset(n), Offset(n + 1), 1) for n in range(3)]
+
+
+def test_a_task_may_be_filled_to_its_last_byte() -> None:
+    wanted = [Range(FIRST, Offset(n), Offset(n + 1), size) for n, size in enumerate([50, 50, 1, 99, 1])]
+    assert packed(wanted, bytes_max=100) == [tuple(wanted[:2]), tuple(wanted[2:4]), tuple(wanted[4:])]
+
+
+def test_a_limit_of_bytes_is_shared_by_rows_and_the_small_are_not_rounded_away() -> None:
+    def span(partition: PartitionName, rows: int) -> Span:
+        return Span(partition, Offset(0), Offset(rows), (Piece(Offset(0), Offset(rows), 10 * rows),))
+
+    both = [span(FIRST, 100), span(SECOND, 20)]
+    starts = {FIRST: Offset(0), SECOND: Offset(0)}
+    assert limited(both, starts, rows_max=None, bytes_max=600) == {FIRST: 50, SECOND: 10}
+    assert limited(both, {FIRST: Offset(90), SECOND: Offset(30)}, rows_max=10, bytes_max=100) == {
+        FIRST: 100,
+        SECOND: 30,
+    }
+    third = PartitionName(ORDERS, 2)
+    three = [span(FIRST, 1000), span(SECOND, 1), span(third, 1)]
+    assert limited(three, starts | {third: Offset(0)}, rows_max=3, bytes_max=None) == {FIRST: 1, SECOND: 1, third: 1}
+
+
+@given(
+    st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 50), st.integers(0, 60)), max_size=5),
+    st.integers(1, 12) | st.none(),
+    st.integers(1, 40),
+)
+def test_s1_shares_have_every_offset_once_in_order_and_are_equal(
+    rows: dict[int, tuple[int, int]], tasks_min: int | None, rows_max: int
+) -> None:
+    wanted = {PartitionName(ORDERS, number): (start, start + count) for number, (start, count) in rows.items()}
+    tasks = shares(wanted, tasks_min=tasks_min, rows_max=rows_max)
+    flat = [(partition, offset) for task in tasks for partition, start, end in task for offset in range(start, end)]
+    assert flat == [(partition, offset) for partition, (start, end) in wanted.items() for offset in range(start, end)]
+    sizes = [sum(end - start for _, start, end in task) for task in tasks]
+    assert len(tasks) == min(len(flat), max(tasks_min or 1, -(-len(flat) // rows_max)))
+    assert not sizes or (min(sizes) >= 1 and max(sizes) - min(sizes) <= 1)
+    assert all(start < end for task in tasks for _, start, end in task)
+
+
 def test_more_tasks_are_smaller() -> None:
     span = Span(FIRST, Offset(0), Offset(100), (Piece(Offset(0), Offset(100), 1000),))
     size = split_bytes([span], {FIRST: (0, 100)}, 7)
     assert size == 1000 // 7
     assert len(packed(ranges(span, 0, 100, bytes_max=size), bytes_max=size)) >= 7
     assert split_bytes([span], {}, None) == 32 << 20
+    assert split_bytes([span], {FIRST: (0, 100)}, 2000) == 1
 
 
 def test_positions_are_words_or_offsets_by_partition() -> None:
@@ -95,10 +160,13 @@ def test_positions_are_words_or_offsets_by_partition() -> None:
     some = Positions.parse('{"/shop/orders": {"0": 23, "1": -2}}', LATEST)
     assert [some.of(name) for name in (FIRST, SECOND)] == [Position.parse("offset:23"), EARLIEST]
     assert some.of(PartitionName(ORDERS, 2)) == LATEST
+    assert Positions.parse(' {"/shop/orders": {"0": -1}}', EARLIEST).of(FIRST) == LATEST
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "{", "[]", '{"orders": {"0": 1}}', '{"/a/b": {"x": 1}}', '{"/a/b": {"0": -3}}', '{"/a/b": 5}']
+    "text",
+    ["", "soon", "{", "[]", '{"orders": {"0": 1}}', '{"/a/b": {"x": 1}}', '{"/a/b": 5}']
+    + [f'{{"/a/b": {{"0": {offset}}}}}' for offset in ("-3", "true", "1.5", '"7"', "null")],
 )
 def test_other_positions_are_refused(text: str) -> None:
     with pytest.raises(InvalidSettings):
@@ -115,5 +183,7 @@ def test_topics_are_names_or_patterns() -> None:
             TopicChoice.parse(text)
     with pytest.raises(InvalidName):
         TopicChoice.parse("orders")
-    with pytest.raises(InvalidSettings):
-        TopicChoice.parse("orders*")
+    for text in ("orders*", "/shop*", "/shop/orders/*", "a/shop/orders*"):
+        with pytest.raises(InvalidSettings, match="no /namespace/topic"):
+            TopicChoice.parse(text)
+    assert TopicChoice.parse("/shop/X").names == (TopicName.parse("/shop/X"),)

@@ -1,11 +1,12 @@
 """The index of a segment, and what may go."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sulina.core.commit import SegmentRef
+from sulina.core.commit import Remove, SegmentRef
 from sulina.core.retention import Retention, disposable_before, expired
-from sulina.core.segment import INDEX_ENTRY_BYTES, SparseIndex, decode_index, segment_name
+from sulina.core.segment import INDEX_ENTRY_BYTES, SparseIndex, decode_index, encode_entry, segment_name
 from sulina.types import Epoch, Offset, Version
 
 
@@ -39,6 +40,25 @@ def test_an_index_is_sparse_and_finds_the_batch_before_an_offset() -> None:
     assert index.floor(Offset(0)) == (0, 0)
     assert index.floor(Offset(45)) == (256, 40)
     assert index.floor(Offset(99)) == (512, 80)
+    exact = SparseIndex(interval_bytes=64)
+    assert [bool(exact.note(n, position, 0)) for n, position in enumerate([0, 63, 64])] == [True, False, True]
+
+
+def test_before_the_first_entry_a_search_begins_at_the_front_of_the_segment() -> None:
+    index = SparseIndex(interval_bytes=1)
+    assert index.floor(Offset(7)) == index.before_timestamp(7) == (0, -1)
+    index.note(10, 0, 3)
+    index.note(20, 50, 5)
+    assert index.floor(Offset(9)) == index.before_timestamp(3) == (0, -1)
+
+
+def test_an_entry_that_is_being_noted_is_not_believed_yet() -> None:
+    index, _ = noted(4)
+    index.timestamps.append(5)
+    assert index.before_timestamp(9) == (128, 20)
+    index.positions.append(256)
+    assert index.before_timestamp(9) == (128, 20)
+    assert index.floor(Offset(99)) == (128, 20)
 
 
 def test_an_index_finds_where_a_time_can_first_be() -> None:
@@ -47,7 +67,36 @@ def test_an_index_finds_where_a_time_can_first_be() -> None:
         index.note(number, number * 10, newest)
     assert index.before_timestamp(5) == (0, 0)
     assert index.before_timestamp(6) == (20, 2)
-    assert index.before_timestamp(-1)[0] == 0
+    assert index.before_timestamp(-1) == (0, -1)
+
+
+def test_an_index_comes_back_as_it_was_l8() -> None:
+    index, data = noted(10)
+    assert decode_index(data, segment(0, 100, size=640), 100) == index
+
+
+@pytest.mark.parametrize(
+    ("entries", "believed"),
+    [
+        ([(10, 0, 1), (20, 50, 1)], 2),
+        ([(10, 0, 1), (20, 99, 1)], 2),
+        ([(10, 0, 1), (29, 50, 1)], 2),
+        ([(9, 0, 1)], 0),  # not the segment's first offset
+        ([(10, 1, 1)], 0),  # not its first byte
+        ([(10, 0, 1), (10, 50, 1)], 1),  # an offset twice
+        ([(10, 0, 1), (20, 0, 1)], 1),  # a place twice
+        ([(10, 0, 5), (20, 50, 4)], 1),  # a time that falls
+        ([(10, 0, 1), (20, 100, 1)], 1),  # past the committed bytes, with an offset before their end
+        ([(10, 0, 1), (30, 50, 1)], 1),  # past the committed offsets, with a place before their end
+        ([(10, 0, 1), (20, 50, 9), (15, 60, 9), (25, 70, 9)], 2),  # nothing after a senseless one
+    ],
+)
+def test_an_entry_that_makes_no_sense_ends_what_is_believed_l8(
+    entries: list[tuple[int, int, int]], believed: int
+) -> None:
+    data = b"".join(encode_entry(*entry) for entry in entries)
+    found = decode_index(data, segment(10, 30, size=100), 100)
+    assert list(zip(found.offsets, found.positions, found.timestamps, strict=True)) == entries[:believed]
 
 
 @given(st.integers(0, 200), st.integers(0, 5 * INDEX_ENTRY_BYTES * 8))
@@ -87,11 +136,22 @@ def test_retention_by_size_age_and_offset_removes_whole_segments_l15() -> None:
     assert names(Retention(before_offset=Offset(20))) == [0, 10]
 
 
+def test_what_is_exactly_as_old_as_it_may_be_stays_l15() -> None:
+    day = 1_700_000_000
+    old = [segment(0, 10, size=77, written=day * 1000), segment(10, 11, written=day * 1000)]
+    assert expired(old, Retention(age_seconds_max=10), day + 10.0) == []
+    assert expired(old, Retention(age_seconds_max=10), day + 10.001)[0] == Remove(
+        segment=segment_name(0), offset_start=Offset(0), offset_end=Offset(10), size=77
+    )
+
+
 def test_retention_never_takes_the_segment_that_is_written_l15() -> None:
     assert names(Retention(bytes_max=0)) == [0, 10]
 
 
 def test_retention_never_takes_what_somebody_needs() -> None:
+    assert names(Retention(bytes_max=0, keep_from=Offset(20))) == [0, 10]
+    assert names(Retention(bytes_max=0, keep_from=Offset(19))) == [0]
     assert names(Retention(bytes_max=0, keep_from=Offset(15))) == [0]
     assert names(Retention(bytes_max=0, keep_from=Offset(5))) == []
 

@@ -66,10 +66,10 @@ class Cursor:
 
     def clamp(self, end_offset: int) -> bool:
         """Forget what lies beyond the end of the log, if it does: it will be somebody else. Whether it did."""
-        beyond = self.acked.remove(end_offset, END) or self.attempts.pop(end_offset, END)
+        acked, attempts = self.acked.remove(end_offset, END), self.attempts.pop(end_offset, END)
         is_beyond = self.offset > end_offset
         self.offset = min(self.offset, end_offset)
-        return is_beyond or bool(beyond)
+        return is_beyond or bool(acked or attempts)
 
     def stored(self) -> bytes:
         """What to keep."""

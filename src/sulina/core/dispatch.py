@@ -316,8 +316,7 @@ class Dispatch:
         self.rules = rules
         latest = now + rules.ack_timeout_seconds
         for sending in self._outstanding.values():
-            sending.deadline = min(sending.deadline, latest)
-        self._outstanding = OrderedDict(sorted(self._outstanding.items(), key=lambda item: item[1].deadline))
+            sending.deadline = min(sending.deadline, latest)  # the order of sending stays that of the deadlines
 
     # What the shell has done
 

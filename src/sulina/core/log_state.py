@@ -161,7 +161,6 @@ class LogState:
             next_offset=self.next_offset,
             segments=list(self.segments),
             log_version=self.log_version,
-            holder=self.holder,
         ).apply(commit)
 
     def follow(self, commit: Commit) -> None:

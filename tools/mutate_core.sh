@@ -1,0 +1,80 @@
+#!/bin/sh
+# Changes the rules of src/sulina/core in one small place at a time (by mutmut), runs the tests of tests/core that reach
+# the place, and prints a score for each module and every change that no test noticed. Many of those change nothing, or
+# only the words of an error; the others are tests to write.
+# It works on a copy in the virtual environment, so neither the tree nor git sees anything of it.
+#
+#     tools/mutate_core.sh .venv                 every module without Numba kernels: hours
+#     tools/mutate_core.sh .venv cursor plan     these two: minutes
+set -eu
+
+venv=$(cd "$1" && pwd)
+shift
+mutmut=3.8.1
+site=$venv/mutmut
+copy=$venv/mutate
+if [ ! -e "$site/mutmut-$mutmut.dist-info" ]; then
+    echo "installing mutmut, once …"
+    rm -rf "$site"
+    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --target "$site" "mutmut==$mutmut"
+fi
+
+modules=$*
+if [ -z "$modules" ]; then
+    for file in src/sulina/core/*.py; do
+        case $(basename "$file" .py) in
+            __init__ | _kernels | columns | key_columns | kernel_choice) ;; # compiled, or chooses what is compiled
+            *) modules="$modules $(basename "$file" .py)" ;;
+        esac
+    done
+fi
+paths=
+for module in $modules; do
+    [ -e "src/sulina/core/$module.py" ] || { echo "src/sulina/core has no module $module" >&2; exit 2; }
+    paths="$paths\"src/sulina/core/$module.py\", "
+done
+
+rm -rf "$copy"
+mkdir "$copy"
+cp -R src tests tools pyproject.toml "$copy"
+cd "$copy"
+# The same examples in every run, and no search for smaller ones: whether a test fails is all that counts.
+cat >>tests/conftest.py <<'PYTHON'
+
+from hypothesis import Phase, settings
+
+settings.register_profile("mutate", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
+settings.load_profile("mutate")
+PYTHON
+# Left out: two tests that start processes of their own, which do not know the copy.
+cat >>pyproject.toml <<TOML
+
+[tool.mutmut]
+source_paths = ["src"]
+only_mutate = [$paths]
+also_copy = ["tests", "tools", "pyproject.toml"]
+timeout_multiplier = 5
+pytest_add_cli_args_test_selection = ["tests/core"]
+pytest_add_cli_args = [
+    "-n0",
+    "--deselect", "tests/core/test_serialization.py::test_a_registration_outside_the_rules",
+    "--deselect", "tests/core/test_columns.py::test_kernels_work_where_no_cache_can_be_written",
+]
+TOML
+
+# After the project's own packages, so that these are the ones tested with.
+run_mutmut() {
+    "$venv/bin/python" -c "import sys; sys.path.append('$site'); from mutmut.__main__ import cli; cli()" "$@"
+}
+run_mutmut run --max-children "$(getconf _NPROCESSORS_ONLN)" >run.log 2>&1 || { tail -n 20 run.log >&2; exit 1; }
+run_mutmut results --all true >results.txt
+awk -F'[.:] *' '
+    { count[$3, $NF]++; all[$3]++ }
+    END {
+        printf "%-16s %8s %8s %8s %8s %8s\n", "module", "mutants", "killed", "survived", "timeout", "no tests"
+        for (module in all) {
+            printf "%-16s %8d %8d %8d %8d %8d\n", module, all[module], count[module, "killed"],
+                count[module, "survived"], count[module, "timeout"], count[module, "no tests"] | "sort"
+        }
+    }' results.txt
+grep -v ': killed$' results.txt || true

@@ -7,7 +7,8 @@ ack; whole objects for reads. Records have values of 1,000 bytes, 1,000 to a bat
 
 import sys
 
-sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
+if __name__ == "__main__":
+    sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
 
 import asyncio
 import os

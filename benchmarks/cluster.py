@@ -7,7 +7,8 @@ a run that loses, repeats or reorders one fails. Each claim is one function; wha
 
 import sys
 
-sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
+if __name__ == "__main__":
+    sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
 
 import asyncio
 import os

@@ -7,7 +7,8 @@ much of the machine it and the server took. Each claim is one function; what it 
 
 import sys
 
-sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: others mean another http
+if __name__ == "__main__":
+    sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: others mean another http
 
 import json
 import os

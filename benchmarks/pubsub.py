@@ -9,7 +9,8 @@ is in its docstring.
 
 import sys
 
-sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
+if __name__ == "__main__":
+    sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
 
 import asyncio
 import os

@@ -11,7 +11,8 @@ that is the limit for any source in Python (docs/adr/0018).
 
 import sys
 
-sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
+if __name__ == "__main__":
+    sys.path.append(f"{sys.path.pop(0)}/..")  # not this directory: its http.py is not what others mean by http
 
 import itertools
 import json

@@ -128,9 +128,15 @@ async def test_a_partition_that_stays_after_all_is_no_longer_said_to_be_sealed_u
             await connection.send(Subscribe(99, 1, str(ORDERS), "s", start="latest"))
             await connection.receive()
             with monkeypatch.context() as broken:
-                broken.setattr(owner._cluster, "unassign", no_answer)
+                asked = asyncio.Event()
+
+                def unassign(*_: object, **__: object) -> None:
+                    asked.set()
+                    no_answer()
+
+                broken.setattr(owner._cluster, "unassign", unassign)
                 await owner.unload(ORDERS, to=target, force=True)
-                await until(lambda: owner._topics[ORDERS].places[0].state == "draining")
+                await asked.wait()
                 await until(lambda: owner._topics[ORDERS].places[0].is_here)
                 assert await world.publish(ORDERS, b"1") == 1
                 assert not (await epoch_of(world)).is_archived

@@ -16,7 +16,7 @@ __all__ = ["etcd", "pytest_runtest_makereport"]  # a fixture, a hook
 
 SHARED = ("a", "b", "c")
 HERE = Times(0.5, 2.5)  # a failing subscriber is tried twice before it is removed
-THERE = Times(1.5, 5.0)  # other tests may keep the machine busy
+THERE = Times(2.0, 6.0)  # other tests may keep the machine busy
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

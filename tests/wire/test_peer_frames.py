@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.pubsub import DeliveryReport, DeliveryStatus, SubscriberFailure
-from sulina.errors import NotOwner, ProtocolError, SulinaError
+from sulina.errors import NotOwner, ProtocolError, PubSubError
 from sulina.wire.peer import (
     LENGTH,
     AnyPeerFrame,
@@ -123,4 +123,4 @@ def test_an_error_is_raised_again_as_it_was_there() -> None:
         error = frame.error()
         assert isinstance(error, NotOwner)
         assert (str(error), error.details()) == (frame.message, facts)
-    assert type(Refused(1, "of_tomorrow", "new", {}).error()) is SulinaError
+    assert type(Refused(1, "of_tomorrow", "new", {}).error()) is PubSubError

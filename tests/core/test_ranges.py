@@ -84,6 +84,6 @@ def test_what_only_touches_is_neither_taken_nor_found() -> None:
 
 
 def test_nothing_added_is_nothing_new() -> None:
-    ranges = RangeSet([(0, 3), (5, 7)])
-    assert (ranges.add(4, 4), ranges.add(9, 8)) == (0, 0)
+    ranges = RangeSet()
+    assert [ranges.add(*span) for span in ((0, 3), (5, 7), (4, 4), (9, 8))] == [3, 2, 0, 0]
     assert (list(ranges), len(ranges), ranges.count) == ([(0, 3), (5, 7)], 2, 5)

@@ -92,6 +92,7 @@ def test_ranges_join_what_is_small_split_what_is_large_and_know_where_it_is_stor
         Range(SECOND, Offset(30), Offset(45), 150),
         Range(SECOND, Offset(45), Offset(60), 151),
     ]
+    assert ranges(span, 10, 20) == [Range(SECOND, Offset(10), Offset(20), 100, (objects[1],))]
     assert ranges(span, 5, 15, bytes_max=99) == [
         Range(SECOND, Offset(5), Offset(10), 50, (objects[0],)),
         Range(SECOND, Offset(10), Offset(15), 50, (objects[1],)),

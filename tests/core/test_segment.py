@@ -75,6 +75,13 @@ def test_an_index_comes_back_as_it_was_l8() -> None:
     assert decode_index(data, segment(0, 100, size=640), 100) == index
 
 
+def test_an_index_that_is_cut_off_anywhere_has_the_entries_before_l8() -> None:
+    index, data = noted(10)
+    for length in range(len(data)):
+        found = decode_index(data[:length], segment(0, 100, size=640), 100)
+        assert found.offsets == index.offsets[: length // INDEX_ENTRY_BYTES]
+
+
 @pytest.mark.parametrize(
     ("entries", "believed"),
     [

@@ -4,7 +4,7 @@ Ranges are sorted and disjoint. Their number is what they cost; how long they ar
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 Range = tuple[int, int]
 
@@ -12,12 +12,10 @@ Range = tuple[int, int]
 class RangeSet:
     """Offsets. Ranges that touch are one."""
 
-    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+    def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.count = 0  # of offsets
-        for start, end in ranges:
-            self.add(start, end)
 
     def __iter__(self) -> Iterator[Range]:
         return zip(self._starts, self._ends, strict=True)

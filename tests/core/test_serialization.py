@@ -242,10 +242,10 @@ def test_headers_that_say_nothing_are_an_invalid_envelope(headers: list[tuple[st
     ],
 )
 def test_a_registration_outside_the_rules(registry: SerializationRegistry, settings: dict[str, Any]) -> None:
-    kind = settings.pop("kind", Point)
     known: dict[str, Any] = {"serializer_id": 100, "type_name": "point", "dumps": _refuse, "loads": _refuse}
+    changed = {"kind": Point} | known | settings
     with pytest.raises(InvalidSettings):
-        registry.register(kind, **(known | settings))
+        registry.register(changed.pop("kind"), **changed)
 
 
 def test_nothing_is_registered_twice(registry: SerializationRegistry) -> None:

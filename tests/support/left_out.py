@@ -15,8 +15,30 @@ LONG_FORMS = {
     "benchmarks": "make bench",
 }
 
-# Seconds that a folder may take, all its tests one after the other, on two cores that are otherwise idle.
-BUDGETS: dict[str, int] = {}
+# Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
+BUDGETS = {
+    "spark": 560,
+    "cluster": 260,
+    "cli": 130,
+    "crash": 110,
+    "blackbox": 110,
+    "mutants": 100,
+    "pubsub": 90,
+    "contract": 60,
+    "metadata": 50,
+    "broker": 45,
+    "listeners": 45,
+    "core": 40,
+    "storage": 40,
+    "api": 35,
+    "client": 20,
+    "benchmarks": 15,
+    "examples": 15,
+    "interop": 5,
+    "node": 5,
+    "testing": 5,
+    "wire": 5,
+}
 
 
 def left_out(reports: Iterable[pytest.TestReport]) -> list[str]:

@@ -1,18 +1,22 @@
 """A node in a process of its own, and commands against it, each in a process too: what a user has."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from sulina.cli import run, terminal
+from tests.support.fork_server import ForkServer
 from tests.support.serving import Serving, serving
 
 SECONDS_MAX = 90.0
@@ -60,18 +64,28 @@ def ended(
     seconds_max: float = SECONDS_MAX,
     **variables: str,
 ) -> Ended:
-    """Run a command to its end."""
+    """Run a command to its end, forked from a process that has imported everything."""
     data = given.encode() if isinstance(given, str) else given
-    done = subprocess.run(
-        command(*words),
-        input=data,
-        capture_output=True,
-        timeout=seconds_max,
-        env=environment(**variables),
-        cwd=cwd,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stdin, open(writing, "wb") as pipe, tempfile.TemporaryFile() as stderr:
+        process = ForkServer.shared().start(
+            words,
+            environment=environment(**variables),
+            cwd=str(cwd or Path.cwd()),
+            stderr=stderr.fileno(),
+            stdin=stdin.fileno(),
+        )
+        threading.Thread(target=_feed, args=(pipe, data), daemon=True).start()
+        with process.stdout:
+            out = process.stdout.read()
+        code = process.wait(seconds_max)
+        stderr.seek(0)
+        return Ended(code, out.decode(), stderr.read().decode())
+
+
+def _feed(pipe: BinaryIO, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:  # the command may end before it has read everything
+        pipe.write(data)
 
 
 def told(capfd: pytest.CaptureFixture[str], *words: str) -> Ended:

@@ -86,6 +86,7 @@ class Slow:
     async def start(cls, settings):
         slow = cls()
         slow.failed = asyncio.get_running_loop().create_future()
+        slow.warming = asyncio.get_running_loop().create_future()
         return slow
 
     async def stop(self):

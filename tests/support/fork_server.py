@@ -88,14 +88,16 @@ class ForkServer:
         """Return the one of this process; it is started for the first who asks."""
         return cls()
 
-    def start(self, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: str, stderr: int) -> Forked:
+    def start(
+        self, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: str, stderr: int, stdin: int = 0
+    ) -> Forked:
         """Run a command of `sulina`; its standard output is a pipe."""
         reading, writing = os.pipe()
         request = json.dumps({"arguments": list(arguments), "environment": dict(environment), "cwd": cwd}).encode()
         assert len(request) < MESSAGE_BYTES_MAX
         try:
             with self._turn:
-                socket.send_fds(self._socket, [request], [writing, stderr])
+                socket.send_fds(self._socket, [request], [writing, stderr, stdin])
                 with self._changed:
                     assert self._changed.wait_for(lambda: self._pids, REPLY_SECONDS), "nothing was forked"
                     pid = self._pids.pop()
@@ -153,7 +155,7 @@ def serve(channel: socket.socket) -> None:
             _tell_ends(channel, running)
             if channel not in ready:
                 continue
-            request, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, 2)
+            request, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, 3)
             if not request:
                 break
             pid = os.fork()
@@ -189,14 +191,14 @@ def _import_all() -> None:
     _use_kernels()
 
 
-def _run(request: dict[str, Any], stdout: int, stderr: int) -> None:
+def _run(request: dict[str, Any], stdout: int, stderr: int, stdin: int) -> None:
     """Become the command, and never return."""
     from sulina.cli import main
 
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd, standard in ((stdout, 1), (stderr, 2)):
+        for fd, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(fd, standard)
             os.close(fd)
         os.environ.clear()

@@ -141,6 +141,7 @@ async def finish(driver: Driver) -> None:
     assert not code, driver.last_words()
 
 
+@pytest.mark.needs("java")
 @pytest.mark.timeout(600 + 120 * KILLS)
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("run", runs(KILLS))

@@ -115,6 +115,7 @@ def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_th
     assert launched >= len(cluster.workers), "both workers had a part in it"
 
 
+@pytest.mark.needs("java")
 def test_s3_a_definition_is_also_one_of_spark_declarative_pipelines(
     cluster: Clusters, client: SyncClient, node: Serving, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_s8_what_is_set_depends_on_where_it_runs_and_a_users_own_settings_stay(
     assert left["spark.python.daemon.module"] == "sulina.spark.daemon"
 
 
+@pytest.mark.needs("java")
 @pytest.mark.parametrize("where", [{"master": "spark://127.0.0.1:1"}, {"remote": "sc://127.0.0.1:1"}])
 def test_s8_where_nobody_listens_that_is_said_at_once(where: dict[str, str]) -> None:
     with pytest.raises(SparkUnavailable, match=r"nobody listens at s.*://127\.0\.0\.1:1"):
@@ -167,6 +169,7 @@ def test_s8_a_master_and_a_remote_contradict_each_other(monkeypatch: pytest.Monk
         session()
 
 
+@pytest.mark.needs("java")
 def test_s8_what_java_says_when_it_does_not_start_is_shown() -> None:
     code = (
         "from sulina.spark.session import session; session(is_quiet=True, settings={'spark.driver.memory': '1 acre'})"

@@ -17,8 +17,8 @@ LONG_FORMS = {
 
 # Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
 BUDGETS = {
-    "spark": 600,
-    "cluster": 280,
+    "spark": 560,
+    "cluster": 250,
     "cli": 140,
     "crash": 110,
     "blackbox": 130,

@@ -125,6 +125,22 @@ async def test_what_was_delivered_over_a_lost_connection_is_not_handled(pubsub: 
     assert acked(node) == [5]
 
 
+async def test_p8_what_timed_out_while_it_waited_is_handled_once(pubsub: PubSub, node: FakeNode) -> None:
+    """P8: a later delivery of it has come meanwhile."""
+    inbox = Inbox()
+    inbox.gate.clear()
+    await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    deliver(node, 0, 3)
+    assert await inbox.started.get() == 0
+    consumer = node.sent(Subscribe)[-1].consumer
+    node.connection.deliver(consumer, 1, 3, attempt=2)
+    node.connection.deliver(consumer, 3, 4)
+    await asyncio.sleep(1)  # both have come
+    inbox.gate.set()
+    await asyncio.sleep(1)  # of virtual time: all are handled
+    assert inbox.offsets == [0, 1, 2, 3]
+
+
 async def test_leaving_waits_for_the_call_under_way_and_its_ack(pubsub: PubSub, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.gate.clear()

@@ -111,7 +111,7 @@ def produce(
     partition
         Where to, instead of by key or in turn.
     batch
-        At most so many records in one batch; those of one partition are appended together, or not at all.
+        Largest number of records in one batch. The records of one partition are appended together or not at all.
     count
         Generate so many records.
     rate

@@ -96,7 +96,7 @@ class IdentitySubscriber:
         await self.leave(None)
 
     async def leave(self, seconds: float | None) -> None:
-        """As `unsubscribe`; a call that takes longer than so long is cancelled, or left to itself in its thread."""
+        """Unsubscribe. A call that takes longer than `seconds` is cancelled, or goes on alone in its thread."""
         self._leaving.set()
         if self._keeper is None or calling.get() is self:
             return

@@ -112,17 +112,17 @@ class PublishAck:
 
     @property
     def partition(self) -> int:
-        """Of the first part that was taken."""
+        """Return the partition of the first part that was taken."""
         return self._first.partition
 
     @property
     def offset(self) -> int | None:
-        """Of the first record of the first part that was taken; None when the ack is `memory`."""
+        """Return the offset of the first record of the first part that was taken; None when the ack is `memory`."""
         return self._first.base_offset
 
     @property
     def version(self) -> int | None:
-        """Of the commit of the first part that was taken; None when the ack is `memory`."""
+        """Return the version of the commit of the first part that was taken; None when the ack is `memory`."""
         return self._first.version
 
     @property

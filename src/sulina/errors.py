@@ -17,6 +17,7 @@ SulinaError
 ├── Conflict                        somebody else was first; nothing was written
 │   ├── VersionConflict             another commit took the version           (retry)
 │   ├── StaleEpoch, StaleOrigin     a newer owner exists; a newer instance of this producer does
+│   │   └── EpochTaken              another owner has the same epoch: the metadata store gave it twice
 │   ├── SequenceGap                 a producer's earlier batch is missing
 │   ├── DuplicateSequence           written long ago; its offsets are no longer known
 │   ├── AlreadyExists               with other settings
@@ -47,6 +48,8 @@ SulinaError
 │   │   ├── Draining                the topic is moving; names the new owner once known
 │   │   ├── NotOwner                another broker serves the partition; names it once known
 │   │   ├── Recovering              only a broker that is away has all of it
+│   │   ├── LogIncomplete           records that were reported before are missing; nothing is served until they are back
+│   │   ├── MetadataWentBack        the metadata store was restored to an older state, or lost: recover the cluster
 │   │   └── LeaseExpired            the broker may no longer acknowledge; the outcome is unknown
 │   ├── Disconnected                the connection is gone, the outcome may be unknown (retry)
 │   ├── LimitReached                the node has as many of them as it may
@@ -208,6 +211,14 @@ class StaleEpoch(Conflict):
     def __init__(self, *, ours: int, current: int) -> None:
         super().__init__(f"epoch {ours} is fenced by {current}")
         self.ours, self.current = ours, current
+
+
+class EpochTaken(StaleEpoch):
+    """Another broker owns the partition under the same epoch; nothing was written."""
+
+    def __init__(self, *, epoch: int, by: str) -> None:
+        Conflict.__init__(self, f"epoch {epoch} was claimed by broker {by} before: the metadata store gave it twice")
+        self.ours, self.current, self.by = epoch, epoch, by
 
 
 class StaleOrigin(Conflict):
@@ -459,6 +470,30 @@ class Recovering(NotServing):
             f"start that broker again, or give up what only it has: sulina topic move {topic} --to BROKER --force"
         )
         self.topic, self.partition, self.broker = topic, partition, broker
+
+
+class LogIncomplete(NotServing):
+    """A log ends before what was reported of it. It stays closed, so that no offset is used twice."""
+
+    def __init__(self, *, partition: str, where: str, start: int, end: int, source: str) -> None:
+        missing = f"records [{start}, {end}) are missing" if start < end else "its newest owner's records are missing"
+        super().__init__(
+            reason=f"{partition} is closed: {where} ends at offset {start}, but {source}; {missing}. Bring back the "
+            f"disk or the archive that has them, or give them up: sulina topic give-up {partition.rpartition('/')[0]} "
+            f"--partition {partition.rpartition('/')[2]}"
+        )
+        self.partition, self.where, self.start, self.end, self.source = partition, where, start, end, source
+
+
+class MetadataWentBack(NotServing):
+    """The metadata store does not have what it once had. Nothing is acknowledged until the cluster was recovered."""
+
+    def __init__(self, *, evidence: str) -> None:
+        super().__init__(
+            reason=f"the metadata store was restored to an older state, or lost: {evidence}. Nothing is acknowledged "
+            "until an operator runs: sulina cluster recover"
+        )
+        self.evidence = evidence
 
 
 class LeaseExpired(NotServing):

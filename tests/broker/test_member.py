@@ -16,10 +16,10 @@ from sulina.core.records import Record, encode
 from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     BrokerNotFound,
-    CorruptLog,
     InvalidRecord,
     InvalidSettings,
     LeaseExpired,
+    LogIncomplete,
     NamespaceNotEmpty,
     NotOwner,
     NotServing,
@@ -185,7 +185,7 @@ async def test_a_damaged_seal_changes_nothing_and_one_that_promises_more_keeps_t
         back = await world.moved(ORDERS, target)
         lie = Sealed(last_committed_offset=99, next_offset=100, version=50, epoch=epoch, broker_id="x", ts="now")
         await world.metadata.txn(puts=[Put(keys.sealed_state(FIRST), msgspec.json.encode(lie))])
-        with pytest.raises(CorruptLog, match="100"):
+        with pytest.raises(LogIncomplete, match="100"):
             await back.publish_records(ORDERS, [Record(value=b"3")])
 
 

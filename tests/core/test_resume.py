@@ -3,10 +3,10 @@
 import pytest
 
 from sulina.core.archive import ArchiveView
-from sulina.core.cluster import Sealed
+from sulina.core.cluster import Current, Sealed
 from sulina.core.log_state import LogState
-from sulina.core.resume import End, Stamp, Standing, check_continues, check_witness, standing
-from sulina.errors import CorruptLog
+from sulina.core.resume import End, Stamp, Standing, check_continues, check_joins, check_witnesses, standing, witnesses
+from sulina.errors import CorruptLog, LogIncomplete
 from sulina.types import Epoch, Offset, Version
 
 OURS = Stamp(topic_id="t1", holder="h1")
@@ -95,9 +95,32 @@ def sealed(next_offset: int, version: int) -> Sealed:
 
 
 def test_u7_a_witness_who_saw_more_keeps_the_topic_closed_and_one_who_saw_less_changes_nothing() -> None:
-    end = End(Offset(10), Version(4))
+    end = End(Offset(10), Version(4), Epoch(1))
     for witness in (None, sealed(10, 4), sealed(3, 1), sealed(0, -1)):
-        check_witness("d", witness, end)
+        check_witnesses("/ns/t/0", "the archive", witnesses(witness, None, is_only_here=True), end)
     for witness in (sealed(11, 4), sealed(10, 5)):
-        with pytest.raises(CorruptLog, match=r"in some/dir .*broker a sealed it at offset"):
-            check_witness("some/dir", witness, end)
+        with pytest.raises(LogIncomplete, match=r"0 is closed: the archive ends at offset 10.*broker a sealed it"):
+            check_witnesses("/ns/t/0", "the archive", witnesses(witness, None, is_only_here=True), end)
+
+
+def current(archived: int, end: int, epoch: int = 1) -> Current:
+    return Current(archived_offset=archived, end_offset=end, epoch=epoch, at_ms=0)
+
+
+def test_u7_a_report_of_more_than_there_is_keeps_the_topic_closed() -> None:
+    """U7, R10: the archive lost commits, the disk is an older copy, or the claim of the reporting owner is gone."""
+    end = End(Offset(10), Version(4), Epoch(3))
+    for report, is_only_here in ((current(10, 12, 3), False), (current(3, 10, 3), True), (current(0, 0, 2), True)):
+        check_witnesses("/ns/t/0", "the archive", witnesses(None, report, is_only_here=is_only_here), end)
+    for report, is_only_here in ((current(11, 12), False), (current(3, 11), True), (current(0, 0, 4), False)):
+        with pytest.raises(LogIncomplete, match=rf"reported under epoch {report.epoch} that it"):
+            check_witnesses("/ns/t/0", "the archive", witnesses(None, report, is_only_here=is_only_here), end)
+
+
+def test_u7_the_archive_reaches_to_where_the_directory_begins() -> None:
+    filled, unknown = witnesses(None, current(5, 5), is_only_here=False), witnesses(None, None, is_only_here=False)
+    check_joins("/ns/t/0", filled, Offset(10), archive(10, 4))
+    check_joins("/ns/t/0", unknown, Offset(10), archive(0, -1))  # nothing was ever archived: retention came first
+    for heard, view in ((unknown, archive(9, 4)), (filled, archive(0, -1))):
+        with pytest.raises(LogIncomplete, match="directory of this broker goes on from it at offset 10"):
+            check_joins("/ns/t/0", heard, Offset(10), view)

@@ -8,6 +8,7 @@ from pathlib import Path
 from sulina.core.cluster import Sealed
 from sulina.core.commit import SegmentRef
 from sulina.core.log_state import Appended
+from sulina.core.resume import witnesses
 from sulina.core.segment import SegmentLimits
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
@@ -89,7 +90,8 @@ class World:
             options=options,
             archiving=archiving,
             may_ack=lambda: self.may_ack,
-            sealed=sealed,
+            partition="/ns/t/0",
+            heard=witnesses(sealed, None, is_only_here=must_resume),
             must_resume=must_resume,
             is_adopted=is_adopted,
             files=VolatileFiles(),

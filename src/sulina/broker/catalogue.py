@@ -15,7 +15,7 @@ import msgspec
 
 from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
-from sulina.core.cluster import Reason, Unassigned
+from sulina.core.cluster import DeleteMark, Reason, Unassigned
 from sulina.core.cursor import Cursor
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
@@ -24,6 +24,8 @@ from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import SubscriptionSettings
 
 Read = TypeVar("Read")
+DELETE_MARKS_MAX = 10_000
+DELETE_MARK_MS = 30 * 24 * 3600 * 1000  # a broker that is away for longer keeps what it has, set aside
 ASSIGNED_TOGETHER_MAX = 100  # partitions of a new topic; the leader finds the others
 
 
@@ -224,13 +226,34 @@ class Catalogue:
         marked = msgspec.structs.replace(stored, is_deleting=True)
         await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
 
-    async def delete_topic(self, name: TopicName, mark: Compare) -> None:
-        """Forget it, while `mark` holds. Its `delivery` key goes last. Outdated when somebody else was quicker."""
+    async def delete_topic(self, name: TopicName, topic_id: str, mark: Compare, now_ms: int) -> None:
+        """Forget it, while `mark` holds. Its `delivery` key goes last, and leaves a delete mark under the topic's id.
+
+        Raises:
+            Outdated: somebody else was quicker.
+        """
         entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
         entries += [entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries]
         entries += [key for key in await self._reader_keys() if key.split("/")[3:5] == [name.namespace, name.topic]]
         await self._delete([key for key in entries if key != keys.delivery(name)], mark)
-        await self._txn([mark], deletes=[keys.delivery(name), keys.namespace_topic(name)])
+        deleted = Put(keys.deleted(topic_id), msgspec.json.encode(DeleteMark(topic=str(name), at_ms=now_ms)))
+        await self._txn([mark], puts=[deleted], deletes=[keys.delivery(name), keys.namespace_topic(name)])
+
+    async def is_deleted(self, topic_id: str) -> bool:
+        """Return whether there is a delete mark for this very topic: its absence alone says nothing."""
+        return await self._metadata.get(keys.deleted(topic_id)) is not None
+
+    async def forget_delete_marks(self, now_ms: int) -> None:
+        """Remove delete marks that are old, or more than there may be. What is not removed by then is kept on disks."""
+        marks = (await self._metadata.list(keys.DELETED)).entries
+        newest_first = sorted(marks, key=lambda entry: -entry.revision)
+        gone = [
+            entry.key
+            for number, entry in enumerate(newest_first)
+            if number >= DELETE_MARKS_MAX or _read(entry, DeleteMark).at_ms < now_ms - DELETE_MARK_MS
+        ]
+        for first in range(0, len(gone), TXN_OPERATIONS_MAX):
+            await self._metadata.txn(deletes=gone[first : first + TXN_OPERATIONS_MAX])
 
     async def _reader_keys(self) -> list[str]:
         return [entry.key for entry in (await self._metadata.list(keys.READERS)).entries]

@@ -199,7 +199,7 @@ class KnownTopics(ABC):
         topic = self._topics.get(name)
         is_going = known is None or known.stored.is_deleting
         if topic is not None and (is_going or known.stored.topic_id != topic.stored.topic_id):  # type: ignore[union-attr]
-            await self._remove_topic(topic)
+            await self._remove_topic(topic, is_deleted=await self._is_deleted(topic, known))
             topic = None
         if known is None:
             self._deleting.pop(name, None)
@@ -241,8 +241,15 @@ class KnownTopics(ABC):
         self._logs.reconfigure(topic)
         self.events.emit("topic_changed", topic.name)
 
-    async def _remove_topic(self, topic: Topic) -> None:
-        """Serve it no more, and delete what is here of it: somebody has deleted it."""
+    async def _is_deleted(self, topic: Topic, known: CatalogueTopic | None) -> bool:
+        """Return whether this very topic was deleted: its mark is there. A store that lost it has none."""
+        topic_id = topic.stored.topic_id
+        if known is not None and known.stored.topic_id == topic_id:
+            return known.stored.is_deleting
+        return await self._catalogue.is_deleted(topic_id)
+
+    async def _remove_topic(self, topic: Topic, *, is_deleted: bool) -> None:
+        """Serve a topic no more. What is here of it is removed if it was deleted; else it is kept until it returns."""
         name = topic.name
         del self._topics[name], self._by_text[str(name)]
         self.counts.partitions -= topic.stored.partitions
@@ -254,7 +261,11 @@ class KnownTopics(ABC):
         async with topic.lock:  # somebody may be about to let go of a partition
             await topic.close(error)
             self._logs.forget(topic)
-            await self._logs.remove(name, topic.stored.partitions)
+            if is_deleted:
+                await self._logs.remove(name, topic.stored)
+            else:
+                kept = await self._logs.set_aside(name, topic.stored)
+                self.events.emit("topic_vanished", name, topic_id=topic.stored.topic_id, kept=kept)
         self.metrics.forget(str(name))
 
     async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:

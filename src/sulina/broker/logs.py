@@ -24,8 +24,9 @@ from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
 from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
+from sulina.storage import orphans
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.files import remove_tree
+from sulina.storage.leftovers import ensure_stamp, read_stamp
 from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, PartitionName, TopicName
@@ -71,6 +72,8 @@ class Logs:
         try:
             if partition not in topic.partitions if topic is not None else self._tiers is not None:
                 raise TopicNotFound(topic=str(partition.name.topic))  # it has gone, or was made anew
+            if topic is not None:
+                await self._own_directory(partition.name, topic.stored.topic_id)
             if self._tiers is not None and topic is not None:
                 log = await self._tiers.open(
                     partition,
@@ -88,6 +91,10 @@ class Logs:
                     threads=self._threads,
                     metrics=self._metrics,
                 )
+                if topic is not None:
+                    await asyncio.to_thread(
+                        ensure_stamp, self._files, self.directory(partition.name), topic.stored.topic_id
+                    )
             while topic is not None and (policy := topic.policy) is not None:
                 await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
                 if topic.policy is policy:
@@ -144,10 +151,52 @@ class Logs:
         for partition in topic.partitions:
             self._opened.pop(partition, None)
 
-    async def remove(self, name: TopicName, partitions: int) -> None:
-        """Delete the files of a topic."""
-        for number in range(partitions):
-            await asyncio.to_thread(remove_tree, self.directory(PartitionName(name, number)))
+    async def remove(self, name: TopicName, stored: StoredTopic) -> None:
+        """Delete the files of a topic. The caller has read the delete mark of this very topic."""
+        for number in range(stored.partitions):
+            directory = self.directory(PartitionName(name, number))
+            await asyncio.to_thread(orphans.remove, self._files, directory, stored.topic_id)
+
+    async def set_aside(self, name: TopicName, stored: StoredTopic) -> list[str]:
+        """Keep the files of a topic that vanished without a delete mark, until it returns; return where they are."""
+        kept = []
+        for number in range(stored.partitions):
+            directory = self.directory(PartitionName(name, number))
+            try:
+                path = await asyncio.to_thread(orphans.set_aside, self._files, directory, stored.topic_id)
+            except (SulinaError, OSError) as error:
+                # It stays where it is, which is as safe: its stamp keeps it from any other topic.
+                _logger.warning("directory_not_set_aside", path=directory, error=str(error))
+                path = directory
+            if path is not None:
+                kept.append(path)
+        return kept
+
+    async def _own_directory(self, partition: PartitionName, topic_id: str) -> None:
+        """Take back the directory of a topic that has returned; keep that of another topic of the same name."""
+        directory = self.directory(partition)
+        if await asyncio.to_thread(orphans.take_back, self._files, directory, topic_id):
+            self._events.emit("directory_taken_back", partition.topic, partition=partition.partition, path=directory)
+
+    async def kept(self) -> list[tuple[PartitionName, str, str]]:
+        """Find what is here, in its place or set aside, as (partition, id of its topic, path)."""
+        return await asyncio.to_thread(self._kept)
+
+    def _kept(self) -> list[tuple[PartitionName, str, str]]:
+        found = [
+            (each.partition, each.topic_id, each.path) for each in orphans.orphans(self._files, self._options.data)
+        ]
+        for name in self._files.list(self._options.data):
+            with contextlib.suppress(InvalidName):
+                partition = PartitionName.from_directory(name)
+                path = self.directory(partition)
+                if (stamp := read_stamp(self._files, path)) is not None:
+                    found.append((partition, stamp.topic_id, path))
+        return found
+
+    async def remove_deleted(self, partition: PartitionName, topic_id: str) -> None:
+        """Delete what is here of a partition of a topic whose delete mark was read."""
+        await asyncio.to_thread(orphans.remove, self._files, self.directory(partition), topic_id)
 
     def reconfigure(self, topic: Topic) -> None:
         """The policy of a topic has changed."""

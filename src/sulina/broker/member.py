@@ -211,6 +211,23 @@ class ClusterMember(Topics):
                     await self._logs.let_go(partition, topic.stored.topic_id)
                 except (SulinaError, OSError) as error:
                     _logger.warning("leftover_not_let_go", partition=str(partition), error=str(error))
+        await self._remove_deleted()
+        if self._cluster.election.revision is not None:
+            await self._catalogue.forget_delete_marks(int(self._clock.now() * 1000))
+
+    async def _remove_deleted(self) -> None:
+        """Remove what is here of topics that were deleted while this broker was away. What has no mark stays."""
+        for partition, topic_id, path in await self._logs.kept():
+            topic = self._topics.get(partition.topic)
+            if topic is not None and topic.stored.topic_id == topic_id:
+                continue
+            try:
+                if await self._catalogue.is_deleted(topic_id):
+                    await self._logs.remove_deleted(partition, topic_id)
+                else:
+                    _logger.warning("directory_without_topic", partition=str(partition), path=path)
+            except (SulinaError, OSError) as error:
+                _logger.warning("leftover_not_let_go", partition=str(partition), error=str(error))
 
     # What the cluster and the owner ask
 

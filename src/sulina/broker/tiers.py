@@ -23,6 +23,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
 from sulina.core.cluster import Current, ObjectEntry, Sealed
 from sulina.core.commit import SegmentRef
+from sulina.core.resume import witnesses
 from sulina.core.topic import Ack, Policy
 from sulina.errors import SulinaError, TopicNotFound
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, Compare, Files, MetadataStore
@@ -75,6 +76,7 @@ class Tiers:
         self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
         sealed = await self._sealed(partition.name)
+        heard = witnesses(sealed, await self._current(partition.name), is_only_here=place.is_archived is False)
         hooks = _Hooks(self, place)
         log = await TieredLog.open(
             directory,
@@ -85,7 +87,8 @@ class Tiers:
             options=options,
             archiving=archiving(policy),
             may_ack=partial(place.may_ack, revision),
-            sealed=sealed,
+            partition=str(partition.name),
+            heard=heard,
             must_resume=place.is_archived is False,
             is_adopted=self._standing is None,
             files=self._files,
@@ -150,6 +153,15 @@ class Tiers:
             _logger.warning("sealed_state_damaged", partition=str(partition), error=str(error))
             return None
 
+    async def _current(self, partition: PartitionName) -> Current | None:
+        """Read what an owner last reported. As with the sealed state, one that cannot be read changes nothing."""
+        entry = await self._metadata.get(keys.archive_current(partition))
+        try:
+            return None if entry is None else msgspec.json.decode(entry.value, type=Current)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _logger.warning("archive_report_damaged", partition=str(partition), error=str(error))
+            return None
+
     async def _remove_sealed(self, place: Place) -> None:
         """Remove the sealed state. One that stays is harmless: its epoch is older than our claim."""
         try:
@@ -180,8 +192,8 @@ class Tiers:
     async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int]:
         """The offsets that are not in the archive, up to where its last owner said that the log ends."""
         view = await asyncio.to_thread(self._archives.of(partition, topic_id).load)
-        entry = await self._metadata.get(keys.archive_current(partition))
-        said = msgspec.json.decode(entry.value, type=Current).end_offset if entry is not None else 0
+        current = await self._current(partition)
+        said = current.end_offset if current is not None else 0
         return view.next_offset, max(view.next_offset, said)
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:

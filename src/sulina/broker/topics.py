@@ -232,8 +232,8 @@ class Topics(KnownTopics):
     async def _delete_remains(self, name: TopicName, stored: StoredTopic, mark: Compare) -> None:
         """While `mark` holds, by which this very topic is being deleted: its name may be another's any moment."""
         if name not in self._topics:
-            await self._logs.remove(name, stored.partitions)
-        await self._catalogue.delete_topic(name, mark)
+            await self._logs.remove(name, stored)
+        await self._catalogue.delete_topic(name, stored.topic_id, mark, int(self._clock.now() * 1000))
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:

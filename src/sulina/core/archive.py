@@ -68,6 +68,7 @@ class ArchiveView:
     next_offset: Offset
     log_version: Version  # how far into the partition's log it reaches; -1: no commit of it
     slices: tuple[SegmentRef, ...]
+    claimer: str | None = None  # the broker of the newest claim; None also where an older release has written it
 
     @property
     def is_empty(self) -> bool:
@@ -85,6 +86,7 @@ class ArchiveView:
             state.next_offset,
             state.log_version,
             tuple(state.segments),
+            state.claimer,
         )
 
 

@@ -128,6 +128,13 @@ class Sealed(Struct, frozen=True, kw_only=True):
     ts: str
 
 
+class DeleteMark(Struct, frozen=True, kw_only=True):
+    """A topic, by its id in the key, was deleted on purpose: disks may remove what they have of it."""
+
+    topic: str
+    at_ms: int
+
+
 class Current(Struct, frozen=True, kw_only=True):
     """How far the archive and the log of a partition had come when their owner last said so."""
 

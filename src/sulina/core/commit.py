@@ -170,6 +170,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     txns: tuple[TxnRef, ...]
     log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
     holder: str | None = None  # of an archive: the directory that goes on from there
+    claimer: str | None = None  # of an archive: the broker that made the newest claim
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,6 +77,7 @@ UNASSIGNED = "/cluster/unassigned/"
 EPOCHS = "/cluster/epochs/"
 UNLOADS = "/cluster/unloads/"
 OBJECTS = "/cluster/objects"  # which object store all brokers share
+DELETED = "/cluster/deleted/"
 
 
 def register(broker_id: str) -> str:
@@ -117,6 +118,11 @@ def epoch(partition: PartitionName) -> str:
 def unload(partition: PartitionName) -> str:
     """The wish that a partition leaves its owner."""
     return UNLOADS + _path(partition)
+
+
+def deleted(topic_id: str) -> str:
+    """The delete mark of a topic: what disks still have of it may go."""
+    return DELETED + topic_id
 
 
 def partition_of(key: str) -> PartitionName:

@@ -122,6 +122,7 @@ class LogState:
     txns: dict[str, TxnRef] = field(default_factory=dict)  # oldest first
     log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
     holder: str | None = None  # of an archive: the directory of the newest claim
+    claimer: str | None = None  # of an archive: the broker of the newest claim
 
     def apply(self, commit: Commit) -> None:
         """Go on to the commit's version, or raise CorruptCommit; then the state is not to be used any more."""
@@ -328,7 +329,7 @@ class LogState:
             raise self._corrupt(commit, f"it claims epoch {claim.epoch} after {self.epoch}")
         # A segment has one epoch: so every batch's epoch can be checked although no checksum covers it.
         self._seal_newest()
-        self.epoch, self.holder = claim.epoch, claim.holder
+        self.epoch, self.holder, self.claimer = claim.epoch, claim.holder, claim.broker_id
 
     def _seal(self, commit: Commit, seal: Seal) -> None:
         newest = self.segments[-1] if self.segments else None
@@ -361,6 +362,7 @@ class LogState:
             txns=tuple(self.txns.values()),
             log_version=self.log_version,
             holder=self.holder,
+            claimer=self.claimer,
         )
 
     @classmethod
@@ -377,4 +379,5 @@ class LogState:
             txns={txn.txn_id: txn for txn in checkpoint.txns},
             log_version=checkpoint.log_version,
             holder=checkpoint.holder,
+            claimer=checkpoint.claimer,
         )

@@ -18,16 +18,17 @@ the archive, and what this one has beyond it never counted, or was given up.
 The claim is made after this decision and says who goes on; if it is lost to another claim, the decision is made again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
 
 from sulina.core.archive import ArchiveView
-from sulina.core.cluster import Sealed
+from sulina.core.cluster import Current, Sealed
 from sulina.core.log_state import LogState
-from sulina.errors import CorruptLog
-from sulina.types import Offset, Version
+from sulina.errors import CorruptLog, LogIncomplete
+from sulina.types import Epoch, Offset, Version
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
@@ -77,6 +78,16 @@ class End:
 
     next_offset: Offset
     version: Version
+    epoch: Epoch = Epoch(-1)  # of its newest owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """What was once reported of a log. A log that ends before it has lost something."""
+
+    source: str  # who reported what, for messages
+    end: End
+    archived: Offset = Offset(0)  # how far the archive had come
 
 
 def check_continues(path: str, local: LogState, archive: ArchiveView, at_archived: Offset | None) -> None:
@@ -95,9 +106,56 @@ def check_continues(path: str, local: LogState, archive: ArchiveView, at_archive
         raise CorruptLog(path=path, reason=reason)
 
 
-def check_witness(path: str, sealed: Sealed | None, end: End) -> None:
-    """CorruptLog when the last owner says that it left more than there is. An older word, or none, changes nothing."""
-    if sealed is not None and (sealed.next_offset > end.next_offset or sealed.version > end.version):
-        left = f"broker {sealed.broker_id} sealed it at offset {sealed.next_offset}, version {sealed.version}"
-        reason = f"{left}; what is there ends at {end.next_offset}, {end.version}"
-        raise CorruptLog(path=path, reason=reason)
+def witnesses(sealed: Sealed | None, current: Current | None, *, is_only_here: bool) -> list[Witness]:
+    """Return what the metadata store has heard of a log. What was never reported is not missed.
+
+    `is_only_here`: not all that was acknowledged is in the archive, so the log must reach as far as its owner reported.
+    """
+    found = []
+    if sealed is not None:
+        end = End(Offset(sealed.next_offset), Version(sealed.version), Epoch(sealed.epoch))
+        found.append(
+            Witness(
+                source=f"broker {sealed.broker_id} sealed it at offset {sealed.next_offset}",
+                end=end,
+                archived=end.next_offset,
+            )
+        )
+    if current is not None:
+        offset = current.end_offset if is_only_here else current.archived_offset
+        what = "had records" if is_only_here else "had archived it"
+        source = f"its owner reported under epoch {current.epoch} that it {what} up to offset {offset}"
+        end = End(Offset(offset), Version(-1), Epoch(current.epoch))
+        found.append(Witness(source=source, end=end, archived=Offset(current.archived_offset)))
+    return found
+
+
+def check_witnesses(partition: str, where: str, heard: Iterable[Witness], end: End) -> None:
+    """Check that a log has everything that was ever reported of it.
+
+    Raises:
+        LogIncomplete: it ends earlier, or does not know the owner that reported.
+    """
+    for witness in heard:
+        told = witness.end
+        if told.next_offset > end.next_offset or told.version > end.version or told.epoch > end.epoch:
+            raise LogIncomplete(
+                partition=partition, where=where, start=end.next_offset, end=told.next_offset, source=witness.source
+            )
+
+
+def check_joins(partition: str, heard: Iterable[Witness], start: Offset, archive: ArchiveView) -> None:
+    """Check that the archive reaches to where a directory begins. One that never had anything need not.
+
+    Raises:
+        LogIncomplete: the records between them are missing.
+    """
+    was_filled = any(witness.archived > 0 for witness in heard)
+    if start > archive.next_offset and (was_filled or not archive.is_empty):
+        raise LogIncomplete(
+            partition=partition,
+            where="the archive",
+            start=archive.next_offset,
+            end=start,
+            source=f"the directory of this broker goes on from it at offset {start}",
+        )

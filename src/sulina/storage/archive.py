@@ -44,7 +44,7 @@ from sulina.core.log_state import LogState, MemoryLimits
 from sulina.core.plan import checkpoint_due
 from sulina.core.retention import Retention
 from sulina.core.segment import segment_name
-from sulina.errors import ArchiveFailed, CorruptLog, CorruptSegment, StaleEpoch, VersionConflict
+from sulina.errors import ArchiveFailed, CorruptLog, CorruptSegment, EpochTaken, StaleEpoch, VersionConflict
 from sulina.ports import Bytes, Clock
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.archive_reader import ArchiveReader
@@ -165,8 +165,11 @@ class Archive(ArchiveReader):
     def claim(self, epoch: Epoch, broker_id: str, holder_after: Callable[[ArchiveView], str]) -> ArchiveView:
         """Write with `epoch` from now on, and fence whoever has a lower one. StaleEpoch when there is a higher one.
 
-        `holder_after` is asked which directory goes on from what is there; the answer is what was there. An epoch is
-        given to one broker only, so one that has been claimed already was claimed by us.
+        `holder_after` is asked which directory goes on from what is there; the answer is what was there. An epoch that
+        this broker has claimed before is its own still.
+
+        Raises:
+            EpochTaken: another broker has claimed this very epoch.
         """
         with self._lock:
             if self._is_unsure or self._log.state.version < 0:
@@ -176,6 +179,8 @@ class Archive(ArchiveReader):
                 if before.epoch > epoch:
                     raise StaleEpoch(ours=epoch, current=before.epoch)
                 if before.epoch == epoch:
+                    if before.claimer not in (None, broker_id):
+                        raise EpochTaken(epoch=epoch, by=before.claimer)
                     self._epoch = epoch
                     return before
                 claim = Claim(epoch=epoch, broker_id=broker_id, holder=holder_after(before))

@@ -9,7 +9,7 @@ which epoch it had, for somebody to look at.
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,10 +17,20 @@ import msgspec
 
 from sulina.clock import SystemClock
 from sulina.core.archive import ArchiveView, missing
-from sulina.core.cluster import Sealed
 from sulina.core.commit import Checkpoint, checkpoint_name, encode
 from sulina.core.log_state import NO_EPOCH, LogState, MemoryLimits
-from sulina.core.resume import GOES_ON, End, How, Stamp, Standing, check_continues, check_witness, standing
+from sulina.core.resume import (
+    GOES_ON,
+    End,
+    How,
+    Stamp,
+    Standing,
+    Witness,
+    check_continues,
+    check_joins,
+    check_witnesses,
+    standing,
+)
 from sulina.errors import Corrupt, CorruptLog, LogLocked, VersionNotRetained
 from sulina.ports import Files
 from sulina.storage.archive import Archive
@@ -72,7 +82,8 @@ class Resume:
     topic_id: str
     epoch: Epoch
     broker_id: str
-    sealed: Sealed | None = None
+    partition: str = ""  # its name, for messages
+    heard: Sequence[Witness] = ()  # what was reported of the log
     must_resume: bool = False
     is_adopted: bool = False
     limits: MemoryLimits | None = None
@@ -86,7 +97,7 @@ class Resume:
         """
         self.archive.load()
         _clear(self.directory, _NEW, _DISCARDED)
-        with _locked(self.files, self.directory):
+        with locked(self.files, self.directory):
             before = self.archive.claim(self.epoch, self.broker_id, self._holder_after)
             if before.epoch == self.epoch:
                 self._holder_after(
@@ -97,10 +108,7 @@ class Resume:
                 return Resumed(How.CONTINUED, Leftover(Fate.NOTHING))
             leftover = Leftover(Fate.NOTHING)
             if found is not Standing.ABSENT:
-                is_ours = found is Standing.OVERTAKEN
-                leftover = put_away(
-                    self.directory, self.archive.view, files=self.files, steps=self.steps, is_ours=is_ours
-                )
+                leftover = put_away(self.directory, before, found, files=self.files, steps=self.steps)
         view = self.archive.view
         assert view.holder is not None
         checkpoint = None if view.is_empty else self.archive.log_checkpoint(self.limits)
@@ -136,7 +144,8 @@ class Resume:
         if self.must_resume:
             reason = f"only this disk has all of it, and the directory that had it is {found}"
             raise CorruptLog(path=self.directory, reason=reason)
-        check_witness(self.archive.location, self.sealed, End(view.next_offset, view.log_version))
+        end = End(view.next_offset, view.log_version, view.epoch)
+        check_witnesses(self.partition, "the archive", self.heard, end)
         return secrets.token_hex(8)
 
     def _check_directory(self, view: ArchiveView) -> None:
@@ -147,7 +156,10 @@ class Resume:
             with contextlib.suppress(VersionNotRetained):
                 at_archived = log.entry(view.log_version).next_offset
         check_continues(self.directory, state, view, at_archived)
-        check_witness(self.directory, self.sealed, End(state.next_offset, state.version))
+        # The claim that names this directory may be newer than the last commit in it.
+        end = End(state.next_offset, state.version, max(state.epoch, view.epoch))
+        check_witnesses(self.partition, "the directory of this broker", self.heard, end)
+        check_joins(self.partition, self.heard, state.start_offset, view)
 
 
 def let_go(
@@ -162,24 +174,25 @@ def let_go(
         _clear(directory, _DISCARDED)
         return Leftover(Fate.NOTHING)
     view = archive.load()
-    with _locked(files, directory):
+    with locked(files, directory):
         _clear(directory, _DISCARDED)
         stamp = read_stamp(files, directory)
         found = standing(exists=True, stamp=stamp, topic_id=topic_id, claimed_by=view.holder)
         if found is Standing.NEWEST:
             state = _commit_log(files, directory).load()
-            only_here = tuple(_only_here(state, view))
+            only_here = tuple(_only_here(state, view, found))
             if only_here or state.version > view.log_version:
                 return Leftover(Fate.KEPT, directory, only_here)
-        return put_away(directory, view, files=files, steps=steps, is_ours=found is not Standing.FOREIGN)
+        return put_away(directory, view, found, files=files, steps=steps)
 
 
-def put_away(directory: str, view: ArchiveView, *, files: Files, steps: Steps, is_ours: bool) -> Leftover:
+def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files, steps: Steps) -> Leftover:
     """Remove a directory, or set it aside if it has anything that the archive has not, or is another topic's."""
+    is_ours = found is not Standing.FOREIGN
     state: LogState | None = None
     with contextlib.suppress(Corrupt):
         state = _commit_log(files, directory).load()
-    only_here = tuple(_only_here(state, view if is_ours else None)) if state is not None else ()
+    only_here = tuple(_only_here(state, view, found)) if state is not None else ()
     parent = os.path.dirname(directory)
     if is_ours and state is not None and not only_here:
         files.rename(directory, directory + _DISCARDED)
@@ -197,9 +210,15 @@ def put_away(directory: str, view: ArchiveView, *, files: Files, steps: Steps, i
     return Leftover(Fate.SET_ASIDE, aside, only_here)
 
 
-def _only_here(state: LogState, view: ArchiveView | None) -> list[tuple[Offset, Offset]]:
+def _only_here(state: LogState, view: ArchiveView, found: Standing) -> list[tuple[Offset, Offset]]:
+    """Find the offsets of a directory that the archive does not have."""
     ranges = [(segment.base, segment.next_offset, segment.epoch) for segment in state.segments]
-    return missing(ranges, view.slices, view.start_offset) if view is not None else missing(ranges, (), Offset(0))
+    if found is Standing.FOREIGN:
+        return missing(ranges, (), Offset(0))
+    if found is Standing.OVERTAKEN:
+        # The newest epoch in the archive is another directory's: records of that epoch here are not those there.
+        return missing(ranges, [one for one in view.slices if one.epoch != view.epoch], view.start_offset)
+    return missing(ranges, view.slices, view.start_offset)
 
 
 def seed(directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: Files, steps: Steps) -> None:
@@ -238,6 +257,12 @@ def read_stamp(files: Files, directory: str) -> Stamp | None:
         file.close()
 
 
+def ensure_stamp(files: Files, directory: str, topic_id: str) -> None:
+    """Let a directory say which topic it is of, if it does not yet. Blocks."""
+    if read_stamp(files, directory) is None:
+        _write_stamp(files, directory, Stamp(topic_id=topic_id, holder=secrets.token_hex(8)))
+
+
 def _write_stamp(files: Files, directory: str, stamp: Stamp) -> None:
     path = f"{directory}/{STAMP_FILE}"
     aside = f"{path}.{secrets.token_hex(4)}.aside"
@@ -256,7 +281,7 @@ def _commit_log(files: Files, directory: str) -> CommitLog:
 
 
 @contextlib.contextmanager
-def _locked(files: Files, directory: str) -> Iterator[None]:
+def locked(files: Files, directory: str) -> Iterator[None]:
     """Nobody else has the directory meanwhile. One that is not there needs no lock."""
     if not os.path.isdir(directory):
         yield

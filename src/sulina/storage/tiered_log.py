@@ -9,16 +9,16 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
 from sulina.clock import SystemClock
 from sulina.core.archive import ArchiveView
-from sulina.core.cluster import Sealed
 from sulina.core.commit import Commit, Remove
 from sulina.core.log_state import Appended, View
 from sulina.core.resume import End as Drained
+from sulina.core.resume import Witness
 from sulina.core.retention import Retention, expired
 from sulina.errors import (
     CorruptLog,
@@ -103,7 +103,8 @@ class TieredLog:
         options: LogOptions | None = None,
         archiving: Archiving | None = None,
         may_ack: Callable[[], bool] = always,
-        sealed: Sealed | None = None,
+        partition: str = "",
+        heard: Sequence[Witness] = (),
         must_resume: bool = False,
         is_adopted: bool = False,
         files: Files | None = None,
@@ -115,12 +116,12 @@ class TieredLog:
     ) -> Self:
         """Claim the archive with `epoch`, then go on from the directory or from the archive.
 
-        `may_ack` is asked before each answer to an append. `sealed` is the last owner's word on where it ended: if
-        there is less than that, CorruptLog. `must_resume`: only this disk has all that was acknowledged, so the
-        directory must be there and be the newest, else CorruptLog. `is_adopted`: a directory without a stamp is this
-        topic's, if nobody has claimed the archive yet.
+        `may_ack` is asked before each answer to an append. `heard` is what was reported of the log
+        `partition`: if there is less than that, LogIncomplete. `must_resume`: only this disk has all that was
+        acknowledged, so the directory must be there and be the newest, else CorruptLog.
+        `is_adopted`: a directory without a stamp is this topic's, if nobody has claimed the archive yet.
 
-        StaleEpoch, ArchiveFailed, LogLocked, CorruptLog, CorruptCommit. It may be tried again.
+        StaleEpoch, ArchiveFailed, LogIncomplete, LogLocked, CorruptLog, CorruptCommit. It may be tried again.
         """
         clock, files = clock or SystemClock(), files or OsFiles()
         owned = threads is None
@@ -133,7 +134,8 @@ class TieredLog:
             topic_id=topic_id,
             epoch=epoch,
             broker_id=broker_id,
-            sealed=sealed,
+            partition=partition,
+            heard=heard,
             must_resume=must_resume,
             is_adopted=is_adopted,
             limits=options.memory,

@@ -1,0 +1,90 @@
+"""Directories of partitions whose topic has vanished from the metadata store without a delete mark.
+
+The store may have been lost, or restored to an older state, and the directory may be the only copy of acknowledged
+records. So it is kept under a name that carries the topic's id, and taken back when a topic with that id returns.
+It is removed only when a delete mark for that very id is found.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sulina.errors import InvalidName, LogLocked
+from sulina.ports import Files
+from sulina.storage.files import remove_tree
+from sulina.storage.leftovers import locked, read_stamp
+from sulina.types import PartitionName
+
+_ORPHAN = ".orphan-"
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A directory that waits for its topic to return."""
+
+    partition: PartitionName
+    topic_id: str
+    path: str
+
+
+def orphan_path(directory: str, topic_id: str) -> str:
+    """Return where the directory of a partition is kept while its topic is not there."""
+    return f"{directory}{_ORPHAN}{topic_id}"
+
+
+def set_aside(files: Files, directory: str, topic_id: str) -> str | None:
+    """Keep a directory under its topic's id; return where, or None when there is no such directory of this topic.
+
+    Raises:
+        LogLocked: somebody is writing to the directory.
+    """
+    if not os.path.isdir(directory) or not _is_of(files, directory, topic_id):
+        return None
+    path = orphan_path(directory, topic_id)
+    with locked(files, directory):
+        if os.path.isdir(path):
+            raise LogLocked(path=path)  # two directories of one partition of one topic: neither is touched
+        files.rename(directory, path)
+        files.sync_directory(os.path.dirname(directory))
+    return path
+
+
+def take_back(files: Files, directory: str, topic_id: str) -> bool:
+    """Make way for a topic's own directory and take it back if it was set aside; return whether it was.
+
+    A directory of another topic in its place is set aside in turn.
+    """
+    stamp = read_stamp(files, directory)
+    if stamp is not None and stamp.topic_id != topic_id:
+        set_aside(files, directory, stamp.topic_id)
+    path = orphan_path(directory, topic_id)
+    if os.path.isdir(directory) or not os.path.isdir(path):
+        return False
+    files.rename(path, directory)
+    files.sync_directory(os.path.dirname(directory))
+    return True
+
+
+def remove(files: Files, directory: str, topic_id: str) -> None:
+    """Delete what is here of a partition whose topic was deleted: never the directory of another topic."""
+    if os.path.isdir(directory) and _is_of(files, directory, topic_id):
+        remove_tree(directory)
+    if os.path.isdir(orphan_path(directory, topic_id)):
+        remove_tree(orphan_path(directory, topic_id))
+
+
+def orphans(files: Files, data: str) -> Iterator[Orphan]:
+    """Find the directories that wait for their topics."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(files.list(data)):
+            base, mark, topic_id = name.rpartition(_ORPHAN)
+            with contextlib.suppress(InvalidName):
+                if mark:
+                    yield Orphan(PartitionName.from_directory(base), topic_id, os.path.join(data, name))
+
+
+def _is_of(files: Files, directory: str, topic_id: str) -> bool:
+    """Return whether a directory is this topic's. One without a stamp is that of the topic that has its name."""
+    stamp = read_stamp(files, directory)
+    return stamp is None or stamp.topic_id == topic_id

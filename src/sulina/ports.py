@@ -5,7 +5,7 @@ Calls on files and commit stores block; whoever calls them from an event loop do
 metadata store are asynchronous.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -192,8 +192,50 @@ class Lease(Protocol):
         ...
 
 
+class StoreHistory(Protocol):
+    """Whether a metadata store still has the history that it once showed. One that went back answers nothing."""
+
+    @property
+    def revision(self) -> int:
+        """Return the newest revision that was seen."""
+        ...
+
+    @property
+    def went_back(self) -> Exception | None:
+        """Return the error of every call since the store went back; None while it did not."""
+        ...
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the store went back, and when a new history is accepted."""
+        ...
+
+    def expect(self, revision: int) -> None:
+        """Take a revision as seen: the store must not be older."""
+        ...
+
+    def declare(self, evidence: str) -> Exception:
+        """Stop all calls: something shows that the store went back."""
+        ...
+
+    def accept(self) -> None:
+        """Begin again with the history that the store has now."""
+        ...
+
+
 class MetadataStore(Protocol):
-    """Where brokers keep what they share. Every call is atomic and durable on return, and sees what came before it."""
+    """Where brokers keep what they share. Every call is atomic and durable on return, and sees what came before it.
+
+    A store that went back raises MetadataWentBack from every call but `peek`.
+    """
+
+    @property
+    def history(self) -> StoreHistory:
+        """Tell whether the store still has what it once had."""
+        ...
+
+    async def peek(self, key: str) -> Entry | None:
+        """Get one entry, also from a store that went back."""
+        ...
 
     async def get(self, key: str) -> Entry | None:
         """One entry, or None."""

@@ -33,7 +33,8 @@ class Script:
         items = self._streams.pop(0)
         if items and isinstance(items[0], Refused):
             raise items[0]
-        return etcd_watch._Opened(_Stream(self, list(items)), 0)  # type: ignore[arg-type]
+        revision = request.create.start_revision  # the store has come that far, and no further
+        return etcd_watch._Opened(_Stream(self, list(items)), revision)  # type: ignore[arg-type]
 
 
 class _Stream:

@@ -20,7 +20,19 @@ from sulina.core import keys
 from sulina.core.cluster import Assignment, Epoch, LoadReport, Reason, Registration, Step, Unload
 from sulina.errors import MetadataFailed, SulinaError
 from sulina.metadata import MemoryMetadata
-from sulina.ports import NO_REVISION, Change, Clock, Compare, Entry, Lease, Listing, MetadataStore, Put, TxnResult
+from sulina.ports import (
+    NO_REVISION,
+    Change,
+    Clock,
+    Compare,
+    Entry,
+    Lease,
+    Listing,
+    MetadataStore,
+    Put,
+    StoreHistory,
+    TxnResult,
+)
 from sulina.types import PartitionName, TopicName
 from tests.client.virtual_time import VirtualTimeLoop
 
@@ -208,6 +220,13 @@ class Line:
     def heal(self) -> None:
         self._is_cut.clear()
         self._is_whole.set()
+
+    @property
+    def history(self) -> StoreHistory:
+        return self._store.history
+
+    async def peek(self, key: str) -> Entry | None:
+        return await self._store.peek(key)
 
     async def _pass(self) -> None:
         """Nothing gets through a line that is cut, and nobody says so."""

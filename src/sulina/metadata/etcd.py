@@ -37,6 +37,7 @@ from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdStatus, EtcdTls
 from sulina.metadata.etcd_txn import Transactions, compare
 from sulina.metadata.etcd_watch import EtcdWatches
+from sulina.metadata.revision_floor import RevisionFloor
 from sulina.ports import Change, Compare, Entry, Listing, Put, TxnResult
 
 __all__ = ["EtcdMetadata", "EtcdStatus", "EtcdTls"]
@@ -107,6 +108,22 @@ class EtcdMetadata:
         with self._call():
             request = pb.RangeRequest(key=self._key_of(key))
             response = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+        return self._entry(response.kvs[0]) if response.kvs else None
+
+    @property
+    def history(self) -> RevisionFloor:
+        """Whether the store still has what it once had."""
+        return self._endpoints.history
+
+    async def peek(self, key: str) -> Entry | None:
+        check_key(key)
+        request = pb.RangeRequest(key=self._key_of(key))
+        with self._call():
+            response = await self._endpoints.repeat(
+                lambda endpoint, seconds: endpoint.call(RANGE, request, seconds),
+                deadline=self._endpoints.deadline(),
+                even_if_went_back=True,
+            )
         return self._entry(response.kvs[0]) if response.kvs else None
 
     async def list(self, prefix: str) -> Listing:

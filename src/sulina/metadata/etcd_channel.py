@@ -29,6 +29,7 @@ from sulina.metadata.etcd_calls import (
 )
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdTls
+from sulina.metadata.revision_floor import RevisionFloor
 
 MESSAGE_BYTES_MAX = 64 << 20  # of one answer
 PAUSE_SECONDS_MIN = 0.02  # between tries, after all endpoints have failed
@@ -156,18 +157,24 @@ class Endpoint:
     """One member of etcd."""
 
     def __init__(
-        self, address: str, channel_credentials: grpc.ChannelCredentials | None, credentials: Credentials
+        self,
+        address: str,
+        channel_credentials: grpc.ChannelCredentials | None,
+        credentials: Credentials,
+        history: RevisionFloor,
     ) -> None:
         self.address = address
+        self._history = history
         self._channel_credentials = channel_credentials
         self._credentials = credentials
         self._link: _Link | None = None
         self._closing: set[asyncio.Task[None]] = set()  # links that were given up
 
     async def call(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
-        """One message there, one back. Refused, Unanswered."""
+        """One message there, one back. Refused, Unanswered, MetadataWentBack."""
         link = self._connect()
         began = asyncio.get_running_loop().time()
+        floor = self._history.revision
         try:
             response: Response = await _answer(
                 link.unary(method)(request, timeout=timeout_seconds, metadata=self._credentials.metadata)
@@ -179,6 +186,9 @@ class Endpoint:
             self._give_up_if_silent(link, began, timeout_seconds)
             raise
         link.heard()
+        # Other answers may come from a member that lags behind.
+        if isinstance(response, pb.RangeResponse | pb.TxnResponse) and self._history.went_back is None:
+            self._history.seen(response.header.revision, floor=floor)
         return response
 
     async def open(
@@ -247,13 +257,16 @@ class Endpoints:
         timeout_seconds: float,
     ) -> None:
         self.path = f"etcd{'' if tls is None else 's'}://{','.join(addresses)}"
+        self.history = RevisionFloor()
         self.timeout_seconds = timeout_seconds
         self.try_seconds = max(timeout_seconds / (len(addresses) + 1), TRY_SECONDS_MIN)
         self._credentials = Credentials(user, password)
         channel_credentials = None
         if tls is not None:
             channel_credentials = grpc.ssl_channel_credentials(*tls.read())
-        self._endpoints = [Endpoint(address, channel_credentials, self._credentials) for address in addresses]
+        self._endpoints = [
+            Endpoint(address, channel_credentials, self._credentials, self.history) for address in addresses
+        ]
         random.shuffle(self._endpoints)  # clients spread over the members
         self._current = 0
         self._failing_since: float | None = None
@@ -266,14 +279,20 @@ class Endpoints:
         """A call that may be repeated. Refused, MetadataFailed."""
         return await self.repeat(lambda endpoint, seconds: endpoint.call(method, request, seconds), deadline=deadline)
 
-    async def repeat(self, work: Callable[[Endpoint, float], Awaitable[Result]], *, deadline: float) -> Result:
-        """Try until there is an answer. Refused, MetadataFailed at the deadline."""
+    async def repeat(
+        self,
+        work: Callable[[Endpoint, float], Awaitable[Result]],
+        *,
+        deadline: float,
+        even_if_went_back: bool = False,
+    ) -> Result:
+        """Try until there is an answer. Refused, MetadataFailed at the deadline, MetadataWentBack."""
         loop = asyncio.get_running_loop()
         tries, pause_seconds = 0, PAUSE_SECONDS_MIN
         cause: Unanswered | None = None
         while True:
             try:
-                return await self.once(work, deadline=deadline)
+                return await self.once(work, deadline=deadline, even_if_went_back=even_if_went_back)
             except Unanswered as failure:
                 tries += 1
                 cause = failure if cause is None or not isinstance(failure, _TimeIsUp) else cause
@@ -284,8 +303,16 @@ class Endpoints:
                 await asyncio.sleep(min(pause_seconds * random.uniform(0.5, 1), left_seconds))
                 pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
-    async def once(self, work: Callable[[Endpoint, float], Awaitable[Result]], *, deadline: float) -> Result:
-        """One try, on the endpoint in use. Refused; Unanswered: the next try is on another endpoint."""
+    async def once(
+        self,
+        work: Callable[[Endpoint, float], Awaitable[Result]],
+        *,
+        deadline: float,
+        even_if_went_back: bool = False,
+    ) -> Result:
+        """One try, on the endpoint in use. Refused; Unanswered: the next is on another endpoint; MetadataWentBack."""
+        if not even_if_went_back:
+            self.history.check()
         endpoint = self._endpoints[self._current]
         try:
             result = await self._with_token(endpoint, work, deadline)

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from sulina.errors import Compacted, LimitReached, MetadataFailed
+from sulina.errors import Compacted, LimitReached, MetadataFailed, MetadataWentBack
 from sulina.metadata.checks import WATCHES_MAX
-from sulina.metadata.etcd_calls import WATCH, Refused, Unanswered
+from sulina.metadata.etcd_calls import RANGE, WATCH, Refused, Unanswered
 from sulina.metadata.etcd_channel import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Endpoint, Endpoints, Stream
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.watches import WatchQueue
@@ -98,6 +98,8 @@ class EtcdWatches:
                     _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, refused)
                 else:
                     queue.fail(refused.as_error(self._endpoints.path))
+            except MetadataWentBack as error:
+                queue.fail(error)
             except Exception as error:  # noqa: BLE001
                 # Nobody waits for this task: without a word its reader would wait for ever.
                 queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))
@@ -119,6 +121,11 @@ class EtcdWatches:
 
         opened = await self._endpoints.once(try_once, deadline=self._endpoints.deadline())
         try:
+            if opened.revision < queue.seen:
+                # A member that lags behind, or a store that went back, on which this watch would wait for ever.
+                await self._endpoints.call(
+                    RANGE, pb.RangeRequest(key=first, count_only=True), deadline=self._endpoints.deadline()
+                )
             await self._move(opened, queue)
         finally:
             opened.stream.cancel()

@@ -24,6 +24,7 @@ from sulina.metadata.checks import (
     check_watch,
 )
 from sulina.metadata.leases import Deadlines, HeldLease, LeaseTimer
+from sulina.metadata.revision_floor import RevisionFloor
 from sulina.metadata.watches import History, Watches
 from sulina.ports import NO_REVISION, Change, Clock, Compare, Entry, Listing, Put, TxnResult
 
@@ -44,6 +45,7 @@ class MemoryMetadata:
         history_changes_max: int = HISTORY_CHANGES_MAX,
         watch_queue_changes_max: int = WATCH_QUEUE_CHANGES_MAX,
     ) -> None:
+        self.history = RevisionFloor()
         self._entries: dict[str, _Stored] = {}
         self._keys: list[str] = []  # of the entries, sorted
         self._revision = NO_REVISION
@@ -58,6 +60,11 @@ class MemoryMetadata:
     async def get(self, key: str) -> Entry | None:
         check_key(key)
         self._begin()
+        stored = self._entries.get(key)
+        return stored.entry if stored else None
+
+    async def peek(self, key: str) -> Entry | None:
+        check_key(key)
         stored = self._entries.get(key)
         return stored.entry if stored else None
 
@@ -117,6 +124,7 @@ class MemoryMetadata:
     def _begin(self) -> None:
         if self._is_closed:
             raise LogClosed(path="memory:")
+        self.history.check()
         for lease_id in self._deadlines.ended():
             self._end(lease_id)
 

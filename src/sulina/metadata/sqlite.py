@@ -29,6 +29,7 @@ from sulina.metadata.checks import (
     check_watch,
 )
 from sulina.metadata.leases import Deadlines, HeldLease, LeaseTimer
+from sulina.metadata.revision_floor import RevisionFloor
 from sulina.metadata.tables import Draft, Tables
 from sulina.metadata.watches import History, Watches
 from sulina.ports import Change, Clock, Compare, Entry, Listing, Put, TxnResult
@@ -47,6 +48,7 @@ class SqliteMetadata:
     """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
 
     def __init__(self, tables: Tables, thread: Executor, clock: Clock, watch_queue_changes_max: int) -> None:
+        self.history = RevisionFloor()
         self._tables = tables
         self._thread = thread
         self._watches = Watches(queue_changes_max=watch_queue_changes_max)
@@ -86,6 +88,10 @@ class SqliteMetadata:
     async def get(self, key: str) -> Entry | None:
         check_key(key)
         self._check_open()
+        return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
+
+    async def peek(self, key: str) -> Entry | None:
+        check_key(key)
         return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
 
     async def list(self, prefix: str) -> Listing:
@@ -141,6 +147,7 @@ class SqliteMetadata:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise LogClosed(path=self._tables.path)
+        self.history.check()
 
     def _keep_alive(self, lease_id: int) -> float:
         self._check_open()

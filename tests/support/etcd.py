@@ -171,6 +171,20 @@ class EtcdServer:
         except NotStarted as failure:
             pytest.fail(f"etcd did not start again: {failure}\n{self.log()[-4000:]}")
 
+    def save(self, to: Path) -> None:
+        """Keep a copy of its data as it is now; it is down for a moment."""
+        self.kill()
+        shutil.copytree(self._home / "data", to)
+        self.restart()
+
+    def go_back(self, to: Path | None) -> None:
+        """Restart it with the data of a copy, or with none."""
+        self.kill()
+        shutil.rmtree(self._home / "data")
+        if to is not None:
+            shutil.copytree(to, self._home / "data")
+        self.restart()
+
     def pause(self) -> None:
         """SIGSTOP: it keeps its connections and answers nothing."""
         os.kill(self.pid, signal.SIGSTOP)

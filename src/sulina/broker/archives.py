@@ -4,9 +4,13 @@ The archive of a partition lies under its topic's id, so a topic that is made an
 """
 
 import secrets
+from collections.abc import Iterator
 from concurrent.futures import Executor
 
+import msgspec
+
 from sulina.broker.options import BrokerOptions
+from sulina.core.recovery import Memory, Seen
 from sulina.errors import ArchiveFailed
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
@@ -14,6 +18,7 @@ from sulina.storage.objects import Objects
 from sulina.types import PartitionName
 
 IDENTITY = "store-id"
+SEEN_FOLDER, MEMORY_FOLDER = "cluster/seen", "cluster/memory"  # what brokers know of the metadata store
 
 
 class Archives:
@@ -43,6 +48,25 @@ class Archives:
         if found is None:
             raise ArchiveFailed(path=self.location, cause=FileNotFoundError(f"{IDENTITY} was put, and is not there"))
         return bytes(found).decode("ascii", "replace")
+
+    def seen(self) -> list[Seen]:
+        """Return how far brokers have seen the metadata store, as they last said here. Blocks. ArchiveFailed."""
+        return [msgspec.json.decode(data, type=Seen) for data in self._read_all(SEEN_FOLDER)]
+
+    def memories(self) -> list[Memory]:
+        """Return what brokers remember of the metadata store, as they last said here. Blocks. ArchiveFailed."""
+        return [msgspec.json.decode(data, type=Memory) for data in self._read_all(MEMORY_FOLDER)]
+
+    def remember(self, memory: Memory) -> None:
+        """Keep what a broker remembers of the metadata store. Blocks. ArchiveFailed."""
+        name = f"{memory.seen.broker_id}.json"
+        self._objects.put(f"{MEMORY_FOLDER}/{name}", [msgspec.json.encode(memory)])
+        self._objects.put(f"{SEEN_FOLDER}/{name}", [msgspec.json.encode(memory.seen)])
+
+    def _read_all(self, folder: str) -> Iterator[bytes]:
+        for listed in self._objects.list(folder):
+            if listed.name.endswith(".json") and (data := self._objects.get(f"{folder}/{listed.name}")) is not None:
+                yield bytes(data)
 
     @property
     def location(self) -> str:

@@ -117,6 +117,11 @@ class Catalogue:
             }
         return namespaces, topics
 
+    def entries(self) -> dict[str, bytes]:
+        """Return all that is known, by key."""
+        known = [*self._namespaces.values(), *(entry for topic in self._topics.values() for entry in topic.values())]
+        return {entry.key: entry.value for entry in known}
+
     def namespaces(self) -> Iterator[str]:
         """All of them."""
         return iter(list(self._namespaces))

@@ -73,6 +73,7 @@ class KnownTopics(ABC):
         self.options = options
         self.counts = Counts()
         self._clock = clock or SystemClock()
+        self._files = files or OsFiles()
         self.events = EventStream(self._clock)
         self.metrics = Metrics()
         self._standing = standing  # None: the node is alone
@@ -88,7 +89,7 @@ class KnownTopics(ABC):
                 writer=self._writer,
                 standing=standing,
                 options=options,
-                files=files or OsFiles(),
+                files=self._files,
                 clock=self._clock,
                 threads=threads,
                 metrics=self.metrics,
@@ -98,7 +99,7 @@ class KnownTopics(ABC):
             options,
             lambda name: self._topics.get(name),
             threads=threads,
-            files=files or OsFiles(),
+            files=self._files,
             clock=self._clock,
             metrics=self.metrics,
             events=self.events,

@@ -5,10 +5,12 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
 import structlog
 
 from sulina.broker.archives import Archives
 from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Ownership
 from sulina.broker.options import BrokerOptions
@@ -24,7 +26,6 @@ from sulina.errors import (
     ArchiveFailed,
     BrokerNotFound,
     InvalidSettings,
-    LeaseExpired,
     NotServing,
     SubscriptionBusy,
     SulinaError,
@@ -70,6 +71,7 @@ class ClusterMember(Topics):
             metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
         )
         self._owner: Owner | None = None
+        self._memory: ClusterMemory | None = None
         self._news = asyncio.Event()  # set, and replaced, when a topic has come or changed
         self._sampled = (0.0, 0, 0.0)  # when, the bytes published until then, and the rate before
 
@@ -84,6 +86,17 @@ class ClusterMember(Topics):
     async def _join(self, registration: Registration, options: ClusterOptions) -> list[asyncio.Task[None]]:
         """Become a member; the tasks that follow what others do."""
         assert self._standing is not None
+        memory = ClusterMemory(
+            self._metadata,
+            broker_id=registration.broker_id,
+            store_id=registration.store_id,
+            files=self._files,
+            data=self.options.data,
+            archives=self._archives,
+            entries=self._remembered,
+            events=self.events,
+        )
+        await memory.join()
         await self._check_objects()
         self._catalogue.is_followed = True
         namespaces, topics = await self._load()
@@ -108,18 +121,35 @@ class ClusterMember(Topics):
             events=self.events,
             clock=self._clock,
             options=options,
+            verify=memory.verify,
             steps=self.options.steps,
         )
         self._standing.cluster = cluster
+        self._memory = memory
+        cluster.view.listen(lambda touched: memory.changed() if touched.partitions else None)
         try:
             await cluster.start()
         except BaseException:
             for task in tasks:
                 task.cancel()
             raise
+        tasks.append(asyncio.create_task(memory.run(), name="cluster memory"))
         tasks.append(asyncio.create_task(self._tidy_regularly(), name="tidy"))
         tasks.append(asyncio.create_task(self._let_go_of_leftovers(), name="leftovers"))
         return tasks
+
+    def _remembered(self) -> dict[str, bytes] | None:
+        """Return what must outlive the metadata store, by key: topics and their cursors here, epochs, delete marks."""
+        if self._standing is None or self._standing.cluster is None:
+            return None
+        view = self._standing.cluster.view
+        entries = self._catalogue.entries()
+        for topic in self._topics.values():
+            for subscription in topic.subscriptions.values():
+                entries |= subscription.stored_cursors()
+        entries |= {keys.epoch(name): msgspec.json.encode(held.value) for name, held in view.epochs.items()}
+        entries |= {keys.deleted(topic_id): msgspec.json.encode(mark) for topic_id, mark in view.deleted.items()}
+        return entries
 
     async def _check_objects(self) -> None:
         """A broker with another object store would not find what the others have archived. InvalidSettings."""
@@ -157,6 +187,12 @@ class ClusterMember(Topics):
             await self._standing.cluster.leaving()
         if self._owner is not None:
             await self._owner.stop(self.options.stop_seconds)
+        if self._memory is not None:
+            try:
+                async with asyncio.timeout(self.options.stop_seconds):
+                    await self._memory.close()
+            except (SulinaError, OSError, TimeoutError) as error:
+                _logger.warning("cluster_not_remembered", error=str(error) or "no answer in time")
         if self._standing is not None and self._standing.cluster is not None:
             await self._standing.cluster.stop()
 
@@ -194,6 +230,8 @@ class ClusterMember(Topics):
         after = self._topics.get(name)
         news, self._news = self._news, asyncio.Event()
         news.set()
+        if before is not after and self._memory is not None:
+            self._memory.changed()
         if before is not after and self._standing is not None and self._standing.cluster is not None:
             self._standing.cluster.topics_changed(
                 [place.name for topic in (before, after) if topic is not None for place in topic.places]
@@ -273,6 +311,11 @@ class ClusterMember(Topics):
             await self._sync_topic(name)
         return self._topics.get(name)
 
+    async def remember_topic(self, topic: Topic) -> None:
+        """Return when the disk of this broker remembers the topic, so that it outlives the metadata store."""
+        if self._memory is not None:
+            await self._memory.ensure(keys.delivery(topic.name))
+
     async def take_cursors(self, topic: Topic, partition: int) -> None:
         """Give every subscription its cursor in a partition that has become ours."""
         await self._make_cursors(topic, only=partition)
@@ -326,7 +369,7 @@ class ClusterMember(Topics):
             ]
             return Placement(topic=str(name), topic_id=topic.stored.topic_id, partitions=alone, brokers=[])
         if not self._standing.may_ack():
-            raise LeaseExpired(broker=self.options.broker_id)  # what it knows may be old: ask another
+            raise self._standing.lapsed()  # what it knows may be old: ask another
         view = self._standing.cluster.view
         return Placement(
             topic=str(name),

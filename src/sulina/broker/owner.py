@@ -49,6 +49,10 @@ class Catalogue(Protocol):
         """As the metadata store has it now."""
         ...
 
+    async def remember_topic(self, topic: Topic) -> None:
+        """Return when the disk of this broker remembers the topic, so that it outlives the metadata store."""
+        ...
+
     async def take_cursors(self, topic: Topic, partition: int) -> None:
         """Give every subscription its cursor in a partition that has become ours."""
         ...
@@ -178,6 +182,7 @@ class Owner:
             return  # lost meanwhile
         if topic is None or partition.partition >= len(topic.places):
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
+        await self._catalogue.remember_topic(topic)
         place = topic.places[partition.partition]
         if place.revision != revision:
             place.take(epoch, revision)

@@ -8,7 +8,7 @@ import asyncio
 from typing import Protocol
 
 from sulina.core.cluster import Epoch
-from sulina.errors import Draining, LeaseExpired, NotServing
+from sulina.errors import Draining, NotServing
 from sulina.ports import Compare
 from sulina.types import PartitionName
 from sulina.wire.messages import TopicState
@@ -21,6 +21,10 @@ class Rights(Protocol):
 
     def may_ack(self) -> bool:
         """Whether this node may still speak for what is assigned to it."""
+        ...
+
+    def lapsed(self) -> NotServing:
+        """Return why nothing is acknowledged at this moment."""
         ...
 
     def elsewhere(self, partition: PartitionName) -> NotServing:
@@ -70,7 +74,7 @@ class Place:
         if self.rights is None or self.state is TopicState.DRAINING:
             return Draining(topic=str(self.name.topic))
         if self.state is TopicState.ACTIVE:
-            return LeaseExpired(broker=self.broker_id)
+            return self.rights.lapsed()
         return self.rights.elsewhere(self.name)
 
     @property

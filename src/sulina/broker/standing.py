@@ -3,7 +3,7 @@
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.place import Place
 from sulina.core import keys
-from sulina.errors import NotOwner, NotServing, Recovering
+from sulina.errors import LeaseExpired, NotOwner, NotServing, Recovering
 from sulina.ports import Compare, Put
 from sulina.types import PartitionName
 from sulina.wire.messages import TopicState
@@ -19,6 +19,11 @@ class Standing:
 
     def may_ack(self) -> bool:
         return self.cluster is not None and self.cluster.membership.may_ack()
+
+    def lapsed(self) -> NotServing:
+        """Return why nothing is acknowledged at this moment."""
+        went_back = self.cluster.history.went_back if self.cluster is not None else None
+        return went_back if isinstance(went_back, NotServing) else LeaseExpired(broker=self.broker_id)
 
     def elsewhere(self, partition: PartitionName) -> NotServing:
         if self.cluster is None:

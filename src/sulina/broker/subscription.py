@@ -303,6 +303,11 @@ class Subscription:
 
     # What it looks like
 
+    def stored_cursors(self) -> dict[str, bytes]:
+        """Return its cursors here as they are stored, by key."""
+        topic = self._context.topic
+        return {keys.cursor(topic, self.name, number): cursor.stored() for number, cursor in self._cursors.items()}
+
     def cursor_keys(self) -> list[str]:
         """Where its cursors are stored."""
         return [keys.cursor(self._context.topic, self.name, number) for number in self._cursors]

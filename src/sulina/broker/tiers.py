@@ -23,14 +23,14 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
 from sulina.core.cluster import Current, ObjectEntry, Sealed
 from sulina.core.commit import SegmentRef
-from sulina.core.resume import witnesses
+from sulina.core.resume import Witness, witnesses
 from sulina.core.topic import Ack, Policy
-from sulina.errors import SulinaError, TopicNotFound
+from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, Compare, Files, MetadataStore
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
 from sulina.storage.partition_log import LogThreads
-from sulina.storage.tiered_log import Archiving, TieredLog
+from sulina.storage.tiered_log import ArchiveHooks, Archiving, TieredLog
 from sulina.types import Epoch, PartitionName, TopicName
 
 ALONE_EPOCH = 1  # of a node that has no others beside it
@@ -78,26 +78,11 @@ class Tiers:
         sealed = await self._sealed(partition.name)
         heard = witnesses(sealed, await self._current(partition.name), is_only_here=place.is_archived is False)
         hooks = _Hooks(self, place)
-        log = await TieredLog.open(
-            directory,
-            self._archives.of(partition.name, topic_id),
-            topic_id=topic_id,
-            epoch=Epoch(_epoch(place)),
-            broker_id=self._options.broker_id,
-            options=options,
-            archiving=archiving(policy),
-            may_ack=partial(place.may_ack, revision),
-            partition=str(partition.name),
-            heard=heard,
-            must_resume=place.is_archived is False,
-            is_adopted=self._standing is None,
-            files=self._files,
-            clock=self._clock,
-            threads=self._threads,
-            metrics=self._metrics,
-            hooks=hooks,
-            steps=self._options.steps,
-        )
+        try:
+            log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
+        except StaleEpoch as stale:
+            await self._check_assigned(place, revision, stale)
+            raise
         hooks.log = log
         try:
             async with place.saying:
@@ -119,6 +104,53 @@ class Tiers:
         self._tell_leftover(partition.name, log.resumed.leftover)
         self._options.steps("owner.opened")
         return log
+
+    async def _open(
+        self,
+        partition: Partition,
+        directory: str,
+        topic_id: str,
+        policy: Policy,
+        options: LogOptions,
+        heard: Sequence[Witness],
+        revision: int,
+        hooks: ArchiveHooks,
+    ) -> TieredLog:
+        place = partition.place
+        return await TieredLog.open(
+            directory,
+            self._archives.of(partition.name, topic_id),
+            topic_id=topic_id,
+            epoch=Epoch(_epoch(place)),
+            broker_id=self._options.broker_id,
+            options=options,
+            archiving=archiving(policy),
+            may_ack=partial(place.may_ack, revision),
+            partition=str(partition.name),
+            heard=heard,
+            must_resume=place.is_archived is False,
+            is_adopted=self._standing is None,
+            files=self._files,
+            clock=self._clock,
+            threads=self._threads,
+            metrics=self._metrics,
+            hooks=hooks,
+            steps=self._options.steps,
+        )
+
+    async def _check_assigned(self, place: Place, revision: int, stale: StaleEpoch) -> None:
+        """Check whether a newer owner is known to the metadata store.
+
+        Raises:
+            MetadataWentBack: it says that the partition is ours, with an epoch that was used before.
+        """
+        if self._standing is None:
+            return
+        entry = await self._metadata.get(keys.assignment(self._options.broker_id, place.name))
+        if entry is not None and entry.revision == revision:
+            raise MetadataWentBack(
+                evidence=f"it gave epoch {stale.ours} of {place.name} to this broker, but {stale.current} was in use"
+            ) from stale
 
     async def reconfigure(self, partition: Partition, log: TieredLog, policy: Policy, options: LogOptions) -> None:
         """The policy has changed. Called with `place.saying`. NotOwner, ArchiveFailed."""

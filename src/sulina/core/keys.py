@@ -78,6 +78,8 @@ EPOCHS = "/cluster/epochs/"
 UNLOADS = "/cluster/unloads/"
 OBJECTS = "/cluster/objects"  # which object store all brokers share
 DELETED = "/cluster/deleted/"
+IDENTITY = "/cluster/identity"  # which cluster this is, and how often it was recovered
+MARKS = "/cluster/marks/"
 
 
 def register(broker_id: str) -> str:
@@ -118,6 +120,11 @@ def epoch(partition: PartitionName) -> str:
 def unload(partition: PartitionName) -> str:
     """The wish that a partition leaves its owner."""
     return UNLOADS + _path(partition)
+
+
+def mark(broker_id: str) -> str:
+    """A counter of a broker's own, by which it sees whether the store went back."""
+    return MARKS + broker_id
 
 
 def deleted(topic_id: str) -> str:

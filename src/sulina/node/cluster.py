@@ -12,6 +12,7 @@ from sulina.config import Settings
 from sulina.errors import CorruptCommit, LogLocked
 from sulina.metadata.sqlite import SqliteMetadata
 from sulina.ports import File, Files, MetadataStore
+from sulina.storage.files import read_whole, write_whole
 
 METADATA_FILE = "metadata.sqlite"
 STORE_ID_FILE = "store-id"
@@ -66,23 +67,12 @@ def take_directory(files: Files, data: str) -> tuple[File, str]:
 
 def _store_id(files: Files, data: str) -> str:
     path = os.path.join(data, STORE_ID_FILE)
-    try:
-        file = files.open(path)
-    except FileNotFoundError:
-        made, aside = secrets.token_hex(8), f"{path}.{secrets.token_hex(4)}"
-        file = files.create(aside)
-        try:
-            file.write(0, [made.encode()])
-            file.sync()
-        finally:
-            file.close()
-        files.rename(aside, path)
-        files.sync_directory(data)
+    stored = read_whole(files, path)
+    if stored is None:
+        made = secrets.token_hex(8)
+        write_whole(files, path, made.encode())
         return made
-    try:
-        found = file.read(0, 64).decode("ascii", "replace")
-    finally:
-        file.close()
+    found = stored.decode("ascii", "replace")
     if not found.isalnum():
         raise CorruptCommit(name=path, reason=f"it says {found!r}, not the id of a data directory")
     return found

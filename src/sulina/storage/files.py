@@ -8,11 +8,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Sequence
 
-from sulina.ports import Bytes
+from sulina.ports import Bytes, Files
 
 IOV_MAX = 1024  # buffers that one pwritev takes, on Linux and macOS
 
@@ -169,6 +170,31 @@ class VolatileFiles(OsFiles):
 
     def sync_directory(self, path: str) -> None:
         pass
+
+
+def write_whole(files: Files, path: str, data: bytes) -> None:
+    """Store a small file, or replace it: a crash leaves the old one or the new one, never a part."""
+    aside = f"{path}.{secrets.token_hex(4)}.aside"
+    file = files.create(aside)
+    try:
+        file.write(0, [data])
+        file.sync()
+    finally:
+        file.close()
+    files.rename(aside, path)
+    files.sync_directory(os.path.dirname(path))
+
+
+def read_whole(files: Files, path: str) -> bytes | None:
+    """Return what is in a small file; None when there is none."""
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
 
 
 def remove_tree(path: str) -> None:

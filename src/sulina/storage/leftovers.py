@@ -37,7 +37,7 @@ from sulina.storage.archive import Archive
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE
-from sulina.storage.files import OsFiles, remove_tree
+from sulina.storage.files import OsFiles, read_whole, remove_tree, write_whole
 from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Offset
 
@@ -45,6 +45,7 @@ STAMP_FILE = ".topic"
 _NEW = ".new"
 _DISCARDED = ".discarded"
 _SET_ASIDE = ".set-aside"
+RELEASED = ".released"  # a file: the stamp of a directory that was removed because the archive had all of it
 
 
 class Fate(StrEnum):
@@ -141,12 +142,19 @@ class Resume:
                 stamp = Stamp(topic_id=self.topic_id, holder=secrets.token_hex(8))
                 _write_stamp(self.files, self.directory, stamp)
             return stamp.holder
-        if self.must_resume:
+        if self.must_resume and not self._is_released(view):
             reason = f"only this disk has all of it, and the directory that had it is {found}"
             raise CorruptLog(path=self.directory, reason=reason)
         end = End(view.next_offset, view.log_version, view.epoch)
         check_witnesses(self.partition, "the archive", self.heard, end)
         return secrets.token_hex(8)
+
+    def _is_released(self, view: ArchiveView) -> bool:
+        """Return whether the directory of the newest claim was removed here, because the archive had all of it."""
+        data = read_whole(self.files, self.directory + RELEASED)
+        with contextlib.suppress(msgspec.MsgspecError):
+            return data is not None and msgspec.json.decode(data, type=Stamp).holder == view.holder
+        return False
 
     def _check_directory(self, view: ArchiveView) -> None:
         log = _commit_log(self.files, self.directory)
@@ -195,6 +203,8 @@ def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files
     only_here = tuple(_only_here(state, view, found)) if state is not None else ()
     parent = os.path.dirname(directory)
     if is_ours and state is not None and not only_here:
+        if (stamp := read_stamp(files, directory)) is not None:
+            write_whole(files, directory + RELEASED, msgspec.json.encode(stamp))
         files.rename(directory, directory + _DISCARDED)
         files.sync_directory(parent)
         steps(Step.RESUME_DISCARDED)
@@ -245,16 +255,11 @@ def _clear(directory: str, *ends: str) -> None:
 
 def read_stamp(files: Files, directory: str) -> Stamp | None:
     """What a directory says about itself; None when it says nothing that can be understood."""
+    data = read_whole(files, f"{directory}/{STAMP_FILE}")
     try:
-        file = files.open(f"{directory}/{STAMP_FILE}")
-    except FileNotFoundError:
-        return None
-    try:
-        return msgspec.json.decode(file.read(0, file.size()), type=Stamp)
+        return None if data is None else msgspec.json.decode(data, type=Stamp)
     except msgspec.MsgspecError:
         return None
-    finally:
-        file.close()
 
 
 def ensure_stamp(files: Files, directory: str, topic_id: str) -> None:
@@ -264,16 +269,7 @@ def ensure_stamp(files: Files, directory: str, topic_id: str) -> None:
 
 
 def _write_stamp(files: Files, directory: str, stamp: Stamp) -> None:
-    path = f"{directory}/{STAMP_FILE}"
-    aside = f"{path}.{secrets.token_hex(4)}.aside"
-    file = files.create(aside)
-    try:
-        file.write(0, [msgspec.json.encode(stamp)])
-        file.sync()
-    finally:
-        file.close()
-    files.rename(aside, path)
-    files.sync_directory(directory)
+    write_whole(files, f"{directory}/{STAMP_FILE}", msgspec.json.encode(stamp))
 
 
 def _commit_log(files: Files, directory: str) -> CommitLog:

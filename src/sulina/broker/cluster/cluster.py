@@ -5,7 +5,7 @@ it was decided by. What the leader writes is in `load_manager`.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from sulina.broker.cluster import changes
 from sulina.broker.cluster.changes import OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
-from sulina.broker.cluster.membership import Membership
+from sulina.broker.cluster.membership import Membership, nothing_to_verify
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.owner import Owner, TopicsThatExist
 from sulina.broker.cluster.steps import ClusterSteps, no_cluster_steps
@@ -25,7 +25,7 @@ from sulina.broker.events import EventStream
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, BrokerState, Epoch, Reason, Registration, Step, Unassigned, Unload
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
-from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, TxnResult
+from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName
 
 CONFLICTS_MAX = 10  # how often others may be first before it is told
@@ -48,8 +48,10 @@ class Cluster:
         events: EventStream,
         clock: Clock,
         options: ClusterOptions,
+        verify: Callable[[], Awaitable[None]] = nothing_to_verify,
         steps: ClusterSteps = no_cluster_steps,
     ) -> None:
+        """`verify` is asked before each registration whether the metadata store can be believed."""
         self._metadata = metadata
         self._owner = owner
         self._events = events
@@ -70,6 +72,7 @@ class Cluster:
             events=events,
             clock=clock,
             options=options,
+            verify=verify,
             changed=self._membership_changed,
             steps=steps,
         )
@@ -85,6 +88,12 @@ class Cluster:
             steps=steps,
         )
         self.view.listen(self._view_changed)
+        metadata.history.listen(self._history_changed)
+
+    @property
+    def history(self) -> StoreHistory:
+        """Tell whether the metadata store still has what it once had."""
+        return self._metadata.history
 
     @property
     def broker_id(self) -> str:
@@ -329,6 +338,14 @@ class Cluster:
         if touched.is_leader or self.broker_id in touched.brokers:
             self.election.look()
         self._load_manager.look(touched)
+
+    def _history_changed(self) -> None:
+        """Stop acknowledging at once when the store went back; look at everything when it was recovered."""
+        if (error := self._metadata.history.went_back) is not None:
+            self._events.emit("metadata_went_back", broker_id=self.broker_id, reason=str(error))
+            self.membership.lost("the metadata store went back")
+        else:
+            self.view.begin_again()
 
     def _won(self) -> None:
         self._load_manager.wake()

@@ -8,7 +8,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import structlog
@@ -38,6 +38,10 @@ def margin_seconds(ttl_seconds: float) -> float:
     return max(MARGIN_SECONDS_MIN, ttl_seconds * MARGIN_SHARE)
 
 
+async def nothing_to_verify() -> None:
+    """Take the metadata store as it is."""
+
+
 class Membership:
     """`register`, then `run` for as long as the broker lives, then `leave`."""
 
@@ -51,12 +55,14 @@ class Membership:
         events: EventStream,
         clock: Clock,
         options: ClusterOptions,
+        verify: Callable[[], Awaitable[None]] = nothing_to_verify,
         changed: Callable[[], None] = lambda: None,
         steps: ClusterSteps = no_cluster_steps,
     ) -> None:
         self._metadata = metadata
         self._registration = registration
         self._view = view
+        self._verify = verify
         self._changed = changed
         self._key = keys.register(checked_broker(registration.broker_id))
         self._load = load
@@ -93,7 +99,12 @@ class Membership:
         return self._is_seen and self._clock.monotonic() < self._valid_until
 
     async def register(self) -> None:
-        """Become a member, with a new lease. InvalidSettings when the name is another's, MetadataFailed."""
+        """Become a member, with a new lease. InvalidSettings when the name is another's, MetadataFailed.
+
+        Raises:
+            MetadataWentBack: the store has lost what this broker wrote to it.
+        """
+        await self._verify()
         lease = await self._metadata.lease(self._options.lease_seconds)
         sent = self._clock.monotonic()
         ttl = await lease.keep_alive()  # the store may have made it longer

@@ -21,6 +21,7 @@ from sulina.core.cluster import (
     Assignment,
     BrokerMode,
     BrokerState,
+    DeleteMark,
     Epoch,
     Leader,
     LoadReport,
@@ -29,7 +30,7 @@ from sulina.core.cluster import (
     Unassigned,
     Unload,
 )
-from sulina.errors import Compacted, InvalidName, LimitReached
+from sulina.errors import Compacted, InvalidName, LimitReached, MetadataWentBack
 from sulina.ports import NO_REVISION, Change, Clock, MetadataStore, Put
 from sulina.types import PartitionName
 from sulina.wire.messages import BrokerInfo, PartitionPlacement, TopicState
@@ -85,6 +86,7 @@ class ClusterView:
         self._listeners: list[Listener] = []
         self._known: dict[str, int] = {}  # every key under the prefix, with its revision
         self._is_loaded = False
+        self._is_other_history = False  # revisions of now and before cannot be compared
         self.revision = NO_REVISION
         self.leader: Held[Leader] | None = None
         self.registrations: dict[str, Held[Registration]] = {}
@@ -95,6 +97,7 @@ class ClusterView:
         self.unassigned: dict[PartitionName, Held[Unassigned]] = {}
         self.epochs: dict[PartitionName, Held[Epoch]] = {}
         self.unloads: dict[PartitionName, Held[Unload]] = {}
+        self.deleted: dict[str, DeleteMark] = {}  # topics, by their ids
 
     # What it answers
 
@@ -184,10 +187,16 @@ class ClusterView:
         changes += [
             Change(entry.key, entry.value, entry.revision)
             for entry in listing.entries
-            if self._known.get(entry.key) != entry.revision
+            if self._is_other_history or self._known.get(entry.key) != entry.revision
         ]
+        if self._is_other_history:
+            self._is_other_history, self.revision = False, NO_REVISION
         self.apply(changes, listing.revision)
         self._is_loaded = True
+
+    def begin_again(self) -> None:
+        """Believe nothing that is known when everything is listed next: the store has another history now."""
+        self._is_other_history = True
 
     async def follow(self) -> None:
         """Apply what changes, for as long as the store is open. Goes on where it was after any failure."""
@@ -202,6 +211,9 @@ class ClusterView:
                 return
             except Compacted:
                 is_behind = True
+            except MetadataWentBack:
+                is_behind = True
+                await asyncio.sleep(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001
                 # Whatever it is: a view that stands still is worth more attempts.
                 _logger.warning("cluster_watch_failed", error=str(error))
@@ -270,6 +282,9 @@ class ClusterView:
             case ["register", broker]:
                 _keep(self.registrations, broker, _read(change, Registration))
                 touched.brokers.add(broker)
+            case ["deleted", topic_id]:
+                mark = _read(change, DeleteMark)
+                _keep(self.deleted, topic_id, mark.value if mark else None)
             case ["load", broker]:
                 load = _read(change, LoadReport)
                 _keep(self.loads, broker, load.value if load else None)

@@ -1,4 +1,4 @@
-"""`sulina cluster status|rebalance|start`."""
+"""`sulina cluster status|rebalance|recover|start`."""
 
 import asyncio
 import os
@@ -8,6 +8,7 @@ from cyclopts import App, Group, Parameter, validators
 
 from sulina.cli import terminal
 from sulina.cli.broker import COLUMNS, RIGHT, row
+from sulina.cli.cluster.recover import recover
 from sulina.cli.remote import HERE, Remote
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ BROKERS_MAX = 50
 PORT = 8080
 LEASE_SECONDS = 3.0  # soon enough to watch
 
-app = App(name="cluster", help="Show, rebalance, or try out a cluster of brokers.", group_commands=Group("Commands"))
+app = App(
+    name="cluster", help="Show, rebalance, recover or try out a cluster of brokers.", group_commands=Group("Commands")
+)
+app.command(recover)
 
 
 @app.command

@@ -1,0 +1,257 @@
+"""What a broker remembers of the metadata store, on its disk and in the archive, and how it notices that it went back.
+
+- `join` compares the store with what this broker, and the archive, have seen before. A store that is older is not
+  joined: absence would be taken for deletion, and epochs would be given twice.
+- While the broker runs it writes its mark every few seconds, and before it registers again it checks that the store
+  still has it. Only this broker writes the mark, so a store that does not have the newest one has lost something.
+- When the store went back, nothing is answered until its identity shows a higher generation: the cluster was recovered.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from sulina.broker.archives import Archives
+from sulina.broker.events import EventStream
+from sulina.core import keys
+from sulina.core.recovery import Identity, Mark, Memory, Seen, evidence
+from sulina.errors import ArchiveFailed, InvalidSettings, SulinaError
+from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
+from sulina.storage.files import read_whole, write_whole
+
+SEEN_FILE, MEMORY_FILE = "cluster-seen.json", "cluster-memory.json"
+MARK_SECONDS = 5.0  # between two marks; as long a store may be behind without being noticed at once
+SOON_SECONDS = 0.5  # after a change of topics or owners
+ARCHIVE_SECONDS = 30.0  # between two copies in the archive, which costs money there
+POLL_SECONDS = 0.5  # whether a store that went back was recovered
+SHARE_MAX = 10  # times as long as remembering takes is not spent on it
+
+_logger = structlog.get_logger("sulina.cluster")
+
+
+class ClusterMemory:
+    """`join` before anything is believed, then `run`; `verify` before a new lease is used."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        *,
+        broker_id: str,
+        store_id: str,
+        files: Files,
+        data: str,
+        archives: Archives | None,
+        entries: Callable[[], Mapping[str, bytes] | None],
+        events: EventStream,
+    ) -> None:
+        """`entries` gives what is to be remembered, by key; None before it is known."""
+        self._metadata = metadata
+        self._key = keys.mark(broker_id)
+        self._files = files
+        self._data = data
+        self._archives = archives
+        self._entries = entries
+        self._events = events
+        self._seen = Seen(cluster_id="", generation=0, revision=0, mark=0, broker_id=broker_id, store_id=store_id)
+        self._mark_revision = NO_REVISION
+        self._stored = b""  # the entries on disk
+        self._copied_at = float("-inf")  # in the archive
+        self._copied: dict[str, str] = {}  # without cursors
+        self._change = asyncio.Event()
+        self._turn = asyncio.Lock()  # for rounds
+        self._kept: Mapping[str, str] = {}  # what is on disk
+
+    @property
+    def cluster_id(self) -> str:
+        """Return the id of the cluster that was joined."""
+        return self._seen.cluster_id
+
+    def changed(self) -> None:
+        """Remember soon: topics or owners have changed."""
+        self._change.set()
+
+    async def join(self) -> None:
+        """Check that the store has everything that was ever seen of it, and take part in its cluster.
+
+        Raises:
+            MetadataWentBack: it has not.
+            InvalidSettings: it is the store of another cluster.
+        """
+        own = await asyncio.to_thread(self._read_seen)
+        others = await asyncio.to_thread(self._archives.seen) if self._archives is not None else []
+        witnesses = [*([own] if own is not None else []), *others]
+        identity = await self._identity(witnesses)
+        for seen in witnesses:
+            if seen.cluster_id != identity.cluster_id:
+                what = "this data directory" if seen is own else "the object store"
+                raise InvalidSettings(
+                    f"{what} belongs to cluster {seen.cluster_id}, the metadata store to cluster {identity.cluster_id}"
+                )
+        listing = await self._metadata.list(keys.MARKS)
+        marks = {entry.key.removeprefix(keys.MARKS): entry for entry in listing.entries}
+        numbers = {broker: msgspec.json.decode(entry.value, type=Mark).number for broker, entry in marks.items()}
+        for seen in witnesses:
+            if (found := evidence(seen, identity, listing.revision, numbers)) is not None:
+                raise self._metadata.history.declare(found)
+            if seen.generation == identity.generation:
+                self._metadata.history.expect(seen.revision)
+        mine = marks.get(self._seen.broker_id)
+        self._mark_revision = mine.revision if mine is not None else NO_REVISION
+        self._seen = replace(
+            self._seen,
+            cluster_id=identity.cluster_id,
+            generation=identity.generation,
+            mark=numbers.get(self._seen.broker_id, 0),
+        )
+        await self._round()
+
+    async def _identity(self, witnesses: list[Seen]) -> Identity:
+        entry = await self._metadata.peek(keys.IDENTITY)
+        if entry is None:
+            for seen in witnesses:
+                raise self._metadata.history.declare(evidence(seen, None, 0, {}) or "")
+            made = Identity(cluster_id=secrets.token_hex(8))
+            compare = Compare(keys.IDENTITY, NO_REVISION)
+            await self._metadata.txn(compares=[compare], puts=[Put(keys.IDENTITY, msgspec.json.encode(made))])
+            entry = await self._metadata.get(keys.IDENTITY)
+            assert entry is not None
+        return msgspec.json.decode(entry.value, type=Identity)
+
+    async def verify(self) -> None:
+        """Check that the store is of the generation that was joined, and still has the newest mark of this broker.
+
+        Raises:
+            MetadataWentBack: it is not, or has not.
+        """
+        entry = await self._metadata.get(keys.IDENTITY)
+        identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
+        if identity is None or identity.generation != self._seen.generation:
+            found = identity.generation if identity is not None else "none"
+            raise self._metadata.history.declare(f"its generation is {found}, not {self._seen.generation}")
+        entry = await self._metadata.get(self._key)
+        number = msgspec.json.decode(entry.value, type=Mark).number if entry is not None else 0
+        if number < self._seen.mark:
+            raise self._metadata.history.declare(f"it has lost mark {self._seen.mark} of broker {self._seen.broker_id}")
+
+    async def run(self) -> None:
+        """Remember, for as long as the broker lives; wait for a recovery when the store went back."""
+        while True:
+            began = time.monotonic()
+            try:
+                if self._metadata.history.went_back is not None:
+                    await self._await_recovery()
+                await self._round()
+            except (SulinaError, OSError) as error:
+                _logger.warning("cluster_not_remembered", error=str(error))
+            await self._pause(SHARE_MAX * (time.monotonic() - began))
+
+    async def ensure(self, key: str) -> None:
+        """Return when an entry that is known is remembered, on disk at least. Many who wait share one round.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
+        if key not in self._kept:
+            async with self._turn:
+                if key not in self._kept:
+                    await self._remember()
+
+    async def close(self) -> None:
+        """Remember how things are at the end: what was given back in good order, above all."""
+        if self._metadata.history.went_back is None and self._seen.cluster_id:
+            await self._round()
+
+    async def _pause(self, least_seconds: float) -> None:
+        await asyncio.sleep(max(SOON_SECONDS, min(least_seconds, MARK_SECONDS)))
+        try:
+            async with asyncio.timeout(MARK_SECONDS):
+                await self._change.wait()
+        except TimeoutError:
+            pass
+        self._change.clear()
+
+    async def _await_recovery(self) -> None:
+        while True:
+            entry = await self._metadata.peek(keys.IDENTITY)
+            if entry is not None:
+                identity = msgspec.json.decode(entry.value, type=Identity)
+                is_ours = identity.cluster_id == self._seen.cluster_id
+                if is_ours and identity.generation > self._seen.generation:
+                    break
+            await asyncio.sleep(POLL_SECONDS)
+        mine = await self._metadata.peek(self._key)
+        self._mark_revision = mine.revision if mine is not None else NO_REVISION
+        number = msgspec.json.decode(mine.value, type=Mark).number if mine is not None else 0
+        self._seen = replace(self._seen, generation=identity.generation, mark=number, revision=0)
+        self._metadata.history.accept()
+        self._events.emit("cluster_recovered", cluster_id=identity.cluster_id, generation=identity.generation)
+
+    async def _round(self) -> None:
+        async with self._turn:
+            await self.verify()
+            await self._write_mark()
+            await self._remember()
+
+    async def _remember(self) -> None:
+        self._seen = replace(self._seen, revision=max(self._metadata.history.revision, self._mark_revision))
+        known = self._entries()
+        if known is None:
+            await asyncio.to_thread(self._store_seen)
+            return
+        entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
+        memory = Memory(seen=self._seen, entries=entries)
+        await asyncio.to_thread(self._store, memory)
+        self._kept = entries
+        if self._archives is not None:
+            try:
+                await asyncio.to_thread(self._copy, self._archives, memory)
+            except ArchiveFailed as error:
+                _logger.warning("cluster_memory_not_copied", error=str(error))  # tried again in the next round
+
+    async def _write_mark(self) -> None:
+        number = self._seen.mark + 1
+        put = Put(self._key, msgspec.json.encode(Mark(number=number)))
+        done = await self._metadata.txn(compares=[Compare(self._key, self._mark_revision)], puts=[put])
+        if not done.is_done:
+            # An answer was lost, or the store went back, or a newer process has our name.
+            await self.verify()
+            entry = await self._metadata.get(self._key)
+            if entry is not None:
+                self._mark_revision = entry.revision
+                self._seen = replace(self._seen, mark=msgspec.json.decode(entry.value, type=Mark).number)
+            return
+        self._mark_revision, self._seen = done.revision, replace(self._seen, mark=number)
+
+    # On disk and in the archive; blocks
+
+    def _read_seen(self) -> Seen | None:
+        data = read_whole(self._files, os.path.join(self._data, SEEN_FILE))
+        try:
+            return None if data is None else msgspec.json.decode(data, type=Seen)
+        except msgspec.DecodeError as error:
+            # It is a witness only: the archive has another.
+            _logger.error("cluster_seen_damaged", error=str(error))
+            return None
+
+    def _store(self, memory: Memory) -> None:
+        encoded = msgspec.json.encode(memory.entries)
+        if encoded != self._stored:
+            write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
+            self._stored = encoded
+        self._store_seen()
+
+    def _copy(self, archives: Archives, memory: Memory) -> None:
+        now = time.monotonic()
+        lasting = {key: text for key, text in memory.entries.items() if "/cursor/" not in key}  # cursors can wait
+        if now - self._copied_at >= ARCHIVE_SECONDS or lasting != self._copied:
+            archives.remember(memory)
+            self._copied_at, self._copied = now, lasting
+
+    def _store_seen(self) -> None:
+        write_whole(self._files, os.path.join(self._data, SEEN_FILE), msgspec.json.encode(self._seen))

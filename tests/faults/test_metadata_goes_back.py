@@ -1,0 +1,150 @@
+"""R10, U7: etcd comes back empty, or as it was before; nothing is removed, nothing is acknowledged twice."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.cluster_world import World, cluster, until
+from tests.support.etcd import ALONE, EtcdServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TOPIC = "/default/goes-back"
+COUNT = 50
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    """Start a server that no other test uses."""
+    with EtcdServer(tmp_path / "etcd", arguments=ALONE) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(tmp_path: Path, own_etcd: EtcdServer) -> AsyncIterator[World]:
+    async with cluster(tmp_path, own_etcd, "a", "b") as made:
+        yield made
+
+
+async def publish(world: World, first: int, count: int = COUNT) -> None:
+    async with world.client() as client:
+        ack = await client.publish_batch(TOPIC, [f"v{number}" for number in range(first, first + count)])
+        assert ack.offset == first
+
+
+async def values(world: World) -> list[str | None]:
+    async with world.client() as client:
+        return [record.text async for record in client.consume(TOPIC, start="earliest", follow=False)]
+
+
+async def refused(world: World) -> set[str]:
+    """Publish to every broker, which must refuse; return the codes of their answers."""
+    codes = set()
+    for broker in world.running:
+        answer = await world.http.post(
+            f"{broker.url}/v1/topics{TOPIC}/records", json={"records": [{"value": "never"}]}, follow_redirects=False
+        )
+        assert answer.status_code >= 300, answer.text
+        codes.add(answer.json()["code"])
+    return codes
+
+
+async def recover(world: World) -> str:
+    arguments = ["--metadata", f"{world.etcd.url}{world.prefix}", "--objects", world.objects, "--yes"]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "sulina.cli", "cluster", "recover", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def wait_noticed(world: World) -> None:
+    async def is_noticed() -> bool:
+        return all(broker.events("metadata_went_back") for broker in world.running)
+
+    await until("all brokers have noticed", is_noticed)
+
+
+async def test_r10_an_emptied_etcd_takes_nothing_away_and_the_cluster_is_recovered(
+    world: World, own_etcd: EtcdServer
+) -> None:
+    """R10, U7: the only copy of acknowledged records stays, and is served again when the topic is back."""
+    await world.create_topic(TOPIC, ack="local")
+    await publish(world, 0)
+    owner = await world.owner_of(TOPIC)
+    directory = world.brokers[owner].data / "topic=default.goes-back-part=0"
+    assert directory.is_dir()
+
+    await asyncio.to_thread(own_etcd.go_back, None)
+    await wait_noticed(world)
+    assert "metadata_went_back" in await refused(world)
+    kept = list(directory.parent.glob("topic=default.goes-back-part=0*"))
+    assert any(path.is_dir() for path in kept)
+
+    assert "goes-back" in await recover(world)
+    await world.wait_served(TOPIC, by=owner)
+    assert await values(world) == [f"v{number}" for number in range(COUNT)]
+    await publish(world, COUNT)
+
+
+async def test_r10_an_etcd_of_before_a_move_gives_no_epoch_and_no_offset_twice(
+    world: World, own_etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """R10: running brokers notice, and go on above every epoch that was used."""
+    await world.create_topic(TOPIC, ack="local")
+    await publish(world, 0)
+    first = await world.owner_of(TOPIC)
+    await asyncio.to_thread(own_etcd.save, tmp_path / "copy")
+    await world.wait_brokers("a", "b")
+    await world.move(TOPIC, world.other(first))
+    await publish(world, COUNT)
+    placed = await world.partition(TOPIC)
+    assert placed is not None
+
+    await asyncio.to_thread(own_etcd.go_back, tmp_path / "copy")
+    await wait_noticed(world)
+    assert "metadata_went_back" in await refused(world)
+
+    await recover(world)
+    served = await world.wait_served(TOPIC)
+    assert served.partitions[0].epoch > placed.epoch
+    assert await values(world) == [f"v{number}" for number in range(2 * COUNT)]
+    await publish(world, 2 * COUNT)
+
+
+async def test_r10_brokers_that_start_with_an_older_etcd_do_not_join(
+    world: World, own_etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """R10: nobody saw it happen; the disks of the brokers and the archive remember."""
+    await world.create_topic(TOPIC, ack="local")
+    await publish(world, 0)
+    first = await world.owner_of(TOPIC)
+    await asyncio.to_thread(own_etcd.save, tmp_path / "copy")
+    await world.wait_brokers("a", "b")
+    await world.move(TOPIC, world.other(first))
+    await publish(world, COUNT)
+    for broker in world.brokers.values():
+        await broker.stop()
+    await asyncio.to_thread(own_etcd.go_back, tmp_path / "copy")
+    for broker in world.brokers.values():
+        with pytest.raises(AssertionError, match="sulina cluster recover"):
+            await broker.start()
+    with pytest.raises(AssertionError, match="sulina cluster recover"):
+        await world.add("fresh").start()  # which has seen nothing itself
+    await recover(world)
+    for name in ("a", "b"):
+        await world.brokers[name].close_process()
+        await world.brokers[name].start()
+    await world.wait_served(TOPIC)
+    assert await values(world) == [f"v{number}" for number in range(2 * COUNT)]
+    await publish(world, 2 * COUNT)

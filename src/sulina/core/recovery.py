@@ -177,48 +177,16 @@ def plan_recovery(
     Every partition that was ever written to goes to the broker that claimed it last, whose disk may have more than the
     archive; a broker that has given the partition away in good order knows that, and goes on from the archive.
     """
-    remembered = merged(memories)
-    newest = identity or Identity(cluster_id="")
-    for memory in memories:
-        seen = memory.seen
-        if not newest.cluster_id or seen.generation > newest.generation:
-            newest = Identity(cluster_id=seen.cluster_id, generation=seen.generation)
-    puts: dict[str, bytes] = {}
-    topics = []
-    for name, its_keys in sorted(topics_of(remembered).items()):
-        differing = [key for key in its_keys if stored.get(key) != remembered[key].encode()]
-        puts |= {key: remembered[key].encode() for key in differing}
-        if keys.delivery(name) not in stored:
-            puts[keys.namespace_topic(name)] = b"{}"
-        if differing:
-            topics.append(TopicAhead(topic=name, is_missing=keys.delivery(name) not in stored, keys=len(differing)))
-    for key, text in remembered.items():
-        is_other = key.startswith((keys.NAMESPACES, keys.DELETED)) or key == keys.OBJECTS
-        if is_other and stored.get(key) != text.encode():
-            puts[key] = text.encode()
-    for name in topics_of(stored):
-        head = stored.get(keys.delivery(name))
-        if head is not None and keys.deleted(_head(head).topic_id) in remembered:
-            # The store has a topic again that was deleted since: its brokers delete it once more.
-            puts[keys.delivery(name)] = msgspec.json.encode({**msgspec.json.decode(head), "is_deleting": True})
-    epochs, deletes = [], set()
-    everything = {**stored, **{key: text.encode() for key, text in remembered.items()}}
+    remembered = {key: text.encode() for key, text in merged(memories).items()}
+    everything = {**stored, **remembered}
+    topics, puts = _put_back(stored, remembered)
     stores = {memory.seen.broker_id: memory.seen.store_id for memory in memories}
+    epochs = []
     for partition in sorted(partitions_of(everything)):
-        before = _epoch(stored.get(keys.epoch(partition)))
-        kept = _epoch(remembered.get(keys.epoch(partition), "").encode() or None)
-        claim = claims.get(partition)
-        known = [one.epoch for one in (before, kept, claim) if one is not None]
-        if not known:
+        before, kept = _epoch(stored.get(keys.epoch(partition))), _epoch(remembered.get(keys.epoch(partition)))
+        raised = _raised(everything, partition, before, kept, claims.get(partition), stores)
+        if raised is None:
             continue  # it never had an owner
-        last = max((one for one in (before, kept) if one is not None), key=lambda one: one.epoch, default=None)
-        writer = claim.broker_id if claim is not None and claim.broker_id is not None else None
-        raised = Epoch(
-            epoch=max(known),
-            broker_id=writer or (last.broker_id if last else ""),
-            store_id=stores.get(writer or "") or (last.store_id if last else ""),
-            is_archived=claim is None or _is_archived(everything, partition, last, claim),
-        )
         entry = Unassigned(
             reason=Reason.DEAD,
             since_ms=now_ms,
@@ -230,22 +198,77 @@ def plan_recovery(
         puts[keys.unassigned(partition)] = msgspec.json.encode(entry)
         waits_for = raised.broker_id if entry.is_recovering else None
         if before is None or before.epoch < raised.epoch:
-            stored_epoch = before.epoch if before is not None else None
-            epochs.append(
-                EpochAhead(partition=partition, stored=stored_epoch, highest=raised.epoch, waits_for=waits_for)
-            )
-    for key in stored:
-        # Who owns what is decided again; nobody goes on by what an older store says.
-        if key.startswith((keys.UNLOADS, keys.REGISTER)) or key == keys.LEADER or _is_assignment(key):
-            deletes.add(key)
-    raised_identity = Identity(cluster_id=newest.cluster_id, generation=newest.generation + 1)
-    puts[keys.IDENTITY] = msgspec.json.encode(raised_identity)
+            at = before.epoch if before is not None else None
+            epochs.append(EpochAhead(partition=partition, stored=at, highest=raised.epoch, waits_for=waits_for))
+    newest = _next_identity(identity, memories)
+    puts[keys.IDENTITY] = msgspec.json.encode(newest)
+    # Who owns what is decided again: nobody goes on by what an older store says.
+    gone = {
+        key
+        for key in stored
+        if key.startswith((keys.UNLOADS, keys.REGISTER)) or key == keys.LEADER or _is_assignment(key)
+    }
     return Recovery(
-        identity=raised_identity,
-        puts={key: value for key, value in puts.items() if key not in deletes},
-        deletes=frozenset(deletes),
+        identity=newest,
+        puts={key: value for key, value in puts.items() if key not in gone},
+        deletes=frozenset(gone),
         topics=tuple(topics),
         epochs=tuple(epochs),
+    )
+
+
+def _next_identity(identity: Identity | None, memories: Sequence[Memory]) -> Identity:
+    """Return the identity of a cluster after its recovery: above every generation that was seen."""
+    known = [Identity(cluster_id=one.seen.cluster_id, generation=one.seen.generation) for one in memories]
+    newest = max([*known, *([identity] if identity is not None else [])], key=lambda one: one.generation)
+    return Identity(cluster_id=known[0].cluster_id if known else newest.cluster_id, generation=newest.generation + 1)
+
+
+def _put_back(
+    stored: Mapping[str, bytes], remembered: Mapping[str, bytes]
+) -> tuple[list[TopicAhead], dict[str, bytes]]:
+    """Return the topics of which the store has less than is remembered, and the values to put back."""
+    puts: dict[str, bytes] = {}
+    topics = []
+    for name, its_keys in sorted(topics_of(remembered).items()):
+        differing = [key for key in its_keys if stored.get(key) != remembered[key]]
+        puts |= {key: remembered[key] for key in differing}
+        is_missing = keys.delivery(name) not in stored
+        if is_missing:
+            puts[keys.namespace_topic(name)] = b"{}"
+        if differing:
+            topics.append(TopicAhead(topic=name, is_missing=is_missing, keys=len(differing)))
+    for key, value in remembered.items():
+        if key.startswith((keys.NAMESPACES, keys.DELETED)) and stored.get(key) != value:
+            puts[key] = value
+    for name in topics_of(stored):
+        head = stored.get(keys.delivery(name))
+        if head is not None and keys.deleted(_head(head).topic_id) in remembered:
+            # The store has a topic again that was deleted since: its brokers delete it once more.
+            puts[keys.delivery(name)] = msgspec.json.encode({**msgspec.json.decode(head), "is_deleting": True})
+    return topics, puts
+
+
+def _raised(
+    entries: Mapping[str, bytes],
+    partition: PartitionName,
+    before: Epoch | None,
+    kept: Epoch | None,
+    claim: ClaimSeen | None,
+    stores: Mapping[str, str],
+) -> Epoch | None:
+    """Return the highest epoch that was ever used, with the last writer as its owner; None where none was."""
+    known = [one.epoch for one in (before, kept, claim) if one is not None]
+    if not known:
+        return None
+    last = max((one for one in (before, kept) if one is not None), key=lambda one: one.epoch, default=None)
+    writer = claim.broker_id if claim is not None else None
+    store_id = stores.get(writer) if writer is not None else None
+    return Epoch(
+        epoch=max(known),
+        broker_id=writer or (last.broker_id if last else ""),
+        store_id=store_id or (last.store_id if last else ""),
+        is_archived=claim is None or _is_archived(entries, partition, last, claim),
     )
 
 

@@ -45,7 +45,6 @@ STAMP_FILE = ".topic"
 _NEW = ".new"
 _DISCARDED = ".discarded"
 _SET_ASIDE = ".set-aside"
-RELEASED = ".released"  # a file: the stamp of a directory that was removed because the archive had all of it
 
 
 class Fate(StrEnum):
@@ -151,7 +150,7 @@ class Resume:
 
     def _is_released(self, view: ArchiveView) -> bool:
         """Return whether the directory of the newest claim was removed here, because the archive had all of it."""
-        data = read_whole(self.files, self.directory + RELEASED)
+        data = read_whole(self.files, released_note(self.directory))
         with contextlib.suppress(msgspec.MsgspecError):
             return data is not None and msgspec.json.decode(data, type=Stamp).holder == view.holder
         return False
@@ -204,7 +203,9 @@ def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files
     parent = os.path.dirname(directory)
     if is_ours and state is not None and not only_here:
         if (stamp := read_stamp(files, directory)) is not None:
-            write_whole(files, directory + RELEASED, msgspec.json.encode(stamp))
+            note = released_note(directory)
+            files.make_directory(os.path.dirname(note))
+            write_whole(files, note, msgspec.json.encode(stamp))
         files.rename(directory, directory + _DISCARDED)
         files.sync_directory(parent)
         steps(Step.RESUME_DISCARDED)
@@ -251,6 +252,11 @@ def _clear(directory: str, *ends: str) -> None:
     for end in ends:
         if os.path.isdir(directory + end):
             remove_tree(directory + end)
+
+
+def released_note(directory: str) -> str:
+    """Return the file that keeps the stamp of a directory which was removed because the archive had all of it."""
+    return os.path.join(os.path.dirname(directory), "released", os.path.basename(directory).removeprefix("topic="))
 
 
 def read_stamp(files: Files, directory: str) -> Stamp | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sulina.errors import InvalidName, LogLocked
 from sulina.ports import Files
 from sulina.storage.files import remove_tree
-from sulina.storage.leftovers import RELEASED, locked, read_stamp
+from sulina.storage.leftovers import locked, read_stamp, released_note
 from sulina.types import PartitionName
 
 _ORPHAN = ".orphan-"
@@ -73,7 +73,7 @@ def remove(files: Files, directory: str, topic_id: str) -> None:
     if os.path.isdir(orphan_path(directory, topic_id)):
         remove_tree(orphan_path(directory, topic_id))
     with contextlib.suppress(FileNotFoundError):
-        files.remove(directory + RELEASED)
+        files.remove(released_note(directory))
 
 
 def orphans(files: Files, data: str) -> Iterator[Orphan]:

@@ -475,12 +475,14 @@ class Recovering(NotServing):
 class LogIncomplete(NotServing):
     """A log ends before what was reported of it. It stays closed, so that no offset is used twice."""
 
+    retryable = False  # an operator brings back what is missing, or gives it up
+
     def __init__(self, *, partition: str, where: str, start: int, end: int, source: str) -> None:
-        missing = f"records [{start}, {end}) are missing" if start < end else "its newest owner's records are missing"
+        missing = f"records [{start}, {end}) are missing" if start < end else "records of its last owner may be missing"
         super().__init__(
             reason=f"{partition} is closed: {where} ends at offset {start}, but {source}; {missing}. Bring back the "
-            f"disk or the archive that has them, or give them up: sulina topic give-up {partition.rpartition('/')[0]} "
-            f"--partition {partition.rpartition('/')[2]}"
+            f"disk or the archive that has them, or give them up: sulina topic unload {partition.rpartition('/')[0]} "
+            f"--partition {partition.rpartition('/')[2]} --give-up"
         )
         self.partition, self.where, self.start, self.end, self.source = partition, where, start, end, source
 

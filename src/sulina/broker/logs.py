@@ -26,7 +26,7 @@ from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, Topi
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.leftovers import ensure_stamp, read_stamp
+from sulina.storage.leftovers import ensure_stamp, read_stamp, set_directory_aside
 from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, PartitionName, TopicName
@@ -254,9 +254,19 @@ class Logs:
         if self._tiers is not None:
             await self._tiers.let_go(partition, self.directory(partition), topic_id)
 
+    async def set_directory_aside(self, partition: PartitionName) -> None:
+        """Keep the directory of a partition whose log goes on without it. LogLocked, OSError."""
+        left = await asyncio.to_thread(set_directory_aside, self._files, self.directory(partition))
+        if self._tiers is not None:
+            self._tiers.tell_leftover(partition, left)
+
     async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:
         """The offsets that only the disk of its last owner has; None: there is no archive."""
         return None if self._tiers is None else await self._tiers.only_there(partition, topic_id)
+
+    async def reported_ms(self, partition: PartitionName) -> int | None:
+        """Return when the last owner reported how far its log had come; None: it never did."""
+        return None if self._tiers is None else await self._tiers.reported_ms(partition)
 
     async def delete_archives(self, topic: TopicName, stored: StoredTopic) -> None:
         """Of a topic that is being deleted."""

@@ -20,7 +20,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic
 from sulina.broker.topics import Topics
 from sulina.core import keys
-from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
+from sulina.core.cluster import BrokerMode, GivenUp, LoadReport, Registration, Step, Unload
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
@@ -416,11 +416,18 @@ class ClusterMember(Topics):
         )
 
     async def unload(
-        self, name: TopicName, *, force: bool = False, to: str | None = None, partition: int | None = None
+        self,
+        name: TopicName,
+        *,
+        force: bool = False,
+        to: str | None = None,
+        partition: int | None = None,
+        give_up: bool = False,
     ) -> list[UnloadInfo]:
         """Ask that partitions leave their owners, for `to` or for whom the leader chooses. Returns at once.
 
-        A partition that waits for a broker that is away is given up as far as only that one has it, if forced.
+        A partition that waits for a broker that is away is given up as far as only that one has it, if forced. One
+        that is closed because records are missing goes on without them, with `give_up`.
         SubscriptionBusy when consumers are attached, unless forced; BrokerNotFound, InvalidSettings, NotServing.
         """
         cluster, topic = self._cluster, self._topic(name)
@@ -440,8 +447,9 @@ class ClusterMember(Topics):
         for place in places:
             if place.name in waiting:
                 asked.append(await self._give_up(topic, place.name, to))
-            elif (owned := cluster.view.owner(place.name)) is not None and owned.broker_id != to:
-                wish = await cluster.request_unload(place.name, force=force, to=to, requested_by=self.options.broker_id)
+            elif (owned := cluster.view.owner(place.name)) is not None and (owned.broker_id != to or give_up):
+                by = self.options.broker_id
+                wish = await cluster.request_unload(place.name, force=force, to=to, requested_by=by, give_up=give_up)
                 asked.append(self._unload_info(place.name, wish))
                 owners[place.name] = owned
         if not force:
@@ -489,7 +497,13 @@ class ClusterMember(Topics):
 
     async def _give_up(self, topic: Topic, partition: PartitionName, to: str | None) -> UnloadInfo:
         info = await self._recovering_info(topic, partition)
-        await self._cluster.force(partition, to)
+        given_up = GivenUp(
+            start=info.given_up[0] if info.given_up else 0,
+            end=None,
+            reason=f"only broker {info.from_broker} had them",
+            at_ms=int(self._clock.now() * 1000),
+        )
+        await self._cluster.force(partition, to, given_up)
         self.events.emit(
             "range_given_up",
             topic.name,
@@ -509,6 +523,7 @@ class ClusterMember(Topics):
 
     async def _recovering_info(self, topic: Topic, partition: PartitionName) -> UnloadInfo:
         waiting = self._cluster.view.unassigned.get(partition)
+        reported_ms = await self._logs.reported_ms(partition)
         return UnloadInfo(
             topic=str(topic.name),
             partition=partition.partition,
@@ -516,6 +531,8 @@ class ClusterMember(Topics):
             from_broker=waiting.value.from_broker if waiting is not None else None,
             to_broker=None,
             given_up=await self._logs.only_there(partition, topic.stored.topic_id),
+            reported_seconds=None if reported_ms is None else max(0.0, self._clock.now() - reported_ms / 1000),
+            lease_seconds=self._cluster.membership.ttl,
         )
 
     async def unloads(self, name: TopicName) -> list[UnloadInfo]:

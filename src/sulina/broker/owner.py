@@ -161,6 +161,8 @@ class Owner:
                 elif wanted.epoch is None:
                     self._partitions.pop(partition, None)
                     return
+                elif wanted.ready is None and wanted.held is not None and wanted.unload and wanted.unload.give_up:
+                    await self._unload(partition, wanted, wanted.unload)  # it cannot be made ready as it is
                 elif wanted.ready is None or self._has_other_topic(partition, wanted):
                     async with self._turns:
                         await self._acquire(partition, wanted)
@@ -293,6 +295,7 @@ class Owner:
             events=self._events,
             options=self._options,
             clock=self._clock,
+            logs=self._logs,
         )
 
     def _in_background(self, work: Awaitable[None]) -> None:

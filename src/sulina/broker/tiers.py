@@ -101,7 +101,7 @@ class Tiers:
             sealed_offset=sealed.last_committed_offset if sealed is not None else None,
             resuming_from=log.end_offset,
         )
-        self._tell_leftover(partition.name, log.resumed.leftover)
+        self.tell_leftover(partition.name, log.resumed.leftover)
         self._options.steps("owner.opened")
         return log
 
@@ -208,9 +208,10 @@ class Tiers:
         left = await asyncio.to_thread(
             let_go, directory, archive, topic_id=topic_id, files=self._files, steps=self._options.steps
         )
-        self._tell_leftover(partition, left)
+        self.tell_leftover(partition, left)
 
-    def _tell_leftover(self, partition: PartitionName, left: Leftover) -> None:
+    def tell_leftover(self, partition: PartitionName, left: Leftover) -> None:
+        """Emit an event for a directory that was set aside."""
         if left.fate is Fate.SET_ASIDE:
             only_here = [list(piece) for piece in left.only_here]
             self._events.emit(
@@ -227,6 +228,11 @@ class Tiers:
         current = await self._current(partition)
         said = current.end_offset if current is not None else 0
         return view.next_offset, max(view.next_offset, said)
+
+    async def reported_ms(self, partition: PartitionName) -> int | None:
+        """Return when the last owner reported how far its log had come; None: it never did."""
+        current = await self._current(partition)
+        return None if current is None else current.at_ms
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
         """All archives of a topic that is being deleted."""

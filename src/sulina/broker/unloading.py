@@ -16,13 +16,15 @@ import structlog
 
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.events import EventStream
+from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
 from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
 from sulina.core import keys
-from sulina.core.cluster import Reason, Sealed, Step, Unload
+from sulina.core.cluster import Current, GivenUp, Reason, Sealed, Step, Unload
 from sulina.core.commit import timestamp_text
-from sulina.errors import NotOwner, SubscriptionBusy, SulinaError
+from sulina.core.resume import DIRECTORY
+from sulina.errors import LogIncomplete, NotOwner, SubscriptionBusy, SulinaError
 from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
@@ -55,7 +57,9 @@ class Unloading:
         events: EventStream,
         options: BrokerOptions,
         clock: Clock,
+        logs: Logs,
     ) -> None:
+        self._logs = logs
         self._topic = topic
         self._place = topic.places[number]
         self._number = number
@@ -73,7 +77,13 @@ class Unloading:
         try:
             if not unload.force and await self._is_refused(record_revision):
                 return Outcome.REFUSED
-            await self._hasten()
+            try:
+                await self._hasten()
+            except LogIncomplete as missing:
+                if not unload.give_up:
+                    raise
+                await self._give_up(unload, missing)
+                return Outcome.DONE
             self._drained = await self._let_go(unload, record_revision)
         except Exception as error:  # noqa: BLE001
             # Whatever it is: what is ours must be served.
@@ -164,6 +174,42 @@ class Unloading:
             async with self._topic.partitions[self._number].using() as log:
                 assert isinstance(log, TieredLog)
                 await log.catch_up()
+
+    async def _give_up(self, unload: Unload, missing: LogIncomplete) -> None:
+        """Go on without records that were reported and are missing: expect them no more, under a higher epoch.
+
+        What this broker's directory has is kept: the log goes on from it, or it is set aside.
+        """
+        name, place = self._place.name, self._place
+        is_on_disk = missing.where == DIRECTORY
+        if not is_on_disk:
+            await self._logs.set_directory_aside(name)
+        now_ms = int(self._clock.now() * 1000)
+        current = Current(archived_offset=0, end_offset=missing.start, epoch=0, at_ms=now_ms)
+        given_up = GivenUp(start=missing.start, end=missing.end, reason=missing.source, at_ms=now_ms)
+        assert place.epoch is not None
+        is_done = await self._cluster.unassign(
+            name,
+            self._revision,
+            reason=Reason.FORCED,
+            to=unload.to,
+            is_on_disk=is_on_disk,
+            puts=(
+                Put(keys.archive_current(name), msgspec.json.encode(current)),
+                Put(keys.given_up(name, place.epoch.epoch), msgspec.json.encode(given_up)),
+            ),
+            deletes=(keys.sealed_state(name),),
+        )
+        if not is_done:
+            raise NotOwner(topic=str(name.topic), partition=self._number)
+        self._events.emit(
+            "range_given_up",
+            self._topic.name,
+            partition=self._number,
+            from_broker=place.epoch.broker_id,
+            start=missing.start,
+            end=missing.end,
+        )
 
     async def _let_go(self, unload: Unload, record_revision: int) -> Drained | None:
         name = self._place.name

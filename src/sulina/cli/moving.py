@@ -208,6 +208,22 @@ def conclude(moves: list[Move], *, as_json: bool) -> int:
     return 0 if all(move.step == MOVED for move in moves) else 1
 
 
+def lost_text(info: "UnloadInfo") -> str:
+    """Say what is given up with a broker that is away: what is known, and that it may be more."""
+    begins = f"partition {info.partition} waits for broker {info.from_broker}, which alone has "
+    if info.given_up is None:
+        return f"{begins}all that is not in the archive"
+    start, end = info.given_up
+    known = f"it had reported {offsets_text(info.given_up)}" if end > start else "it had reported none of them"
+    since = ""
+    if info.reported_seconds is not None:
+        since = (
+            f" {info.reported_seconds:.0f} seconds ago, and acknowledged more from then until its lease ended, "
+            f"{info.lease_seconds:g} seconds after it was last heard of, at the latest"
+        )
+    return f"{begins}every record from offset {start} on: {known}{since}; how many there are is known when it is back"
+
+
 def offsets_text(given_up: tuple[int, int]) -> str:
     """`[17, 40), 23 records`."""
     start, end = given_up

@@ -8,7 +8,7 @@ from cyclopts import App, Group, Parameter
 from sulina.cli import moving, terminal
 from sulina.cli.policy import NOTHING_SAID, PolicyFlags, policy_text
 from sulina.cli.remote import HERE, Remote, check_broker, topic_name
-from sulina.errors import InvalidInput, InvalidSettings, TopicNotFound
+from sulina.errors import InvalidInput, InvalidSettings, LogIncomplete, TopicNotFound
 
 if TYPE_CHECKING:
     from sulina.client import Client
@@ -268,6 +268,7 @@ def unload(
     *,
     partition: int | None = None,
     force: bool = False,
+    give_up: bool = False,
     yes: Annotated[bool, Parameter(alias="-y")] = False,
     wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
     remote: Remote = HERE,
@@ -282,12 +283,15 @@ def unload(
         Only this one.
     force
         Also while consumers are attached: they follow. Of what waits for a lost broker, give up what only that one has.
+    give_up
+        Go on without records that were reported and are missing from disk and archive. They are lost for good.
     yes
         Do not ask before something is given up.
     wait
         Show how it goes until it is served again.
     """
-    return _Going(topic_name(topic), None, partition, force, remote).run(is_confirmed=yes, waits=wait)
+    going = _Going(topic_name(topic), None, partition, force, remote, give_up=give_up)
+    return going.run(is_confirmed=yes, waits=wait)
 
 
 @app.command
@@ -325,8 +329,18 @@ def move(
 class _Going:
     """An unload or a move, from the question to the result."""
 
-    def __init__(self, topic: str, to: str | None, partition: int | None, force: bool, remote: Remote) -> None:
+    def __init__(
+        self,
+        topic: str,
+        to: str | None,
+        partition: int | None,
+        force: bool,
+        remote: Remote,
+        *,
+        give_up: bool = False,
+    ) -> None:
         self._topic, self._to, self._partition, self._force = topic, to, partition, force
+        self._give_up = give_up
         self._remote = remote
 
     def run(self, *, is_confirmed: bool, waits: bool) -> int:
@@ -335,6 +349,11 @@ class _Going:
             lost = self._remote.run(self._find_lost)
             if lost and not _is_given_up(lost):
                 terminal.say("nothing was moved")
+                return 1
+        if self._give_up and not is_confirmed:
+            missing = self._remote.run(self._find_missing)
+            if missing and not _is_given_up_for_good(missing):
+                terminal.say("nothing was given up")
                 return 1
         moves = self._remote.run(lambda client: self._ask(client, waits=waits))
         if not moves and not self._remote.json:
@@ -348,11 +367,29 @@ class _Going:
         found = await client.unloads(self._topic)
         return [info for info in found if info.step == moving.RECOVERING and self._partition in (None, info.partition)]
 
+    async def _find_missing(self, client: "Client") -> list[str]:
+        """Return what is missing from the partitions that are closed for it."""
+        texts = []
+        for place in (await client.lookup(self._topic)).partitions:
+            if self._partition in (None, place.partition):
+                try:
+                    await client.partition(self._topic, place.partition)
+                except LogIncomplete as missing:
+                    texts.append(str(missing))
+        return texts
+
     async def _ask(self, client: "Client", *, waits: bool) -> list[moving.Move]:
         if self._to is not None:
             await check_broker(client, self._to)
         before, since = await client.lookup(self._topic), time.monotonic()
-        asked = await client.unload(self._topic, force=self._force, to=self._to, partition=self._partition, wait=False)
+        asked = await client.unload(
+            self._topic,
+            force=self._force,
+            to=self._to,
+            partition=self._partition,
+            give_up=self._give_up,
+            wait=False,
+        )
         moves = moving.begun(asked, before)
         if waits and moves:
             await moving.watch(client, self._topic, moves, since=since, is_silent=self._remote.json)
@@ -361,13 +398,10 @@ class _Going:
 
 def _is_given_up(lost: "list[UnloadInfo]") -> bool:
     """Show what would be lost for good, and ask. InvalidInput where nobody can answer."""
-    texts = []
-    for info in lost:
-        only = "all that is not in the archive"
-        if info.given_up:
-            reported = moving.offsets_text(info.given_up)
-            only = f"everything from offset {info.given_up[0]} on ({reported}, when it last reported)"
-        texts.append(f"partition {info.partition} waits for broker {info.from_broker}, which alone has {only}")
+    return _is_given_up_for_good([moving.lost_text(info) for info in lost])
+
+
+def _is_given_up_for_good(texts: list[str]) -> bool:
     if not terminal.can_ask():
         error = InvalidInput(
             f"nobody is there to be asked whether this may be given up for good: {', and '.join(texts)}"

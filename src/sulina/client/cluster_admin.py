@@ -69,6 +69,7 @@ class ClusterAdmin(Admin):
         force: bool = False,
         to: str | None = None,
         partition: int | None = None,
+        give_up: bool = False,
         wait: bool = True,
         on_progress: OnProgress | None = None,
         timeout_seconds: float = UNLOAD_SECONDS,
@@ -77,7 +78,9 @@ class ClusterAdmin(Admin):
 
         Returns when others serve them, and says who; without `wait` at once. `on_progress` is told of every step. Those
         that are at `to` already stay, and are not in the answer. SubscriptionBusy while consumers are attached, unless
-        forced; they follow by themselves. NotServing when it takes longer than that; it goes on all the same.
+        forced; they follow by themselves. A partition that is closed because records are missing (LogIncomplete) goes
+        on without them only with `give_up`: they are lost for good. NotServing when it takes longer than that; it goes
+        on all the same.
         """
         name = topic_text(topic)
         checked_seconds("timeout_seconds", timeout_seconds)
@@ -87,7 +90,7 @@ class ClusterAdmin(Admin):
             checked_number("partition", partition)
         before = {at.partition: at.epoch for at in (await self.lookup(topic)).partitions}
         asked: list[UnloadInfo] = await self._change(
-            "unload", list[UnloadInfo], topic=name, force=force, to=to, partition=partition
+            "unload", list[UnloadInfo], topic=name, force=force, to=to, partition=partition, give_up=give_up
         )
         if not wait or not asked:
             return asked

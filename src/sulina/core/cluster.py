@@ -112,6 +112,7 @@ class Unload(Struct, frozen=True, kw_only=True):
     requested_ms: int
     requested_by: str
     to: str | None = None
+    give_up: bool = False  # go on without records that were reported and are missing
     step: Step = Step.REQUESTED
     error: str | None = None  # of the last attempt
 
@@ -132,6 +133,15 @@ class DeleteMark(Struct, frozen=True, kw_only=True):
     """A topic, by its id in the key, was deleted on purpose: disks may remove what they have of it."""
 
     topic: str
+    at_ms: int
+
+
+class GivenUp(Struct, frozen=True, kw_only=True):
+    """Offsets that an operator gave up: records under them that were acknowledged before are lost."""
+
+    start: int
+    end: int | None  # None: as far as the lost disk had come, which nobody knows
+    reason: str
     at_ms: int
 
 

@@ -182,5 +182,10 @@ def sealed_state(partition: PartitionName) -> str:
     return f"/storage/topics/{_path(partition)}/state"
 
 
+def given_up(partition: PartitionName, epoch: int) -> str:
+    """What was given up after an epoch."""
+    return f"/storage/topics/{_path(partition)}/given_up/{epoch:020d}"
+
+
 def _path(partition: PartitionName) -> str:
     return f"{partition.topic.namespace}/{partition.topic.topic}/{partition.partition}"

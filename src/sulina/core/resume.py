@@ -64,6 +64,9 @@ def standing(
     return Standing.NEWEST if claimed_by in (None, stamp.holder) else Standing.OVERTAKEN
 
 
+ARCHIVE, DIRECTORY = "the archive", "the directory of this broker"  # where a log ends
+
+
 class How(StrEnum):
     """How a log was opened."""
 
@@ -154,7 +157,7 @@ def check_joins(partition: str, heard: Iterable[Witness], start: Offset, archive
     if start > archive.next_offset and (was_filled or not archive.is_empty):
         raise LogIncomplete(
             partition=partition,
-            where="the archive",
+            where=ARCHIVE,
             start=archive.next_offset,
             end=start,
             source=f"the directory of this broker goes on from it at offset {start}",

@@ -111,6 +111,7 @@ class _Unload(Struct, forbid_unknown_fields=True):
     force: bool = False
     to: Name | None = None
     partition: int | None = None
+    give_up: bool = False
 
 
 class _Broker(Struct, forbid_unknown_fields=True):
@@ -136,7 +137,9 @@ async def _info(broker: Broker, _arguments: _Nothing) -> Any:
 async def _unload(broker: Broker, arguments: _Unload) -> Any:
     to = None if arguments.to is None else checked_broker(arguments.to)
     name = TopicName.parse(arguments.topic)
-    return await broker.unload(name, force=arguments.force, to=to, partition=arguments.partition)
+    return await broker.unload(
+        name, force=arguments.force, to=to, partition=arguments.partition, give_up=arguments.give_up
+    )
 
 
 async def _readers(broker: Broker, arguments: _Readers) -> Any:

@@ -26,6 +26,7 @@ class UnloadIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     force: bool = False
     to: BrokerName | None = None
     partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)] | None = None
+    give_up: bool = False
 
 
 class UnloadsOut(Struct, frozen=True, kw_only=True):
@@ -69,7 +70,9 @@ class Cluster:
         query_of(exchange, {})
         name = topic_of(exchange)
         asked = await self._bodies.read(exchange, UnloadIn)
-        begun = await self._broker.unload(name, force=asked.force, to=asked.to, partition=asked.partition)
+        begun = await self._broker.unload(
+            name, force=asked.force, to=asked.to, partition=asked.partition, give_up=asked.give_up
+        )
         await show(exchange, UnloadsOut(unloads=begun), status=202)
 
     async def list_unloads(self, exchange: Exchange) -> None:

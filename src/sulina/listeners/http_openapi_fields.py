@@ -247,10 +247,15 @@ FIELDS: dict[tuple[str, str], str] = {
     ("UnloadInfo", "to_broker"): "Who is to have it; null: whoever has the least to do.",
     ("UnloadInfo", "error"): "Why the last attempt failed; it is tried again.",
     ("UnloadInfo", "given_up"): "The offsets `[start, end)` that only the lost broker had, as it last reported them.",
+    ("UnloadInfo", "reported_seconds"): "How long ago the lost broker reported them; what it acknowledged since is "
+    "given up too.",
+    ("UnloadInfo", "lease_seconds"): "How long the lost broker may have gone on acknowledging after its last word.",
     ("UnloadIn", "force"): "Let attached consumers go. For a partition that is `recovering`: give up what only the "
     "lost broker has.",
     ("UnloadIn", "to"): "The broker that is to have it; absent: whoever has the least to do.",
     ("UnloadIn", "partition"): "Only this one; absent: all.",
+    ("UnloadIn", "give_up"): "Go on without records that were reported and are missing (`log_incomplete`): they "
+    "are lost for good.",
     ("UnloadsOut", "unloads"): "By partition.",
     ("BrokersOut", "brokers"): "In the order of their names.",
     ("ClusterInfo", "brokers"): "In the order of their names.",

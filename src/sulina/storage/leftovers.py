@@ -20,6 +20,8 @@ from sulina.core.archive import ArchiveView, missing
 from sulina.core.commit import Checkpoint, checkpoint_name, encode
 from sulina.core.log_state import NO_EPOCH, LogState, MemoryLimits
 from sulina.core.resume import (
+    ARCHIVE,
+    DIRECTORY,
     GOES_ON,
     End,
     How,
@@ -31,7 +33,7 @@ from sulina.core.resume import (
     check_witnesses,
     standing,
 )
-from sulina.errors import Corrupt, CorruptLog, LogLocked, VersionNotRetained
+from sulina.errors import Corrupt, LogIncomplete, LogLocked, VersionNotRetained
 from sulina.ports import Files
 from sulina.storage.archive import Archive
 from sulina.storage.commit_log import CommitLog
@@ -39,9 +41,10 @@ from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE
 from sulina.storage.files import OsFiles, read_whole, remove_tree, write_whole
 from sulina.storage.steps import Step, Steps, no_steps
-from sulina.types import Epoch, Offset
+from sulina.types import Epoch, Offset, Version
 
 STAMP_FILE = ".topic"
+NOTHING_ARCHIVED = ArchiveView(Version(-1), NO_EPOCH, None, Offset(0), Offset(0), Version(-1), ())
 _NEW = ".new"
 _DISCARDED = ".discarded"
 _SET_ASIDE = ".set-aside"
@@ -142,10 +145,16 @@ class Resume:
                 _write_stamp(self.files, self.directory, stamp)
             return stamp.holder
         if self.must_resume and not self._is_released(view):
-            reason = f"only this disk has all of it, and the directory that had it is {found}"
-            raise CorruptLog(path=self.directory, reason=reason)
+            told = max((witness.end.next_offset for witness in self.heard), default=view.next_offset)
+            raise LogIncomplete(
+                partition=self.partition,
+                where=ARCHIVE,
+                start=view.next_offset,
+                end=told,
+                source=f"only the disk of broker {self.broker_id} has all of it, and the directory there is {found}",
+            )
         end = End(view.next_offset, view.log_version, view.epoch)
-        check_witnesses(self.partition, "the archive", self.heard, end)
+        check_witnesses(self.partition, ARCHIVE, self.heard, end)
         return secrets.token_hex(8)
 
     def _is_released(self, view: ArchiveView) -> bool:
@@ -165,7 +174,7 @@ class Resume:
         check_continues(self.directory, state, view, at_archived)
         # The claim that names this directory may be newer than the last commit in it.
         end = End(state.next_offset, state.version, max(state.epoch, view.epoch))
-        check_witnesses(self.partition, "the directory of this broker", self.heard, end)
+        check_witnesses(self.partition, DIRECTORY, self.heard, end)
         check_joins(self.partition, self.heard, state.start_offset, view)
 
 
@@ -191,6 +200,14 @@ def let_go(
             if only_here or state.version > view.log_version:
                 return Leftover(Fate.KEPT, directory, only_here)
         return put_away(directory, view, found, files=files, steps=steps)
+
+
+def set_directory_aside(files: Files, directory: str) -> Leftover:
+    """Keep a directory that does not count any more, whatever the archive has of it. Blocks. LogLocked."""
+    if not os.path.isdir(directory):
+        return Leftover(Fate.NOTHING)
+    with locked(files, directory):
+        return put_away(directory, NOTHING_ARCHIVED, Standing.FOREIGN, files=files, steps=no_steps)
 
 
 def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files, steps: Steps) -> Leftover:

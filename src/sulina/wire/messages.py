@@ -283,6 +283,8 @@ class UnloadInfo(Struct, frozen=True, kw_only=True):
     to_broker: str | None
     error: str | None = None
     given_up: tuple[int, int] | None = None  # the offsets that only the lost broker had, as it last reported them
+    reported_seconds: float | None = None  # how long ago it did; what it acknowledged since is given up too
+    lease_seconds: float | None = None  # how long it may have gone on after it was last heard of
 
 
 class ClusterInfo(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from sulina.broker.cluster.steps import ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView, Held, Ownership, Touched
 from sulina.broker.events import EventStream
 from sulina.core import keys
-from sulina.core.cluster import BrokerMode, BrokerState, Epoch, Reason, Registration, Step, Unassigned, Unload
+from sulina.core.cluster import BrokerMode, BrokerState, Epoch, GivenUp, Reason, Registration, Step, Unassigned, Unload
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName
@@ -151,7 +151,7 @@ class Cluster:
     # Wishes of operators
 
     async def request_unload(
-        self, partition: PartitionName, *, force: bool, to: str | None, requested_by: str
+        self, partition: PartitionName, *, force: bool, to: str | None, requested_by: str, give_up: bool = False
     ) -> Unload:
         """Wish that a partition leaves its owner, who carries it out. The same wish again is the same wish.
 
@@ -161,6 +161,7 @@ class Cluster:
         for _ in range(CONFLICTS_MAX):
             owned, before = self._owned(partition), self.view.unloads.get(partition)
             unload = self._wish(partition, before, force=force, to=to, requested_by=requested_by)
+            unload = replace(unload, give_up=unload.give_up or give_up)
             if before is not None and unload == before.value:
                 return unload
             if await self._write(changes.want_unload(partition, owned, unload, before)):
@@ -168,7 +169,7 @@ class Cluster:
             await self._wait_past(partition)
         raise self._outrun(partition)
 
-    async def force(self, partition: PartitionName, to: str | None) -> None:
+    async def force(self, partition: PartitionName, to: str | None, given_up: GivenUp) -> None:
         """Give up what only a lost broker has: anybody may have the partition, or `to`. InvalidSettings."""
         self._check_target(to)
         for _ in range(CONFLICTS_MAX):
@@ -178,7 +179,10 @@ class Cluster:
             forced = replace(waiting.value, reason=Reason.FORCED, since_ms=self._now_ms(), to=to, is_recovering=False)
             change = OwnershipChange(
                 compares=(Compare(keys.unassigned(partition), waiting.revision),),
-                puts=(Put(keys.unassigned(partition), msgspec.json.encode(forced)),),
+                puts=(
+                    Put(keys.unassigned(partition), msgspec.json.encode(forced)),
+                    Put(self._given_up_key(partition), msgspec.json.encode(given_up)),
+                ),
             )
             if await self._write(change):
                 return
@@ -254,12 +258,20 @@ class Cluster:
             self._events.emit("unload_refused", partition.topic, partition=partition.partition, reason=reason)
 
     async def unassign(
-        self, partition: PartitionName, assignment_revision: int, *, reason: Reason, to: str | None
+        self,
+        partition: PartitionName,
+        assignment_revision: int,
+        *,
+        reason: Reason,
+        to: str | None,
+        is_on_disk: bool | None = None,
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
     ) -> bool:
         """Give a partition back; False when it is not ours any more, also when it was we who gave it back before.
 
         With any reason but `unloaded`, which promises that everything is in the archive, it can only return to this
-        broker as long as something is on its disk alone.
+        broker as long as something is on its disk alone. `is_on_disk` says whether something is; None: as is known.
         """
         epoch = await self._metadata.get(keys.epoch(partition))
         newest = msgspec.json.decode(epoch.value, type=Epoch) if epoch and reason != Reason.UNLOADED else None
@@ -271,7 +283,9 @@ class Cluster:
             from_broker=self.broker_id,
             from_store=self.membership.store_id,
             to=to or (wish.value.to if wish else None),
-            is_recovering=changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None),
+            is_recovering=changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
+            if is_on_disk is None
+            else is_on_disk,
         )
         compares = [Compare(keys.assignment(self.broker_id, partition), assignment_revision)]
         if epoch is not None:
@@ -279,8 +293,8 @@ class Cluster:
         done = await self._txn(
             OwnershipChange(
                 compares=tuple(compares),
-                puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)),),
-                deletes=(keys.assignment(self.broker_id, partition), keys.unload(partition)),
+                puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)), *puts),
+                deletes=(keys.assignment(self.broker_id, partition), keys.unload(partition), *deletes),
             )
         )
         return done.is_done
@@ -444,6 +458,10 @@ class Cluster:
         view = self.view
         known = (view.assignments, view.unassigned, view.epochs, view.unloads)
         return [values.get(partition) for values in known for partition in partitions]
+
+    def _given_up_key(self, partition: PartitionName) -> str:
+        epoch = self.view.epochs.get(partition)
+        return keys.given_up(partition, epoch.value.epoch if epoch is not None else 0)
 
     def _wish(
         self, partition: PartitionName, before: Held[Unload] | None, *, force: bool, to: str | None, requested_by: str

@@ -1,0 +1,166 @@
+"""U7, R10: an archive that lost commits, a disk that is an older copy. No offset is used twice."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from sulina.core import keys
+from sulina.types import PartitionName, TopicName
+from tests.support.cluster_world import World, cluster, until
+from tests.support.etcd import EtcdServer, etcd
+
+__all__ = ["etcd"]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TOPIC = "/default/reported"
+PARTITION = PartitionName(TopicName.parse(TOPIC), 0)
+NAME = PARTITION.directory
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(tmp_path: Path, etcd: EtcdServer) -> AsyncIterator[World]:
+    async with cluster(tmp_path, etcd, "a", "b") as made:
+        yield made
+
+
+async def publish(world: World, first: int, count: int) -> None:
+    async with world.client() as client:
+        ack = await client.publish_batch(TOPIC, [f"v{number}" for number in range(first, first + count)])
+        assert ack.offset == first
+
+
+async def wait_reported(world: World, *, archived: int = 0, end: int = 0) -> None:
+    key = keys.archive_current(PARTITION)
+
+    async def is_reported() -> bool:
+        found = world.keys(key).get(key, {})
+        return bool(found.get("archived_offset", -1) >= archived and found.get("end_offset", -1) >= end)
+
+    await until("the owner has reported how far it is", is_reported)
+
+
+async def wait_closed(world: World, broker: str) -> str:
+    """Return why the partition is not served by the broker that has it."""
+
+    async def refusal() -> str | None:
+        body = {"records": [{"value": "never"}]}
+        url = f"{world.brokers[broker].url}/v1/topics{TOPIC}/records"
+        answer = await world.http.post(url, json=body, follow_redirects=False)
+        assert answer.status_code >= 300, answer.text
+        return answer.json()["detail"] if answer.json()["code"] == "log_incomplete" else None
+
+    return await until(f"{broker} keeps it closed", refusal)
+
+
+async def give_up(world: World, broker: str) -> str:
+    arguments = ["--partition", "0", "--give-up", "--yes", "--url", world.brokers[broker].url]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "sulina.cli", "topic", "unload", TOPIC, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def values(world: World) -> list[str | None]:
+    async with world.client() as client:
+        return [record.text async for record in client.consume(TOPIC, start="earliest", follow=False)]
+
+
+@pytest.mark.parametrize("lost", ["all", "newest"])
+async def test_u7_an_archive_that_lost_commits_keeps_the_partition_closed(world: World, lost: str) -> None:
+    """U7, R10: the next owner starts neither at 0 nor in the middle; an operator can give up what is missing."""
+    await world.create_topic(TOPIC, ack="archived")
+    for first in range(0, 30, 5):
+        await publish(world, first, 5)
+    await wait_reported(world, archived=30)
+    owner = await world.owner_of(TOPIC)
+    other = world.other(owner)
+    await world.brokers[owner].kill()
+    commits = [Path(f"{world.objects.removeprefix('file://')}/{path}") for path in world.stored("_delta_log/")]
+    ours = sorted(path for path in commits if NAME in str(path))
+    kept = [] if lost == "all" else ours[: len(ours) // 2]
+    for path in ours:
+        if path not in kept:
+            path.unlink()
+    shutil.rmtree(world.brokers[owner].data / NAME)  # the disk is lost too
+
+    reason = await wait_closed(world, other)
+    assert ", 30) are missing" in reason
+    assert "--give-up" in reason
+    if lost == "newest":
+        start = int(reason.split("records [")[1].split(",")[0])
+        await give_up(world, other)
+        await world.wait_served(TOPIC)
+        assert await values(world) == [f"v{number}" for number in range(start)]
+        await publish(world, start, 5)
+        (told,) = world.keys(f"/storage/topics{TOPIC}/0/given_up/").values()
+        assert (told["start"], told["end"]) == (start, 30)
+
+
+async def test_u7_an_older_copy_of_a_disk_is_not_accepted(world: World, tmp_path: Path) -> None:
+    """U7, R10: a disk must have what its broker reported; the newer copy is brought back, and nothing is lost."""
+    await world.create_topic(TOPIC, ack="local", archive_bytes=1 << 30, archive_seconds=3600)
+    owner = await world.owner_of(TOPIC)
+    broker = world.brokers[owner]
+    await publish(world, 0, 50)
+    await wait_reported(world, end=50)
+    await broker.kill()
+    shutil.copytree(broker.data, tmp_path / "older")
+    await broker.start()
+    await world.wait_served(TOPIC, by=owner)
+    await publish(world, 50, 50)
+    await wait_reported(world, end=100)
+    await broker.kill()
+    broker.data.rename(tmp_path / "newer")
+    shutil.copytree(tmp_path / "older", broker.data)
+    await broker.start()
+
+    reason = await wait_closed(world, owner)
+    assert "records [50, 100) are missing" in reason
+    await broker.kill()
+    shutil.rmtree(broker.data)
+    (tmp_path / "newer").rename(broker.data)
+    await broker.start()
+    await world.wait_served(TOPIC, by=owner)
+    assert await values(world) == [f"v{number}" for number in range(100)]
+    await publish(world, 100, 5)
+
+
+async def test_u14_what_is_given_up_with_a_lost_broker_is_said_to_be_at_least_that(world: World) -> None:
+    """U14: records that were acknowledged after the last report are not hidden behind a count of 0."""
+    await world.create_topic(TOPIC, ack="local", archive_bytes=1 << 30, archive_seconds=3600)
+    owner = await world.owner_of(TOPIC)
+    await publish(world, 0, 50)
+    await world.brokers[owner].kill()  # before it reports again
+    other = world.other(owner)
+
+    async def is_recovering() -> bool:
+        placed = await world.partition(TOPIC)
+        return placed is not None and placed.waits_for == owner
+
+    await until("it waits for its broker", is_recovering)
+    arguments = ["--to", other, "--force", "--url", world.brokers[other].url]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "sulina.cli", "topic", "move", TOPIC, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode != 0
+    told = " ".join(done.stderr.split())
+    assert "every record from offset 0 on" in told
+    assert "how many there are is known when it is back" in told

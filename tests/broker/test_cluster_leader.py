@@ -13,7 +13,7 @@ from sulina.core.cluster import BrokerMode, Reason, Sealed, Unassigned
 from sulina.metadata import MemoryMetadata
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, Put
 from sulina.types import PartitionName
-from tests.support.control_plane import TTL_SECONDS, Member, World, in_virtual_time
+from tests.support.control_plane import GIVEN_UP, TTL_SECONDS, Member, World, in_virtual_time
 
 
 async def local_only(member: Member, names: Sequence[PartitionName]) -> None:
@@ -190,7 +190,7 @@ async def test_an_operator_may_give_up_what_only_a_dead_broker_has() -> None:
         await local_only(c, [lost])
         await c.kill()
         await world.until(lambda: lost in a.view.unassigned)
-        await a.cluster.force(lost, "b")
+        await a.cluster.force(lost, "b", GIVEN_UP)
         await world.served(names, seconds=1)
         assert world.store.owners[lost] == "b"
         c = await world.join("c")

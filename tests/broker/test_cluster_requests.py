@@ -8,7 +8,7 @@ from sulina.core import keys
 from sulina.core.cluster import BrokerMode, Reason, Step, Unload
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, VersionConflict
 from sulina.types import PartitionName
-from tests.support.control_plane import TTL_SECONDS, Member, World, in_virtual_time
+from tests.support.control_plane import GIVEN_UP, TTL_SECONDS, Member, World, in_virtual_time
 
 
 async def one_served(world: World) -> tuple[Member, Member, PartitionName]:
@@ -81,7 +81,7 @@ async def test_what_nobody_has_cannot_be_unloaded_and_what_nobody_waits_for_not_
     async with World() as world:
         a, b, name = await one_served(world)
         with pytest.raises(InvalidSettings, match="waits for no broker"):
-            await b.cluster.force(name, None)
+            await b.cluster.force(name, None, GIVEN_UP)
         nobodys = PartitionName(name.topic, 7)
         with pytest.raises(NotOwner):
             await a.cluster.request_unload(nobodys, force=True, to=None, requested_by="x")

@@ -21,7 +21,16 @@ from sulina.core import keys
 from sulina.core.cluster import BrokerMode, Epoch, Reason, Step, Unload
 from sulina.errors import SulinaError
 from sulina.types import PartitionName
-from tests.support.control_plane import TTL_SECONDS, Line, Member, Serving, WatchedStore, World, in_virtual_time
+from tests.support.control_plane import (
+    GIVEN_UP,
+    TTL_SECONDS,
+    Line,
+    Member,
+    Serving,
+    WatchedStore,
+    World,
+    in_virtual_time,
+)
 
 FIRST, LAST = (int(part) for part in os.environ.get("SULINA_SEEDS", "0:16").split(":"))
 BROKERS = ["a", "b", "c", "d"]
@@ -300,7 +309,7 @@ class Simulation:
         for name, held in list(member.view.unassigned.items()):
             if held.value.is_recovering and held.value.from_store in self.lost_stores and name in self.names:
                 self.truth.given_up.add(name)
-                await member.cluster.force(name, None)
+                await member.cluster.force(name, None, GIVEN_UP)
 
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST))

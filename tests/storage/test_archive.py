@@ -17,6 +17,7 @@ from sulina.errors import (
     CorruptCommit,
     CorruptLog,
     CorruptSegment,
+    EpochTaken,
     OffsetOutOfRange,
     StaleEpoch,
     VersionConflict,
@@ -121,6 +122,16 @@ def test_u14_a_lower_epoch_claims_nothing(world: World) -> None:
     world.owned(5)
     with pytest.raises(StaleEpoch, match="epoch 4 is fenced by 5"):
         world.owned(4)
+
+
+def test_r10_an_epoch_that_another_broker_has_claimed_is_refused(world: World) -> None:
+    """A metadata store that was restored gave it twice: neither may write what the other takes for its own."""
+    world.owned(5)
+    other = world.reader()
+    other.load()
+    with pytest.raises(EpochTaken, match="epoch 5 was claimed by broker"):
+        other.claim(Epoch(5), "another", lambda _: "another-directory")
+    assert other.view.holder != "another-directory"
 
 
 def test_u2_an_epoch_that_was_claimed_is_claimed_again_by_the_same_broker(world: World) -> None:

@@ -186,6 +186,20 @@ async def test_u14_a_directory_that_was_overtaken_is_removed_when_the_archive_ha
 
 
 @told
+async def test_r10_records_of_an_epoch_that_another_directory_has_are_not_the_same(world: World) -> None:
+    """R10: metadata store and archive were both restored, so one epoch was used twice: nothing is thrown away."""
+    a = await world.open("a", 1, LOCAL)
+    await appended(a, *range(6))
+    mine = a.view.next_offset
+    await a.close()
+    world.store.delete_all(f"{PARTITION}/t1")
+    b = await world.open("b", 1)
+    await appended(b, *range(20, 30))
+    left = world.let_go("a")
+    assert left == (Fate.SET_ASIDE, ((0, mine),))
+
+
+@told
 async def test_a_directory_of_another_topic_or_without_a_stamp_is_set_aside(world: World) -> None:
     old = await world.open("a", 1, topic_id="t0")
     await appended(old, 0, 1)

@@ -17,7 +17,7 @@ import msgspec
 from sulina.broker.cluster import Cluster, ClusterOptions, ClusterSteps, no_cluster_steps
 from sulina.broker.events import Event, EventStream
 from sulina.core import keys
-from sulina.core.cluster import Assignment, Epoch, LoadReport, Reason, Registration, Step, Unload
+from sulina.core.cluster import Assignment, DeleteMark, Epoch, GivenUp, LoadReport, Reason, Registration, Step, Unload
 from sulina.errors import MetadataFailed, SulinaError
 from sulina.metadata import MemoryMetadata
 from sulina.ports import (
@@ -38,6 +38,7 @@ from tests.client.virtual_time import VirtualTimeLoop
 
 WAIT_SECONDS = 60.0  # for what must come
 TTL_SECONDS = 3.0
+GIVEN_UP = GivenUp(start=0, end=None, reason="a test", at_ms=0)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -178,7 +179,8 @@ class Topics:
 
     async def delete(self, name: str) -> None:
         topic = TopicName("default", name)
-        await self._edit([], [keys.delivery(topic), keys.namespace_topic(topic)])
+        mark = msgspec.json.encode(DeleteMark(topic=str(topic), at_ms=0))
+        await self._edit([Put(keys.deleted(name), mark)], [keys.delivery(topic), keys.namespace_topic(topic)])
         del self._topics[topic]
 
     async def _edit(self, puts: list[Put], deletes: list[str]) -> None:

@@ -322,11 +322,16 @@ class LoadManager:
         return changes.want_unload(partition, owned, unload, None)
 
     async def _sweep(self, existing: set[PartitionName]) -> None:
-        """What is left of topics that are gone goes, a bounded part at a time; and what is left of brokers."""
+        """What is left of topics that were deleted goes, a bounded part at a time; and what is left of brokers.
+
+        A topic that is not there and has no delete mark may return: its epochs stay.
+        """
         view = self._view
         gone: dict[TopicName, list[PartitionName]] = {}
+        deleted = {mark.topic for mark in view.deleted.values()}
         known = set(view.epochs).union(view.unassigned, view.assignments, view.unloads)
-        for partition in sorted(known - existing)[:SWEPT_PARTITIONS_MAX]:
+        left_over = [partition for partition in sorted(known - existing) if str(partition.topic) in deleted]
+        for partition in left_over[:SWEPT_PARTITIONS_MAX]:
             gone.setdefault(partition.topic, []).append(partition)
         for topic, partitions in gone.items():
             for first in range(0, len(partitions), SWEEP_GROUP_PARTITIONS):

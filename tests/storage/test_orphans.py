@@ -1,0 +1,56 @@
+"""R10: directories of a topic that vanished are kept until it returns, or until its delete mark is found."""
+
+from pathlib import Path
+
+import pytest
+
+from sulina.errors import LogLocked
+from sulina.storage import orphans
+from sulina.storage.files import OsFiles
+from sulina.storage.leftovers import ensure_stamp
+from sulina.types import PartitionName, TopicName
+
+FILES = OsFiles()
+PARTITION = PartitionName(TopicName("default", "orders"), 0)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / PARTITION.directory
+    path.mkdir()
+    (path / "record").write_text("acknowledged")
+    ensure_stamp(FILES, str(path), "t1")
+    return path
+
+
+def test_r10_what_vanished_is_kept_and_taken_back_when_it_returns(directory: Path, tmp_path: Path) -> None:
+    path = orphans.set_aside(FILES, str(directory), "t1")
+    assert path is not None
+    assert not directory.exists()
+    assert list(orphans.orphans(FILES, str(tmp_path))) == [orphans.Orphan(PARTITION, "t1", path)]
+    assert not orphans.take_back(FILES, str(directory), "t2")
+    assert orphans.take_back(FILES, str(directory), "t1")
+    assert (directory / "record").read_text() == "acknowledged"
+
+
+def test_r10_a_new_topic_of_the_same_name_does_not_get_what_another_left(directory: Path, tmp_path: Path) -> None:
+    assert not orphans.take_back(FILES, str(directory), "t2")
+    assert not directory.exists()
+    assert [orphan.topic_id for orphan in orphans.orphans(FILES, str(tmp_path))] == ["t1"]
+
+
+def test_r10_a_delete_removes_what_is_of_that_topic_and_nothing_else(directory: Path) -> None:
+    orphans.remove(FILES, str(directory), "t2")
+    assert directory.exists()
+    orphans.set_aside(FILES, str(directory), "t1")
+    orphans.remove(FILES, str(directory), "t2")
+    assert Path(orphans.orphan_path(str(directory), "t1")).exists()
+    orphans.remove(FILES, str(directory), "t1")
+    assert not Path(orphans.orphan_path(str(directory), "t1")).exists()
+
+
+def test_two_directories_of_one_topic_are_both_kept(directory: Path) -> None:
+    Path(orphans.orphan_path(str(directory), "t1")).mkdir()
+    with pytest.raises(LogLocked):
+        orphans.set_aside(FILES, str(directory), "t1")
+    assert (directory / "record").exists()

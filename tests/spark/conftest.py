@@ -1,8 +1,10 @@
 """One Spark session and one node for all tests of a worker; each test has topics of its own."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +13,7 @@ import sulina
 from sulina.client import SyncClient
 from sulina.spark.session import session
 from tests.support import serving
+from tests.support.spark_python import forking_python
 
 _numbers = itertools.count()
 
@@ -19,17 +22,16 @@ _numbers = itertools.count()
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """On two cores of this machine."""
     folder = tmp_path_factory.mktemp("spark")
-    made = session(
-        "tests",
-        master="local[2]",
-        settings={
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.local.dir": str(folder / "local"),
-            "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
-        },
-    )
-    yield made
-    made.stop()
+    settings = {
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
+    }
+    with forking_python(folder) as environment:
+        with patch.dict(os.environ, environment):  # Java keeps it; drivers that tests start are to have Python itself
+            made = session("tests", master="local[2]", settings=settings)
+        yield made
+        made.stop()
 
 
 @pytest.fixture(scope="session")

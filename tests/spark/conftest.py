@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,7 +19,14 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """The environment in which Java starts forks instead of Python processes."""
+    with forking_python(tmp_path_factory.mktemp("python")) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, str]) -> Iterator[SparkSession]:
     """On two cores of this machine."""
     folder = tmp_path_factory.mktemp("spark")
     settings = {
@@ -27,11 +34,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
     }
-    with forking_python(folder) as environment:
-        with patch.dict(os.environ, environment):  # Java keeps it; drivers that tests start are to have Python itself
-            made = session("tests", master="local[2]", settings=settings)
-        yield made
-        made.stop()
+    with patch.dict(os.environ, spark_python):  # Java keeps it; drivers that tests start have Python itself
+        made = session("tests", master="local[2]", settings=settings)
+    yield made
+    made.stop()
 
 
 @pytest.fixture(scope="session")

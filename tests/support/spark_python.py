@@ -164,7 +164,7 @@ def _import_all() -> None:
     import pyspark.sql.worker.plan_data_source_read
     import pyspark.sql.worker.python_streaming_sink_runner
     import pyspark.sql.worker.write_into_data_source  # noqa: F401
-    import pyspark_sulina
+
     import pyspark_sulina_delta  # noqa: F401
 
     gc.freeze()

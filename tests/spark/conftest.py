@@ -19,9 +19,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def spark_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+def spark_python() -> Iterator[Mapping[str, str]]:
     """The environment in which Java starts forks instead of Python processes."""
-    with forking_python(tmp_path_factory.mktemp("python")) as environment:
+    with forking_python() as environment:
         yield environment
 
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +23,19 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_suffix(".sh")
+CLIENT = Path(__file__).with_name("spark_python_client.py")
 START_SECONDS = 60.0
 FILES = 3  # input, output, errors
 
 
 @contextlib.contextmanager
-def forking_python(folder: Path) -> Iterator[dict[str, str]]:
+def forking_python() -> Iterator[dict[str, str]]:
     """Start a server; yield the environment in which a JVM has to start to use it."""
-    address = str(folder / "python")
+    with tempfile.TemporaryDirectory(prefix="sulina-") as folder:  # the address of a socket has to be short
+        yield from _serving(os.path.join(folder, "python"))
+
+
+def _serving(address: str) -> Iterator[dict[str, str]]:
     reading, writing = os.pipe()
     server = subprocess.Popen(
         [sys.executable, "-m", __spec__.name, address, str(writing)],
@@ -170,10 +176,5 @@ def _import_all() -> None:
     gc.freeze()
 
 
-def _main(arguments: list[str]) -> Any:
-    address, ready = arguments
-    serve(address, int(ready))
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -2,8 +2,8 @@
 
 Spark starts one for each streaming query that reads from Python, and some for planning. `forking_python` makes the
 session's `PYSPARK_PYTHON` a script that asks a server here, and the server forks: as real a process, with its own
-memory, environment and standard files, that only has its imports already. The processes of S8 and of drivers that are
-killed are not forks: they show that it works without.
+memory, environment and standard files, that only has its imports already. The daemon of workers is never a fork, and
+nothing is one of the drivers that tests/spark/test_exactly_once.py kills: they show that it works without.
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ FIRST = (
 )
 
 os.environ.setdefault("SULINA_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())  # draws tests/mutants
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the many processes that tests start would each compile everything
+# Every worker, and the many processes that tests start, would each compile everything.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_home.java_options())
 if spark_home.ARCHIVE.exists():
     os.environ.setdefault("SPARK_HOME", str(spark_home.HOME))

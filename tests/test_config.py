@@ -7,6 +7,7 @@ import pytest
 
 from sulina.config import EtcdAddress, Limits, Settings, environment_name, is_loopback, load
 from sulina.errors import InvalidSettings
+from sulina.listeners.http_limits import HttpLimits
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,12 @@ def test_defaults_are_a_node_on_loopback() -> None:
     assert loaded() == Settings(
         data="./sulina-data", http_host="127.0.0.1", http_port=8080, broker_id="local", limits=Limits()
     )
+
+
+def test_limits_of_http_are_those_of_its_listener_unless_told() -> None:
+    ours, theirs = Limits(), HttpLimits()
+    for name in ("connections_max", "body_bytes_max", "head_timeout_seconds", "body_timeout_seconds"):
+        assert getattr(ours, name) == getattr(theirs, name)
 
 
 def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file() -> None:

@@ -170,7 +170,6 @@ def run_tests(tests: Iterable[str], source: Path, root: Path = ROOT, processes: 
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(root)])}
     env = {name: value for name, value in env.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", str(processes), "--timeout", str(TEST_SECONDS_MAX)]
-    command += ["-p", "no:schemathesis"]  # half of the time that pytest takes to start
     done = subprocess.run(
         [*command, *tests], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )

@@ -40,6 +40,8 @@ class Limits:
 
     connections_max: int = 10_000  # open, HTTP and WebSocket together
     body_bytes_max: int = 32 << 20  # of one request
+    head_timeout_seconds: float = 10.0  # for the head of a request to come
+    body_timeout_seconds: float = 30.0  # for its body, and longer while bytes come fast enough
     topics_max: int = 10_000
     partitions_max: int = 20_000  # of all topics together
     subscriptions_max: int = 20_000  # of all topics together
@@ -464,5 +466,5 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "peer_host": _host,
     "peer_port": _port,
     "peer_advertise": _peer_advertise,
-    **{f"{LIMITS}.{limit.name}": _count for limit in fields(Limits)},
+    **{f"{LIMITS}.{limit.name}": _seconds(0.1, 3600) if limit.type is float else _count for limit in fields(Limits)},
 }

@@ -1,8 +1,10 @@
 """One Spark session and one node for all tests of a worker; each test has topics of its own."""
 
 import itertools
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,23 +13,29 @@ import sulina
 from sulina.client import SyncClient
 from sulina.spark.session import session
 from tests.support import serving
+from tests.support.spark_python import forking_python
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_python() -> Iterator[Mapping[str, str]]:
+    """The environment in which Java starts forks instead of Python processes."""
+    with forking_python() as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, str]) -> Iterator[SparkSession]:
     """On two cores of this machine."""
     folder = tmp_path_factory.mktemp("spark")
-    made = session(
-        "tests",
-        master="local[2]",
-        settings={
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.local.dir": str(folder / "local"),
-            "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
-        },
-    )
+    settings = {
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
+    }
+    with patch.dict(os.environ, spark_python):  # Java keeps it; drivers that tests start have Python itself
+        made = session("tests", master="local[2]", settings=settings)
     yield made
     made.stop()
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,21 @@ MOMENTS = {"quarantined_at"}  # of the run itself
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
-    with clusters(tmp_path_factory.mktemp("clusters")) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, str]) -> Iterator[Clusters]:
+    with clusters(tmp_path_factory.mktemp("clusters"), spark_python) as cluster:
         yield cluster
 
 
-def run(folder: Path, node: Serving, topic: str, copy: str, where: dict[str, str]) -> str:
+def run(
+    folder: Path, node: Serving, topic: str, copy: str, where: dict[str, str], environment: Mapping[str, str]
+) -> str:
     """The job, with a driver in a process of its own: one has one session. What its Python workers are forks of."""
     given = {"folder": str(folder), "url": node.url, "topic": topic, "copy": copy, "where": where}
     done = subprocess.run(
         [sys.executable, str(JOB), json.dumps(given)],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(JOB.parents[2])},
+        env=os.environ | {"PYTHONPATH": str(JOB.parents[2]), **environment},
         timeout=JOB_SECONDS_MAX,
         check=False,
     )
@@ -75,7 +77,13 @@ def rows(folder: Path, table: str) -> list[Any]:
 
 @pytest.mark.timeout(2 * JOB_SECONDS_MAX)
 def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_through_connect(
-    cluster: Clusters, spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+    cluster: Clusters,
+    spark: SparkSession,
+    spark_python: Mapping[str, str],
+    client: SyncClient,
+    node: Serving,
+    topic: Topic,
+    tmp_path: Path,
 ) -> None:
     name = topic(2, schema=SCHEMA)
     client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)], split=True)
@@ -91,7 +99,7 @@ def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_th
     assert not app(["pipeline", "run", str(files["local"]), "--once", "--master", "local[2]"])
     with ThreadPoolExecutor() as side_by_side:
         running = {
-            place: side_by_side.submit(run, folders[place], node, name, copies[place], places[place])
+            place: side_by_side.submit(run, folders[place], node, name, copies[place], places[place], spark_python)
             for place in ("standalone", "connect")
         }
         daemons |= {place: done.result() for place, done in running.items()}

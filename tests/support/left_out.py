@@ -17,13 +17,14 @@ LONG_FORMS = {
 
 # Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
 BUDGETS = {
-    "spark": 560,
+    "spark": 450,
     "cluster": 250,
-    "cli": 140,
-    "crash": 110,
-    "blackbox": 130,
-    "mutants": 110,
-    "pubsub": 100,
+    "faults": 120,
+    "cli": 100,
+    "crash": 100,
+    "blackbox": 100,
+    "mutants": 100,
+    "pubsub": 90,
     "contract": 60,
     "metadata": 50,
     "broker": 60,

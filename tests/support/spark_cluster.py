@@ -4,9 +4,8 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +48,7 @@ class Java:
             self.process.wait(STOP_SECONDS)
 
 
-def start(name: str, folder: Path, script: str, *arguments: str) -> Java:
+def start(name: str, folder: Path, python: Mapping[str, str], script: str, *arguments: str) -> Java:
     """One of Spark's own scripts: each becomes the process that it starts."""
     log = folder / f"{name}.log"
     memory = "256m" if script == "spark-class" else "1g"  # a Spark Connect server does the work itself
@@ -57,7 +56,7 @@ def start(name: str, folder: Path, script: str, *arguments: str) -> Java:
         "SPARK_DAEMON_MEMORY": memory,
         "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         "SPARK_LOCAL_DIRS": str(folder),
-        "PYSPARK_PYTHON": sys.executable,
+        **python,
     }
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -83,12 +82,15 @@ class Clusters:
 
 
 @contextlib.contextmanager
-def clusters(folder: Path) -> Iterator[Clusters]:
-    """All of it, started side by side; whatever happens, its processes are gone afterwards."""
+def clusters(folder: Path, python: Mapping[str, str]) -> Iterator[Clusters]:
+    """All of it, started side by side; whatever happens, its processes are gone afterwards.
+
+    `python` is the environment that says which Python it uses.
+    """
     with contextlib.ExitStack() as stack:
 
         def run(name: str, script: str, *arguments: str) -> Java:
-            java = start(name, folder, script, *arguments)
+            java = start(name, folder, python, script, *arguments)
             stack.callback(java.stop)
             return java
 

@@ -40,7 +40,10 @@ def link(package: Path, home: Path) -> None:
 
 
 def make(home: Path) -> None:
-    """Link the home, then start a session there that leaves its classes when it ends."""
+    """Link the home, then start a session there that leaves its classes when it ends.
+
+    The tests are compiled meanwhile, on the other core: otherwise each worker of the first run does it for itself.
+    """
     from pyspark.find_spark_home import _find_spark_home
 
     os.environ.pop("SPARK_HOME", None)
@@ -48,8 +51,12 @@ def make(home: Path) -> None:
     dump = home / "classes.tmp"
     options = f"{JAVA_OPTIONS} -XX:ArchiveClassesAtExit={dump} -Xlog:disable"
     environment = os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options}
+    compiling = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-n", "0", "--collect-only"], stdout=subprocess.DEVNULL
+    )
     subprocess.run([sys.executable, "-m", __spec__.name, "--run"], env=environment, timeout=SECONDS_MAX, check=True)
     dump.rename(home / ARCHIVE.name)
+    compiling.wait(SECONDS_MAX)
 
 
 def run() -> None:

@@ -130,7 +130,12 @@ class Node:
     async def _listen(self, exits: contextlib.AsyncExitStack, tracing: Tracing | None) -> None:
         settings, limits = self.settings, self.settings.limits
         websocket = WebSocketListener(self.broker, sessions_max=limits.connections_max)
-        http_limits = HttpLimits(connections_max=limits.connections_max, body_bytes_max=limits.body_bytes_max)
+        http_limits = HttpLimits(
+            connections_max=limits.connections_max,
+            body_bytes_max=limits.body_bytes_max,
+            head_timeout_seconds=limits.head_timeout_seconds,
+            body_timeout_seconds=limits.body_timeout_seconds,
+        )
         http = make_app(self.broker, http_limits, websocket=websocket)
         app: ASGIApp = http
         if tracing is not None:

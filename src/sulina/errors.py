@@ -371,8 +371,8 @@ class PositionDiverged(NotAvailable):
 
     def __init__(self, *, topic: str, partition: int, offset: int, epoch: int, continues_at: int) -> None:
         super().__init__(
-            f"offsets {continues_at} to {offset - 1} of {topic}, partition {partition}, were given up after epoch {epoch}, "
-            f"in which they were read; the log goes on at {continues_at}"
+            f"offsets {continues_at} to {offset - 1} of {topic}, partition {partition}, were given up after they were "
+            f"read in epoch {epoch}; the log goes on at {continues_at}"
         )
         self.topic, self.partition, self.offset, self.epoch = topic, partition, offset, epoch
         self.continues_at = continues_at

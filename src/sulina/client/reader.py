@@ -4,9 +4,9 @@ Each partition has one fetch under way while what came before is being taken. It
 when that is another, on at the same offset. Nothing else runs: a reader that is dropped leaves fetches that end by
 themselves.
 
-A reader knows the epoch of the log that it has read, and says it with every fetch. When the owner answers that something
-of it was given up (PositionDiverged), the reader notes that in `divergences`, logs a warning, and goes on where the log
-does: no record is passed over because another one had its offset before.
+A reader knows the epoch of the log that it has read, and says it with every fetch. When the owner answers that
+something of it was given up (PositionDiverged), the reader notes that in `divergences`, logs a warning, and goes on
+where the log does: no record is passed over because another one had its offset before.
 """
 
 import asyncio

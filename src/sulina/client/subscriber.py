@@ -390,10 +390,10 @@ class Subscriber:
     async def _handle(self, line: _Line, attachment: _Attachment, frame: Deliver) -> str | None:
         """Call the handler with all of a delivery. Why that was not possible; None: it is done."""
         calls = messages = None
-        self._pass_over(line, attachment, frame)
-        begun_at = line.position or 0
+        begun_at = 0
         try:
-            messages = self._messages(frame, line.position if attachment.is_reliable else None)
+            messages = self._messages(line, frame, is_reliable=attachment.is_reliable)
+            begun_at = line.position or 0
             arguments = [messages] if messages and self.terms.batches else messages
             calls = HandlerCalls(self.handler, arguments, lambda: self._is_over)
             await calls.run(self._threads)
@@ -415,17 +415,10 @@ class Subscriber:
                         line.position, line.epoch = end, frame.epoch
         return None if count == len(messages) else "it was unsubscribed"
 
-    def _pass_over(self, line: _Line, attachment: _Attachment, frame: Deliver) -> None:
-        """See to it that nothing is passed over but what comes again."""
-        comes_again = attachment.is_reliable and line.position is not None and frame.ranges[0][0] < line.position
-        if comes_again and line.epoch != NO_EPOCH and frame.epoch > line.epoch:
-            offset = first_after_epoch(frame.data, line.epoch)
-            if offset is not None and line.position is not None and offset < line.position:
-                self._diverge(line, frame.partition, offset, frame.epoch)
-
-    def _messages(self, frame: Deliver, position: int | None) -> list[PubSubMessage]:
+    def _messages(self, line: _Line, frame: Deliver, *, is_reliable: bool) -> list[PubSubMessage]:
         """But for those that the handler is done with. InvalidBatch, and others."""
         records = self._codec.decode(frame.data)
+        position = self._done_before(line, frame) if is_reliable else None
         topic, partition, registry = self.topic, frame.partition, self._registry
         return [
             PubSubMessage(
@@ -434,3 +427,11 @@ class Subscriber:
             for start, end in frame.ranges
             for record in within(records, start if position is None else max(start, position), end)
         ]  # fmt: skip
+
+    def _done_before(self, line: _Line, frame: Deliver) -> int | None:
+        """Up to where records of a delivery, which has been decoded, come again: not where a later epoch begins."""
+        if line.position is not None and frame.ranges[0][0] < line.position and NO_EPOCH < line.epoch < frame.epoch:
+            offset = first_after_epoch(frame.data, line.epoch)
+            if offset is not None and offset < line.position:
+                self._diverge(line, frame.partition, offset, frame.epoch)
+        return line.position

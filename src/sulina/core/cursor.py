@@ -1,7 +1,7 @@
 """How far a subscription has come in one partition: everything below `offset` is acked, and some of what follows.
 
-The cursor is what survives: a consumer that comes back gets what is not acked, and nothing that is. It names the epoch of
-the log in which it was acked: what was given up since is not acked in the log that has its offsets now.
+The cursor is what survives: a consumer that comes back gets what is not acked, and nothing that is. It names the epoch
+of the log that was acked: what was given up since is not acked in the log that has its offsets now.
 """
 
 from typing import Annotated
@@ -70,7 +70,7 @@ class Cursor:
         return max(0, end_offset - self.offset - self.acked.count)
 
     def follow(self, log: EpochHistory) -> bool:
-        """Go on in this log. Whether something had to be forgotten: it was given up, and its offsets are others' now."""
+        """Go on in this log, and forget what was given up: its offsets are others' now. Whether something was."""
         end = log.end_of(self.epoch) if self.epoch != NO_EPOCH else log.next_offset
         acked, attempts = self.acked.remove(end, END), self.attempts.pop(end, END)
         is_beyond = self.offset > end

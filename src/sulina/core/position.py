@@ -1,8 +1,8 @@
 """Where a subscription or a reader begins, as one word: `earliest`, `latest`, `offset:42`, `timestamp:…`, `version:7`.
 
-A version begins at the first record that its commit added; a timestamp at the first record as new or newer. An offset may
-name the epoch in which everything before it was read, `offset:42@7`: where that was given up since, it means the place
-where the log goes on (`core.epochs`).
+A version begins at the first record that its commit added; a timestamp at the first record as new or newer. An offset
+may name the epoch in which everything before it was read, `offset:42@7`: where that was given up since, it means the
+place where the log goes on (`core.epochs`).
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,8 @@ class Position:
                 return cls(At(word), number, epoch)
         shown = text if len(text) <= 60 else text[:57] + "..."
         raise InvalidSettings(
-            f"position {shown!r} is none of earliest, latest, offset:N, offset:N@EPOCH, version:N, timestamp:MS, timestamp:ISO"
+            f"position {shown!r} is none of earliest, latest, offset:N, offset:N@EPOCH, version:N, "
+            "timestamp:MS, timestamp:ISO"
         )
 
     def __str__(self) -> str:

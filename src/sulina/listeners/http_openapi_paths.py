@@ -238,8 +238,8 @@ def _fetch(limits: HttpLimits) -> Shape:
         _asked(
             "epoch",
             _whole(),
-            "The epoch in which everything before `offset` was read, as the answer before said it. If something of it was "
-            "given up since: 416 `position_diverged`, and `continues_at` says where the log goes on.",
+            "The epoch in which everything before `offset` was read, as the answer before said it. If something of it "
+            "was given up since: 416 `position_diverged`, and `continues_at` says where the log goes on.",
         ),
     ]
     content = {

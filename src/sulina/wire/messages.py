@@ -102,6 +102,7 @@ class JoinedTopic(Struct, frozen=True, kw_only=True):
 
     is_reliable: bool
     positions: dict[int, int]  # the offset that it is sent first, by partition
+    epochs: dict[int, int] = {}  # of the logs in which these are
 
 
 class CursorInfo(Struct, frozen=True, kw_only=True):
@@ -133,6 +134,12 @@ ReaderPositions = Annotated[
 ]
 
 
+ReaderEpochs = Annotated[
+    dict[Annotated[int, Meta(ge=0, lt=PARTITIONS_OF_A_TOPIC_MAX)], Natural],
+    Meta(max_length=PARTITIONS_OF_A_TOPIC_MAX),
+]
+
+
 class ReaderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a reader is now, by partition. What else is absent stays as it was."""
 
@@ -141,6 +148,7 @@ class ReaderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kind: Text | None = None
     description: Text | None = None
     force: bool = False  # go back
+    epochs: ReaderEpochs = {}  # in which everything before these positions was read, where it is known
 
 
 class ReaderPositionInfo(Struct, frozen=True, kw_only=True):
@@ -192,6 +200,7 @@ class Fetched(Struct, frozen=True, kw_only=True):
     next_offset: int
     version: int
     end_offset: int
+    epoch: int = -1  # of the log that answers: who reads on at `next_offset` says it
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import pytest
 
 from sulina.client import Client
 from sulina.core import keys
-from sulina.errors import Corrupt
+from sulina.errors import LogIncomplete
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_record import recording, value_of
 from tests.support.cluster_world import World
@@ -149,7 +149,7 @@ async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:
             assert await consume(client, topic, 12) == list(range(12))
         for topic in (unreadable, short):
             await world.owner_of(topic)
-            with pytest.raises(Corrupt):
+            with pytest.raises(LogIncomplete):
                 (await client.publish(topic, "10")).raise_for_status()
         for path, data in damaged.items():
             world.write_object(path, data)

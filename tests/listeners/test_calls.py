@@ -21,9 +21,13 @@ NAME = TopicName("default", "orders")
         (
             "unload",
             {"topic": "/default/orders", "to": "b2", "partition": 1, "force": True},
-            ("unload", NAME, {"force": True, "to": "b2", "partition": 1}),
+            ("unload", NAME, {"force": True, "to": "b2", "partition": 1, "give_up": False}),
         ),
-        ("unload", {"topic": "/default/orders"}, ("unload", NAME, {"force": False, "to": None, "partition": None})),
+        (
+            "unload",
+            {"topic": "/default/orders", "give_up": True},
+            ("unload", NAME, {"force": False, "to": None, "partition": None, "give_up": True}),
+        ),
         ("unloads", {"topic": "/default/orders"}, ("unloads", NAME)),
         ("drain_broker", {"broker_id": "b2"}, ("drain_broker", "b2")),
         ("activate_broker", {"broker_id": "b2"}, ("activate_broker", "b2")),

@@ -130,8 +130,8 @@ async def test_an_unload_is_asked_for_and_watched_u2(http: httpx.AsyncClient, sa
     assert (await http.post(f"{TOPIC}/unload")).status_code == 202
     assert (await http.get(f"{TOPIC}/unloads")).json() == {"unloads": []}
     assert told.asked == [
-        ("unload", NAME, {"force": True, "to": "b2", "partition": 1}),
-        ("unload", NAME, {"force": False, "to": None, "partition": None}),
+        ("unload", NAME, {"force": True, "to": "b2", "partition": 1, "give_up": False}),
+        ("unload", NAME, {"force": False, "to": None, "partition": None, "give_up": False}),
         ("unloads", NAME),
     ]
 

@@ -1,9 +1,11 @@
 """What Spark's side of Sulina raises on purpose: the same tree, under `sulina.errors`."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import sulina.errors as known
-from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError
+from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError, from_code
 
 
 class ExpectationFailed(InvalidInput):
@@ -148,6 +150,18 @@ class SparkFailed(SulinaError):
     def __init__(self, *, reason: str) -> None:
         super().__init__(f"Spark could not do it: {reason}")
         self.reason = reason
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what is behind an error of Spark: one of ours as what it is, any other as SparkFailed."""
+    from pyspark.errors import PySparkException  # which processes that only name these errors do without
+
+    try:
+        yield
+    except PySparkException as error:
+        kind, what = said(error)
+        raise (SparkFailed(reason=what) if kind is None else from_code(kind.code, what, {})) from error
 
 
 _RAISED = re.compile(r"sulina\.(?:spark\.)?errors\.(\w+): (.*)")

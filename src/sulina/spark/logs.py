@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from sulina.core.archive import ArchiveView
-from sulina.core.commit import Commit, SegmentRef, commit_version
+from sulina.core.commit import Commit, SegmentRef, commit_version, offset_before
 from sulina.core.position import At, Position
 from sulina.core.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.core.topic import Delivery, Schema
@@ -151,10 +151,11 @@ class BrokerLogs:
         return Offset(self._client.locate(partition.topic, position, partition.partition))
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
-        current = self._partition(partition).version
-        if version > current:
+        found = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
+        if not found:
+            current = min(self._partition(partition).version, version - 1)  # it may have come since
             raise VersionNotRetained(version=version, oldest=0, current=current)
-        return self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)[0].next_offset
+        return found[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
         start, newest = 0, self._partition(partition).version
@@ -286,7 +287,9 @@ class FileLogs:
             case At.OFFSET:
                 return checked_offset(position.value, start, end)
             case At.VERSION:
-                return self._commit(partition, Version(position.value - 1)).next_offset if position.value else start
+                if not position.value:
+                    return start
+                return max(start, offset_before(self._commit(partition, Version(position.value))))
         found = self._first_since(partition, position.value, [one for one in stored if one.size])
         return end if found is None else found
 
@@ -311,7 +314,12 @@ class FileLogs:
     def _commit(self, partition: PartitionName, version: Version) -> Commit:
         log = self._log(partition)
         self._state(partition)
-        return log.commits(version, Version(version + 1))[0] if isinstance(log, Archive) else log.entry(version)
+        if not isinstance(log, Archive):
+            return log.entry(version)
+        found = log.commits(version, Version(version + 1))
+        if not found:  # its records came into the archive without their commits
+            raise VersionNotRetained(version=version, oldest=version + 1, current=log.view.log_version)
+        return found[0]
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
         return self._commit(partition, version).next_offset

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sulina.core.batch import BatchHeader, split
 from sulina.core.columns import decode_columns, origins
-from sulina.core.commit import Add
+from sulina.core.commit import CHECKPOINT_EVERY, Add, Commit
 from sulina.core.record_columns import SCHEMA
 from sulina.core.scan import Range
 from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange, VersionNotRetained
@@ -143,6 +143,22 @@ def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) ->
     return pa.RecordBatch.from_arrays([*arrays.values(), found.data, found.error], schema=pa.schema(fields))
 
 
+def kept_commits(reader: RangeReader, start: Version, end: Version) -> list[Commit]:
+    """Return the newest of the commits of versions [start, end): a run that ends with the last, as long as it is kept.
+
+    Clean-up removes the oldest first, also while we ask. A refusal says how far it has come. The next question begins
+    there, and each one after that further ahead, so that clean-up cannot stay in front of us however fast it is.
+    """
+    lead = 0
+    while start < end:
+        try:
+            return reader.commits(start, end)
+        except VersionNotRetained as gone:
+            start = Version(max(start, gone.oldest, gone.version + 1) + lead)
+            lead = 2 * lead or CHECKPOINT_EVERY
+    return []
+
+
 class _Versions:
     """Which commit brought which offsets. What is no longer kept is null."""
 
@@ -168,14 +184,10 @@ class _Versions:
         pages, end = [], Version(newest + 1)
         while end > self._newest + 1:
             first = Version(max(self._newest + 1, end - COMMITS_AT_ONCE))
-            try:
-                page = self._reader.commits(first, end)
-            except VersionNotRetained as gone:
-                page = self._reader.commits(Version(gone.oldest), end) if gone.oldest < end else []
-                first = Version(self._newest + 1)  # there are none before
+            page = kept_commits(self._reader, first, end)
             pages.append(page)
-            if page and page[0].next_offset <= start:
-                break
+            if len(page) < end - first or page[0].next_offset <= start:
+                break  # none before are kept, or none are needed
             end = first
         added = [
             (operation.offset_start, operation.offset_end, commit.version)

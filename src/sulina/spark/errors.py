@@ -30,12 +30,24 @@ class TableUnsupported(InvalidInput):
 class SinkDiverged(Conflict):
     """A task of Spark was run again and did not give the rows that it gave first. Those are there; others are not."""
 
-    def __init__(self, *, topic: str, partition: int, txn_id: str, ours: int, theirs: int) -> None:
+    def __init__(self, *, topic: str, partition: int, writer: str, ours: int, theirs: int) -> None:
         super().__init__(
-            f"{txn_id} has published {theirs} records to partition {partition} of {topic}, and now has {ours}: rows "
+            f"{writer} has published {theirs} records to partition {partition} of {topic}, and now has {ours}: rows "
             f"must come in the same order when a task is run again; sort them, or write less in one task"
         )
-        self.topic, self.partition, self.txn_id, self.ours, self.theirs = topic, partition, txn_id, ours, theirs
+        self.topic, self.partition, self.writer, self.ours, self.theirs = topic, partition, writer, ours, theirs
+
+
+class SinkBehind(Conflict):
+    """A later batch of the same query was published, and what there was of this one can no longer be told."""
+
+    def __init__(self, *, topic: str, partition: int, writer: str, records: int) -> None:
+        super().__init__(
+            f"{writer} has {records} records for partition {partition} of {topic}, which has a later batch of the same "
+            f"writer and no longer knows this one: the checkpoint is older than the topic; bring back the newer one, "
+            f"or begin with a new checkpoint, which publishes again what it reads again"
+        )
+        self.topic, self.partition, self.writer, self.records = topic, partition, writer, records
 
 
 class TableSchemaConflict(Conflict):

@@ -14,6 +14,7 @@ from sulina.core.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.core.topic import Delivery, Schema
 from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
 from sulina.spark.clients import client_of
+from sulina.spark.commit_feed import COMMITS_AT_ONCE
 from sulina.spark.options import Place
 from sulina.spark.sources import Source, open_directory, open_shared
 from sulina.storage.archive import COMMITS_FOLDER, Archive
@@ -23,7 +24,6 @@ from sulina.wire.messages import PartitionInfo, TopicInfo
 
 SMALL_BYTES = 8 << 20  # of what an owner has on disk and an archive too: then the owner is asked, it is quicker
 FROM_BROKERS = "none"
-COMMITS_AT_ONCE = 1000
 
 
 class Logs(Protocol):

@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 
 from sulina.core.batch import BatchHeader, split
 from sulina.core.columns import decode_columns, origins
-from sulina.core.commit import CHECKPOINT_EVERY, Add, Commit
+from sulina.core.commit import Add
 from sulina.core.record_columns import SCHEMA
 from sulina.core.scan import Range
-from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange, VersionNotRetained
+from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange
+from sulina.spark.commit_feed import pages_back
 from sulina.spark.decoding import Decoder, Mode
 from sulina.spark.errors import IncompleteScan
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.spark.sources import RangeReader, Source
 from sulina.types import Offset, PartitionName, Version
-
-COMMITS_AT_ONCE = 1000
 
 
 def read_ranges(
@@ -143,22 +142,6 @@ def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) ->
     return pa.RecordBatch.from_arrays([*arrays.values(), found.data, found.error], schema=pa.schema(fields))
 
 
-def kept_commits(reader: RangeReader, start: Version, end: Version) -> list[Commit]:
-    """Return the newest of the commits of versions [start, end): a run that ends with the last, as long as it is kept.
-
-    Clean-up removes the oldest first, also while we ask. A refusal says how far it has come. The next question begins
-    there, and each one after that further ahead, so that clean-up cannot stay in front of us however fast it is.
-    """
-    lead = 0
-    while start < end:
-        try:
-            return reader.commits(start, end)
-        except VersionNotRetained as gone:
-            start = Version(max(start, gone.oldest, gone.version + 1) + lead)
-            lead = 2 * lead or CHECKPOINT_EVERY
-    return []
-
-
 class _Versions:
     """Which commit brought which offsets. What is no longer kept is null."""
 
@@ -180,15 +163,11 @@ class _Versions:
 
     def _load(self, start: Offset) -> None:
         """Walk back from the newest commit until what is known, or `start`, is reached."""
-        newest = self._reader.newest()
-        pages, end = [], Version(newest + 1)
-        while end > self._newest + 1:
-            first = Version(max(self._newest + 1, end - COMMITS_AT_ONCE))
-            page = kept_commits(self._reader, first, end)
+        newest, pages = self._reader.newest(), []
+        for page in pages_back(self._reader.commits, self._newest, newest):
             pages.append(page)
-            if len(page) < end - first or page[0].next_offset <= start:
-                break  # none before are kept, or none are needed
-            end = first
+            if page[0].next_offset <= start:
+                break
         added = [
             (operation.offset_start, operation.offset_end, commit.version)
             for page in reversed(pages)

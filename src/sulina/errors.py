@@ -32,6 +32,7 @@ SulinaError
 ├── NotAvailable                    the log does not have it
 │   ├── NotYet                      the offset or version is not there yet    (retry)
 │   ├── OffsetOutOfRange            before the first retained offset, or past the end
+│   ├── PositionDiverged            offsets that were read were given up; says where the log goes on
 │   └── VersionNotRetained          its commit has been cleaned up
 ├── QueueFull                       too much is waiting to be committed       (retry)
 │   └── ProducerFull                too much is waiting to be published, in a batching producer
@@ -363,6 +364,18 @@ class OffsetOutOfRange(NotAvailable):
     def __init__(self, *, offset: int, start: int, end: int) -> None:
         super().__init__(f"offset {offset} is outside [{start}, {end})")
         self.offset, self.start, self.end = offset, start, end
+
+
+class PositionDiverged(NotAvailable):
+    """Records that were read were given up since, and their offsets used again: read on at `continues_at`."""
+
+    def __init__(self, *, topic: str, partition: int, offset: int, epoch: int, continues_at: int) -> None:
+        super().__init__(
+            f"offsets {continues_at} to {offset - 1} of {topic}, partition {partition}, were given up after they were "
+            f"read in epoch {epoch}; the log goes on at {continues_at}"
+        )
+        self.topic, self.partition, self.offset, self.epoch = topic, partition, offset, epoch
+        self.continues_at = continues_at
 
 
 class VersionNotRetained(NotAvailable):

@@ -33,7 +33,7 @@ class Taker:
         self.handle = await hub.attach(
             TOPIC, "taker", start="latest", deliver=self._deliver, removed=self.removed.append
         )
-        return await hub.join(self.handle, {})
+        return {number: begin.value for number, begin in (await hub.join(self.handle, {})).items()}
 
     def leave(self) -> None:
         assert self.handle is not None

@@ -1,9 +1,10 @@
 """A node by script: it does what a test tells it, over connections that can be cut. Frames pass as bytes."""
 
 import asyncio
+import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -89,11 +90,20 @@ class FakeConnection:
 
     def deliver(
         self, consumer: int, start: int, end: int, *, partition: int = 0, attempt: int = 1,
-        ranges: list[tuple[int, int]] | None = None,
+        ranges: list[tuple[int, int]] | None = None, epochs: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Records whose values are their offsets."""
-        data = encode([Record(str(offset).encode()) for offset in range(start, end)], base_offset=start)
-        self.push(Deliver(consumer, partition, attempt, memoryview(data), ranges or [(start, end)]))
+        """Records whose values are their offsets; `epochs` says from which offset on they are of which epoch."""
+        starts = sorted({start, *(offset for offset in epochs or {} if start < offset < end)})
+        data = b"".join(
+            encode(
+                [Record(str(offset).encode()) for offset in range(low, high)],
+                base_offset=low,
+                epoch=max([epoch for offset, epoch in (epochs or {}).items() if offset <= low], default=0),
+            )
+            for low, high in itertools.pairwise([*starts, end])
+        )
+        newest = max((epochs or {}).values(), default=-1)
+        self.push(Deliver(consumer, partition, attempt, memoryview(data), ranges or [(start, end)], newest))
 
     def detach(self, consumer: int, error: SulinaError) -> None:
         self.push(Detached(consumer, error.code, str(error), error.details()))

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from sulina.client import Client, ClientOptions, Reader
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.records import Record, encode
 from sulina.core.topic import TopicSettings
-from sulina.errors import Disconnected, InvalidSettings, OffsetOutOfRange
+from sulina.errors import Disconnected, InvalidSettings, OffsetOutOfRange, PositionDiverged
 from sulina.wire.frames import Call, Fetch
 from sulina.wire.messages import Fetched, PartitionInfo, TopicState
 from tests.client.fake_node import TOPIC, URL, FakeConnection, FakeNode
@@ -57,8 +58,12 @@ class Log:
                 next_offset=max(top, frame.offset),
                 version=0,
                 end_offset=end,
+                epoch=self.epoch(),
             ),
         )
+
+    def epoch(self) -> int:
+        return NO_EPOCH  # as a node that does not know of epochs
 
     def append(self, partition: int, count: int) -> None:
         self.ends[partition] += count
@@ -161,6 +166,86 @@ async def test_what_was_removed_meanwhile_is_said(client: Client, node: FakeNode
     with pytest.raises(OffsetOutOfRange) as caught:
         await places(client.consume(TOPIC, follow=False))
     assert caught.value.start == 20
+
+
+class GivenUp(Log):
+    """A log that says its epoch, and knows where each began. `give_up` takes back the newest records."""
+
+    def __init__(self, node: FakeNode, end: int) -> None:
+        super().__init__(node, [end])
+        self.starts = [(1, 0)]
+
+    def give_up(self, start: int, epoch: int, count: int) -> None:
+        self.starts.append((epoch, start))
+        self.ends = [start]
+        self.append(0, count)
+
+    def fetch(self, connection: FakeConnection, frame: Fetch) -> None:
+        later = [start for epoch, start in self.starts if frame.epoch is not None and epoch > frame.epoch]
+        continues_at = min([*later, self.ends[0]])
+        if frame.epoch is not None and frame.offset > continues_at:
+            told = PositionDiverged(
+                topic=TOPIC, partition=0, offset=frame.offset, epoch=frame.epoch, continues_at=continues_at
+            )
+            connection.refuse(frame, told)
+        else:
+            super().fetch(connection, frame)
+
+    def epoch(self) -> int:
+        return self.starts[-1][0]
+
+
+@pytest.mark.parametrize("count", [0, 5, 40])
+async def test_u10_a_reader_of_what_was_given_up_is_told_and_goes_on_where_the_log_does(
+    client: Client, node: FakeNode, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    log = GivenUp(node, 25)
+    async with client.consume(TOPIC) as reader:
+        assert [(await anext(reader)).offset for _ in range(25)] == list(range(25))
+        waiting = asyncio.create_task(anext(reader))
+        await asyncio.sleep(1)
+        assert (node.sent(Fetch)[-1].offset, node.sent(Fetch)[-1].epoch) == (25, 1)
+        log.waiting.clear()
+        log.give_up(12, epoch=4, count=count)
+        node.connection.cut()
+        await asyncio.sleep(10)
+        log.append(0, 3)
+        found = [(await waiting).offset] + [(await anext(reader)).offset for _ in range(count + 2)]
+        assert found == list(range(12, 15 + count))
+        (told,) = reader.divergences
+        assert (told.partition, told.offset, told.epoch, told.continues_at) == (0, 25, 1, 12)
+        assert "the log goes on at 12" in caplog.text
+        await asyncio.sleep(1)
+        assert node.sent(Fetch)[-1].epoch == 4
+
+
+async def test_u10_a_reader_that_begins_at_the_end_knows_the_epoch_before_it_waits(
+    client: Client, node: FakeNode
+) -> None:
+    GivenUp(node, 25)
+    async with client.consume(TOPIC, start="latest") as reader:
+        waiting = asyncio.create_task(anext(reader))
+        await asyncio.sleep(1)
+        assert [(frame.epoch, frame.wait_ms) for frame in node.sent(Fetch)] == [(None, 0), (1, 10_000)]
+        waiting.cancel()
+
+
+async def test_u10_a_read_to_the_end_ends_with_a_log_that_is_shorter_by_now(client: Client, node: FakeNode) -> None:
+    log = GivenUp(node, 25)
+    async with client.consume(TOPIC, follow=False) as reader:
+        assert (await anext(reader)).offset == 0
+        log.give_up(5, epoch=2, count=3)
+        assert [record.offset async for record in reader] == [*range(1, 10), 5, 6, 7]
+    assert [told.continues_at for told in reader.divergences] == [5]
+
+
+async def test_u10_a_stored_position_says_its_epoch(client: Client, node: FakeNode) -> None:
+    log = GivenUp(node, 25)
+    log.give_up(12, epoch=4, count=20)
+    reader = client.consume(TOPIC, start="offset:25@1", follow=False)
+    assert [record.offset async for record in reader] == list(range(12, 32))
+    assert [told.offset for told in reader.divergences] == [25]
+    assert node.sent(Fetch)[0].epoch == 1
 
 
 async def test_a_reader_that_is_closed_or_dropped_fetches_no_more(client: Client, node: FakeNode) -> None:

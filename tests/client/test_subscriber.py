@@ -353,6 +353,65 @@ async def test_a_log_that_is_shorter_than_it_was_is_read_from_its_end(pubsub: Pu
     assert inbox.offsets == [*range(10), 2, 3]
 
 
+def joined_in(node: FakeNode, epoch: int, offset: int | None = None) -> None:
+    """Who joins is sent to in this epoch, from where it was, or from `offset` on."""
+    node.scripts[Join] = lambda connection, frame: connection.answer(
+        frame,
+        JoinedTopic(
+            is_reliable=True,
+            positions={0: frame.positions.get(0, 0) if offset is None else offset},
+            epochs={0: epoch},
+        ),
+    )
+
+
+async def test_u10_who_joins_again_says_in_which_epoch_it_was(pubsub: PubSub, node: FakeNode) -> None:
+    joined_in(node, 3)
+    subscriber = await pubsub.subscribe(TOPIC, Inbox())
+    node.connection.cut()
+    await wait_attached(subscriber, node, 2)
+    assert (node.sent(Join)[-1].positions, node.sent(Join)[-1].epochs) == ({0: 0}, {0: 3})
+    node.connection.deliver(handle(node), 0, 10, attempt=1, epochs={0: 3, 6: 5})
+    await node.wait_sent(AckBatch, 1)
+    node.connection.cut()
+    await wait_attached(subscriber, node, 3)
+    assert (node.sent(Join)[-1].positions, node.sent(Join)[-1].epochs) == ({0: 10}, {0: 5})
+
+
+async def test_u10_who_had_what_was_given_up_is_told_and_goes_on_where_the_log_does(
+    pubsub: PubSub, node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined_in(node, 3)
+    inbox = Inbox()
+    subscriber = await pubsub.subscribe(TOPIC, inbox)
+    node.connection.deliver(handle(node), 0, 10, attempt=1, epochs={0: 3})
+    await node.wait_sent(AckBatch, 1)
+    joined_in(node, 5, offset=4)
+    node.connection.cut()
+    await wait_attached(subscriber, node, 2)
+    node.connection.deliver(handle(node), 4, 12, attempt=1, epochs={4: 5})
+    await node.wait_sent(AckBatch, 2)
+    assert inbox.offsets == [*range(10), *range(4, 12)]
+    assert "offsets 4 to 9" in caplog.text
+
+
+async def test_u10_a_call_that_was_under_way_counts_for_no_record_of_a_later_epoch(
+    pubsub: PubSub, node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The owner is lost while the handler works on what is given up then; the node joins it at the next one."""
+    joined_in(node, 3)
+    inbox = Inbox()
+    await pubsub.subscribe(TOPIC, inbox)
+    inbox.gate.clear()
+    node.connection.deliver(handle(node), 0, 10, attempt=1, epochs={0: 3})
+    assert await inbox.started.get() == 0
+    node.connection.deliver(handle(node), 0, 12, attempt=2, epochs={0: 3, 4: 5})
+    inbox.gate.set()
+    await node.wait_sent(AckBatch, 2)
+    assert inbox.offsets == [*range(10), *range(4, 12)], "0 to 3 come again, and the others do not"
+    assert "offsets 4 to 9" in caplog.text
+
+
 async def test_who_is_removed_is_told_and_may_subscribe_anew(pubsub: PubSub, node: FakeNode) -> None:
     told: list[SulinaError] = []
     inbox = Inbox()

@@ -2,8 +2,13 @@
 
 import pytest
 
+from sulina.core.commit import SegmentRef
 from sulina.core.cursor import Cursor
+from sulina.core.epochs import EpochHistory
+from sulina.core.log_state import NO_EPOCH
+from sulina.core.segment import segment_name
 from sulina.errors import CorruptCommit
+from sulina.types import Epoch, Offset
 
 
 def test_acks_out_of_order_move_the_prefix_when_the_gap_closes_p12() -> None:
@@ -84,12 +89,46 @@ def test_u10_what_lies_beyond_the_end_of_a_log_is_forgotten_because_others_will_
     cursor.ack(12, 17)
     cursor.failed(9, 12)
     cursor.failed(17, 19)
-    assert cursor.clamp(end) is changes
+    assert cursor.follow(log(end)) is changes
     assert (cursor.offset, list(cursor.acked), list(cursor.attempts)) == (offset, acked, attempts)
-    assert cursor.clamp(end) is False
+    assert cursor.follow(log(end)) is False
+
+
+def log(end: int, *starts: tuple[int, int]) -> EpochHistory:
+    """A log that ends there, and whose epochs begin at these offsets."""
+    ends = [*(base for _, base in starts[1:]), end]
+    segments = [
+        SegmentRef(
+            name=segment_name(base), base=Offset(base), next_offset=Offset(until), size=1, epoch=Epoch(epoch),
+            created_ms=0, written_ms=0, timestamp_max=0,
+        )
+        for (epoch, base), until in zip(starts, ends, strict=False)
+    ]  # fmt: skip
+    return EpochHistory(segments[-1].epoch if segments else Epoch(0), Offset(end), segments)
 
 
 def test_a_cursor_beyond_the_log_comes_back_to_its_end() -> None:
     cursor = Cursor(5)
-    assert [cursor.clamp(6), cursor.clamp(5), cursor.clamp(4)] == [False, False, True]
+    assert [cursor.follow(log(6)), cursor.follow(log(5)), cursor.follow(log(4))] == [False, False, True]
     assert cursor.offset == 4
+
+
+def test_u10_acks_of_what_was_given_up_do_not_count_for_records_that_have_its_offsets_now() -> None:
+    cursor = Cursor(3, epoch=1)
+    cursor.ack(5, 8)
+    cursor.ack(12, 17)
+    cursor.failed(9, 11)
+    assert cursor.follow(log(40, (1, 0), (4, 7)))
+    assert (cursor.offset, list(cursor.acked), list(cursor.attempts), cursor.epoch) == (3, [(5, 7)], [], 4)
+    assert not cursor.follow(log(50, (1, 0), (4, 7))), "it is a cursor of this log now"
+
+
+def test_u10_a_cursor_past_what_was_given_up_goes_back_to_where_the_log_goes_on() -> None:
+    cursor = Cursor(20, epoch=1)
+    assert cursor.follow(log(40, (1, 0), (4, 7)))
+    assert (cursor.offset, cursor.epoch) == (7, 4)
+
+
+def test_u10_a_cursor_keeps_its_epoch_when_it_is_stored() -> None:
+    assert Cursor.load("key", Cursor(7, epoch=3).stored()).epoch == 3
+    assert Cursor.load("key", b'{"offset":7}').epoch == NO_EPOCH, "one of before"

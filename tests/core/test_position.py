@@ -7,7 +7,7 @@ from sulina.errors import InvalidSettings
 
 
 @pytest.mark.parametrize(
-    "text", ["earliest", "latest", "offset:0", "offset:42", "version:7", "timestamp:1700000000000"]
+    "text", ["earliest", "latest", "offset:0", "offset:42", "offset:42@7", "version:7", "timestamp:1700000000000"]
 )
 def test_a_position_reads_as_it_is_written_p12(text: str) -> None:
     assert str(Position.parse(text)) == text
@@ -20,7 +20,9 @@ def test_a_timestamp_may_be_iso() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "first", "offset", "offset:", "offset:-1", "offset:1.5", "offset:9223372036854775808", "version:x", "latest:1",
+    ["", "first", "offset", "offset:", "offset:-1", "offset:1.5",
+     "offset:1@", "offset:1@-1", "offset:@1", "offset:1@2@3", "version:1@1", "timestamp:1@1",
+     "offset:9223372036854775808", "version:x", "latest:1",
      "timestamp:yesterday", "timestamp:0001-01-01", "offset:١", "OFFSET:1", "x" * 10_000],
 )  # fmt: skip
 def test_what_is_no_position_is_refused_with_the_words_that_are(text: str) -> None:

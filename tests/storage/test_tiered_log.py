@@ -322,6 +322,28 @@ async def test_what_the_disk_no_longer_has_is_read_from_the_archive(world: World
 
 
 @told
+async def test_u10_the_epochs_of_a_log_are_known_across_owners_disks_and_what_was_given_up(world: World) -> None:
+    a = await world.open("a", 1, LOCAL)
+    await appended(a, *range(4))
+    await a.drain()
+    kept = a.view.next_offset
+    await appended(a, *range(4, 9))
+    lost = a.view.next_offset
+    assert a.epochs.continuation(lost, 1) is None
+    b = await world.open("b", 3, LOCAL)  # a is gone, and what it had not archived is given up
+    assert [b.epochs.continuation(offset, 1) for offset in (kept, kept + 1, lost)] == [None, kept, kept]
+    await appended(b, *range(10, 30))
+    grown = b.view.next_offset
+    assert grown > lost
+    assert [b.epochs.continuation(offset, 1) for offset in (kept, kept + 1, lost, grown)] == [None, kept, kept, kept]
+    assert b.epochs.continuation(grown, 3) is None
+    await b.drain()
+    await b.retain(Retention(), Retention(bytes_max=0))
+    c = await world.open("c", 4, LOCAL)
+    assert [c.epochs.continuation(lost, 1), c.epochs.continuation(grown, 3)] == [kept, None]
+
+
+@told
 async def test_l8_what_the_disk_has_lost_is_read_from_the_archive(world: World) -> None:
     a = await world.open("a", 1, LOCAL)
     await appended(a, *range(4))

@@ -14,6 +14,7 @@ from sulina.broker.cluster.view import Touched
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.partition import Log
 from sulina.broker.producers import Producers
 from sulina.broker.pubsub.hub import Hub
 from sulina.broker.pubsub.totals import Taken
@@ -35,6 +36,7 @@ from sulina.errors import (
     NotReliable,
     NotServing,
     NotYet,
+    PositionDiverged,
     SubscriptionBusy,
     SubscriptionNotFound,
     SulinaError,
@@ -290,11 +292,15 @@ class Broker(ClusterMember):
         min_version: int | None = None,
         min_offset: int | None = None,
         wait_seconds: float = 0,
+        epoch: int | None = None,
     ) -> Fetched:
         """Read batches from `offset` on, waiting for the first if there is none yet.
 
+        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it.
+
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
+            PositionDiverged: something of what was read in that epoch was given up since.
         """
         await self.wait_for(
             name,
@@ -304,8 +310,10 @@ class Broker(ClusterMember):
             min_version=min_version,
             min_offset=min_offset,
             wait_seconds=wait_seconds,
+            epoch=epoch,
         )
         async with self._topic(name).partition(partition).using() as log:
+            _check_position(log, name, partition, offset, epoch)
             found = await log.read(
                 Offset(offset),
                 max_bytes=min(max(max_bytes, 0), FETCH_BYTES_MAX),
@@ -317,6 +325,7 @@ class Broker(ClusterMember):
             next_offset=found.next_offset,
             version=found.version,
             end_offset=found.end_offset,
+            epoch=log.view.epoch,
         )
 
     async def wait_for(
@@ -329,14 +338,17 @@ class Broker(ClusterMember):
         min_version: int | None,
         min_offset: int | None,
         wait_seconds: float,
+        epoch: int | None = None,
     ) -> None:
         """Wait for `min_version` and for a record at `min_offset`, then for one at `offset`, or until the time is over.
 
         Raises:
             NotYet: `min_version` or `min_offset` is not there when the time is over.
+            PositionDiverged: something of what was read before `offset` in `epoch` was given up since.
         """
         self._check_serving()
         async with self._topic(name).partition(partition).using() as log:
+            _check_position(log, name, partition, offset, epoch)
             until = asyncio.get_running_loop().time() + wait_seconds
             if min_version is not None or min_offset is not None:
                 await log.wait_for(
@@ -547,3 +559,12 @@ class Broker(ClusterMember):
                 lag = subscription.lag()
                 if lag is not None:
                     yield text, name, lag
+
+
+def _check_position(log: Log, topic: TopicName, partition: int, offset: int, epoch: int | None) -> None:
+    """PositionDiverged, if a reader that has read everything before `offset` in `epoch` has read what is not there."""
+    continues_at = None if epoch is None else log.epochs.continuation(offset, epoch)
+    if epoch is not None and continues_at is not None:
+        raise PositionDiverged(
+            topic=str(topic), partition=partition, offset=offset, epoch=epoch, continues_at=continues_at
+        )

@@ -314,7 +314,7 @@ class KnownTopics(ABC):
     async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
         """None: the subscription has gone meanwhile, or the partition has."""
         topic, number = partition.name.topic, partition.name.partition
-        cursor = Cursor(await partition.locate(Position.parse(subscription.settings.start)))
+        cursor = Cursor(*await partition.locate_with_epoch(Position.parse(subscription.settings.start)))
         try:
             await self._catalogue.create_cursor(topic, subscription.name, number, cursor, subscription.fences(number))
         except Outdated:

@@ -99,7 +99,7 @@ class Logs:
             raise
         if topic is not None:
             for subscription in topic.subscriptions.values():
-                subscription.clamp(partition.name.partition, log.view.next_offset)
+                subscription.follow(partition.name.partition, log)
         if log.damage is not None:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log

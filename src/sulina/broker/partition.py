@@ -16,7 +16,7 @@ from sulina.errors import LogClosed, NotOwner, StaleEpoch, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
-from sulina.types import Offset, Version
+from sulina.types import Epoch, Offset, Version
 from sulina.wire.messages import PartitionInfo, SegmentInfo, TopicState
 
 Log = PartitionLog | TieredLog
@@ -117,20 +117,12 @@ class Partition:
 
     async def locate(self, position: Position) -> Offset:
         """The offset that a position means now, never outside the log."""
+        return (await self.locate_with_epoch(position))[0]
+
+    async def locate_with_epoch(self, position: Position) -> tuple[Offset, Epoch]:
+        """The offset that a position means now, and the epoch of the log in which it does."""
         async with self.using() as log:
-            view = log.view
-            match position.at:
-                case At.EARLIEST:
-                    return view.start_offset
-                case At.LATEST:
-                    return view.next_offset
-                case At.OFFSET:
-                    return Offset(min(max(position.value, view.start_offset), view.next_offset))
-                case At.TIMESTAMP:
-                    found = await log.offset_for_timestamp(position.value)
-                    return view.next_offset if found is None else found
-                case At.VERSION:
-                    return await _offset_of_version(log, position.value)
+            return await _located(log, position), log.view.epoch
 
     async def info(self) -> PartitionInfo:
         """What the log has now."""
@@ -158,6 +150,24 @@ class Partition:
                 error=str(log.stopped or log.damage or "") or None,
                 archived_offset=log.archived.next_offset if isinstance(log, TieredLog) else None,
             )
+
+
+async def _located(log: Log, position: Position) -> Offset:
+    view = log.view
+    match position.at:
+        case At.EARLIEST:
+            return view.start_offset
+        case At.LATEST:
+            return view.next_offset
+        case At.OFFSET:
+            again = None if position.epoch is None else log.epochs.continuation(position.value, position.epoch)
+            offset = position.value if again is None else again
+            return Offset(min(max(offset, view.start_offset), view.next_offset))
+        case At.TIMESTAMP:
+            found = await log.offset_for_timestamp(position.value)
+            return view.next_offset if found is None else found
+        case At.VERSION:
+            return await _offset_of_version(log, position.value)
 
 
 async def _offset_of_version(log: Log, version: int) -> Offset:

@@ -18,7 +18,7 @@ from sulina.broker.consumer import Consumer, replaced_by, taken_over
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.dispatcher import Dispatcher, Surroundings
 from sulina.broker.metrics import TopicMetrics
-from sulina.broker.partition import Partition
+from sulina.broker.partition import Log, Partition
 from sulina.core import keys
 from sulina.core.cursor import Cursor
 from sulina.core.dispatch import DispatchRules
@@ -137,7 +137,7 @@ class Subscription:
         async with self._lock:
             self._check_open()
             chosen = [p for p in self._context.partitions if self._is_sought(p, partition)]
-            moved = {p.name.partition: Cursor(await p.locate(position)) for p in chosen}
+            moved = {p.name.partition: Cursor(*await p.locate_with_epoch(position)) for p in chosen}
             await self._dismiss(CursorMoved(topic=str(self._context.topic), subscription=self.name))
             former = {number: self._cursors[number] for number in moved}
             self._cursors.update(moved)
@@ -185,7 +185,7 @@ class Subscription:
             self._cursors[number] = cursor
             log = self._context.partitions[number].log_if_open
             if log is not None:
-                self.clamp(number, log.view.next_offset)
+                self.follow(number, log)
             if self.members.present and not self._is_closed:
                 try:
                     await self._start()
@@ -204,11 +204,21 @@ class Subscription:
         if (dispatcher := self._dispatchers.get(number)) is not None:
             dispatcher.resume()
 
-    def clamp(self, number: int, end_offset: int) -> None:
-        """The log ends here. Where it was given up beyond, others will have those offsets, and are to be delivered."""
+    def follow(self, number: int, log: Log) -> None:
+        """Go on in this log. What was acked and given up since is not acked in it, and is to be delivered."""
         cursor = self._cursors.get(number)
-        if cursor is not None and cursor.clamp(end_offset):
-            _logger.error("cursor_beyond_log", topic=str(self._context.topic), partition=number, subscription=self.name)
+        if cursor is None:
+            return
+        former = cursor.offset
+        if cursor.follow(log.epochs):
+            _logger.error(
+                "cursor_diverged",
+                topic=str(self._context.topic),
+                partition=number,
+                subscription=self.name,
+                offset=former,
+                continues_at=cursor.offset,
+            )
             self._write(number, cursor)
 
     async def release(self, number: int, error: SulinaError) -> None:
@@ -228,7 +238,7 @@ class Subscription:
             if number in self._dispatchers or number not in self._cursors:
                 continue
             async with partition.using() as log:
-                self.clamp(number, log.view.next_offset)
+                self.follow(number, log)
                 cursor = self._cursors[number]
                 around = self._surroundings(number)
                 dispatcher = Dispatcher(partition.name, log, cursor, self.members, self._rules, around)

@@ -22,6 +22,7 @@ from sulina.errors import (
     NoSubscribers,
     NotReliable,
     OffsetOutOfRange,
+    PositionDiverged,
     PartitionDropped,
     QueueFull,
     ReaderNotFound,
@@ -122,7 +123,7 @@ def hint_for(error: SulinaError) -> str | None:
             return f"`sulina topic list --namespace {vars(error).get('namespace', 'NAMESPACE')}` shows them"
         case InvalidName():
             return "a topic is /namespace/topic, of letters, digits, '.', '_' and '-'"
-        case OffsetOutOfRange() | VersionNotRetained():
+        case OffsetOutOfRange() | PositionDiverged() | VersionNotRetained():
             return "`sulina topic show TOPIC` shows the offsets and versions that there are"
         case NotReliable():
             return "use --subscription to receive what comes"

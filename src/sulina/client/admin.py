@@ -152,22 +152,30 @@ class Admin:
         min_version: int | None = None,
         min_offset: int | None = None,
         wait_seconds: float = 0,
+        epoch: int | None = None,
     ) -> Fetched:
         """Read batches as they are stored, waiting up to `wait_seconds` for the first.
+
+        Who reads on passes the `epoch` of the answer before, and so hears of offsets that were given up since.
 
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
             OffsetOutOfRange: `offset` is before the first retained record, or past the end.
+            PositionDiverged: something of what was read in `epoch` was given up; read on at its `continues_at`.
         """
         name, wait_ms = topic_text(topic), round(checked_seconds("wait_seconds", wait_seconds) * 1000)
         for what, number in (("partition", partition), ("offset", offset), ("max_bytes", max_bytes)):
             checked_number(what, number)
-        for what, given in (("version", version), ("min_version", min_version), ("min_offset", min_offset)):
+        for what, given in (
+            ("version", version), ("min_version", min_version), ("min_offset", min_offset), ("epoch", epoch),
+        ):  # fmt: skip
             if given is not None:
                 checked_number(what, given)
         answer = await self._routes.read(
             self._routes.route(TopicName.parse(name), partition, wait_seconds),
-            lambda number: Fetch(number, name, partition, offset, max_bytes, version, min_version, wait_ms, min_offset),
+            lambda number: Fetch(
+                number, name, partition, offset, max_bytes, version, min_version, wait_ms, min_offset, epoch
+            ),
             timeout_seconds=self._options.timeout_seconds + wait_seconds,
             room=self._routes.brokers.rooms.fetches,
         )

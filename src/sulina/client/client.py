@@ -30,6 +30,7 @@ from sulina.client.topics import Topics
 from sulina.client.websocket import WebSocketConnector, split_urls
 from sulina.core.batching import BatchingRules
 from sulina.core.members import SubscriptionKind
+from sulina.core.position import Position
 from sulina.core.pubsub import PublishOptions
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings, SulinaError
@@ -284,7 +285,8 @@ class Client(ClusterAdmin):
         """Records from `start` on, of all partitions as they come, each in its order.
 
         `start` is looked up when the reading begins. With `follow=False` it ends where the topic ended then; with a
-        `version`, which is of one partition, it reads what the partition held at it.
+        `version`, which is of one partition, it reads what the partition held at it. Offsets that were given up after
+        they were read are noted in the reader's `divergences`, and it goes on where the log does.
         """
         name, begin = TopicName.parse(topic_text(topic)), position_text(start)
         checked_number("max_bytes", max_bytes)
@@ -306,7 +308,12 @@ class Client(ClusterAdmin):
 
     async def _range(self, name: TopicName, partition: int, start: str, is_endless: bool) -> Range:
         end = None if is_endless else (await self.partition(name, partition)).end_offset
-        return Range(partition=partition, start=await self.locate(name, start, partition), end=end)
+        asked = Position.parse(start)
+        if asked.epoch is None:
+            return Range(partition=partition, start=await self.locate(name, start, partition), end=end)
+        # What retention has removed is passed over; the owner says what was given up, and the reader notes it.
+        first = await self.locate(name, Position(asked.at, asked.value), partition)
+        return Range(partition=partition, start=max(asked.value, first), end=end, epoch=asked.epoch)
 
     def subscribe(
         self,

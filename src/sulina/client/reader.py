@@ -3,9 +3,14 @@
 Each partition has one fetch under way while what came before is being taken. It goes to whoever owns the partition, and
 when that is another, on at the same offset. Nothing else runs: a reader that is dropped leaves fetches that end by
 themselves.
+
+A reader knows the epoch of the log that it has read, and says it with every fetch. When the owner answers that
+something of it was given up (PositionDiverged), the reader notes that in `divergences`, logs a warning, and goes on
+where the log does: no record is passed over because another one had its offset before.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +22,8 @@ import msgspec
 from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.message import Received
 from sulina.client.route import Route, Routes
-from sulina.errors import ArchiveFailed, Disconnected, InvalidSettings, NotServing, QueueFull
+from sulina.core.log_state import NO_EPOCH
+from sulina.errors import ArchiveFailed, Disconnected, InvalidSettings, NotServing, PositionDiverged, QueueFull
 from sulina.types import TopicName
 from sulina.wire.frames import Fetch
 from sulina.wire.messages import Fetched
@@ -26,7 +32,10 @@ WAIT_MS = 10_000
 WAIT_OF_MANY_MS = 500
 BUFFER_BYTES_MAX = 32 << 20  # of all partitions together
 FETCH_BYTES_MIN = 64 << 10
+DIVERGENCES_KEPT_MAX = 100
 END_OF_TIME = 2**63 - 1
+
+_logger = logging.getLogger("sulina.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,7 @@ class Range:
     partition: int
     start: int
     end: int | None  # None: on and on, or up to the end of a version
+    epoch: int | None = None  # in which everything before `start` was read; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,7 @@ class _Place:
     offset: int
     end: int | None
     route: Route
+    epoch: int | None  # of the log that was read so far; None: nothing was
 
 
 class Reader:
@@ -80,6 +91,7 @@ class Reader:
         self._is_open = False
         self._is_closed = False
         self._wait_ms = self._fetch_bytes = 0
+        self.divergences: deque[PositionDiverged] = deque(maxlen=DIVERGENCES_KEPT_MAX)  # the newest last
 
     async def open(self) -> None:
         """Look up where to begin. TopicNotFound, NotReliable, VersionNotRetained."""
@@ -97,7 +109,7 @@ class Reader:
             self._is_open = True
             for each in ranges:
                 route = self._routes.route(self._reading.topic, each.partition, self._wait_ms / 1000)
-                self._fetch(_Place(each.partition, each.start, each.end, route))
+                self._fetch(_Place(each.partition, each.start, each.end, route, each.epoch))
 
     async def close(self) -> None:
         """Read no more. Iteration ends."""
@@ -171,33 +183,51 @@ class Reader:
         )
         if self._reading.version is not None:
             end = place.end = fetched.end_offset
-        place.offset = fetched.next_offset
+        elif place.end is not None:
+            end = place.end = min(end, fetched.end_offset)  # what lay beyond may have been given up
+        place.offset, place.epoch = fetched.next_offset, fetched.epoch
         if place.offset < end:
             self._fetch(place)
 
     def _fetch(self, place: _Place) -> None:
         if place.end is not None and place.offset >= place.end:
             return
-        fetch = self._background(self._fetched(place, place.offset), "sulina-fetch")
+        fetch = self._background(self._fetched(place), "sulina-fetch")
         self._fetches[fetch] = place
 
-    async def _fetched(self, place: _Place, offset: int) -> Fetched:
+    async def _fetched(self, place: _Place) -> Fetched:
         reading, topic, partition = self._reading, self._topic, place.partition
         is_endless = place.end is None and reading.version is None
-        wait_ms = self._wait_ms if is_endless else 0
+        # The first answer comes at once: who waits must be able to say in which epoch it began to.
+        wait_ms = self._wait_ms if is_endless and place.epoch is not None else 0
         brokers = self._routes.brokers
         while True:
             try:
                 answer = await self._routes.read(
                     place.route,
                     lambda number: Fetch(
-                        number, topic, partition, offset, self._fetch_bytes, reading.version, None, wait_ms
+                        number,
+                        topic,
+                        partition,
+                        place.offset,
+                        self._fetch_bytes,
+                        reading.version,
+                        wait_ms=wait_ms,
+                        epoch=place.epoch if place.epoch != NO_EPOCH else None,
                     ),
                     timeout_seconds=brokers.options.timeout_seconds + wait_ms / 1000,
                     room=brokers.rooms.fetches,
                 )
+            except PositionDiverged as diverged:
+                self._diverged(place, diverged)
             except (ArchiveFailed, Disconnected, NotServing, QueueFull):
                 if not is_endless or brokers.is_closed:
                     raise
             else:
                 return answer if isinstance(answer, Fetched) else msgspec.convert(answer, Fetched)
+
+    def _diverged(self, place: _Place, diverged: PositionDiverged) -> None:
+        """Go on where the log does. The epoch stays: the log has no record of it, or of an older one, from there on."""
+        _logger.warning("%s", diverged)
+        self.divergences.append(diverged)
+        place.offset = diverged.continues_at

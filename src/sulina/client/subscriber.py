@@ -4,7 +4,8 @@
   says where it was.
 - The deliveries of a partition are handled one after the other. Partitions do not wait for each other, and nobody else
   waits for any of them: a handler that is a plain function runs in a thread of its subscriber's own.
-- It is known up to where the handler is done. Of a reliable topic, what comes again from before that is passed over.
+- It is known up to where the handler is done, and in which epoch of the log. Of a reliable topic, what comes again from
+  before that is passed over. A record of a later epoch does not come again: it has the offset of one that was given up.
 - When the handler raises, the delivery has failed, and what had come after it is forgotten: all of it is sent again.
 """
 
@@ -22,7 +23,9 @@ from sulina.client.brokers import Brokers
 from sulina.client.handling import Handler, HandlerCalls, calling, reason_of, threads_for
 from sulina.client.message import PubSubMessage
 from sulina.client.session import Session
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.serialization import SerializationRegistry
+from sulina.core.stored import first_after_epoch
 from sulina.errors import Disconnected, NotServing, NotStarted, SulinaError
 from sulina.wire.frames import AckBatch, Deliver, Detach, FailBatch, FromClient, Join
 from sulina.wire.messages import JoinedTopic
@@ -125,6 +128,7 @@ class _Line:
     """The deliveries of one partition, on their way to the handler."""
 
     position: int | None = None  # the handler is done with everything before it
+    epoch: int = NO_EPOCH  # of the log in which it is
     tail: int | None = None  # where the newest delivery ended
     has_failed: bool = False  # what comes is void until it is sent again
     waiting: deque[tuple[_Attachment, Deliver]] = field(default_factory=deque)
@@ -292,10 +296,11 @@ class Subscriber:
     async def _join(self, session: Session) -> _Attachment:
         attachment = self._attachment = _Attachment(session, self._take)
         asked = self.positions()
+        epochs = {number: line.epoch for number, line in self._lines.items() if line.epoch != NO_EPOCH}
 
         def make(number: int) -> FromClient:
             session.attach(attachment.handle, attachment)
-            return Join(number, attachment.handle, self.topic, self.name, asked, self.terms.start)
+            return Join(number, attachment.handle, self.topic, self.name, asked, self.terms.start, epochs)
 
         seconds = JOIN_SECONDS if self._brokers.has_others else None
         try:
@@ -313,13 +318,22 @@ class Subscriber:
         attachment.is_reliable = joined.is_reliable
         for partition, offset in joined.positions.items():
             line = self._line(partition)
+            epoch = joined.epochs.get(partition, NO_EPOCH)
             if offset < asked.get(partition, offset):
-                # The log has never been as far as we were: it is another one, or what we had was given up.
-                line.position = offset
-            elif line.position is None or line.position < offset:
-                line.position = offset
+                # What we had was given up, or the log is another one.
+                self._diverge(line, partition, offset, epoch)
+            elif line.position is None or line.position <= offset:
+                line.position, line.epoch = offset, epoch
         self._is_attached = not attachment.is_gone
         attachment.ready.set()
+
+    def _diverge(self, line: _Line, partition: int, offset: int, epoch: int) -> None:
+        """What the handler was done with from `offset` on was given up: the log goes on there."""
+        _logger.warning(
+            "offsets %d to %d of %s, partition %d, were given up after %s had them; it goes on at %d",
+            offset, (line.position or offset) - 1, self.topic, partition, self.name, offset,
+        )  # fmt: skip
+        line.position, line.epoch = offset, epoch
 
     def _forget(self) -> None:
         self._is_attached = False
@@ -376,9 +390,10 @@ class Subscriber:
     async def _handle(self, line: _Line, attachment: _Attachment, frame: Deliver) -> str | None:
         """Call the handler with all of a delivery. Why that was not possible; None: it is done."""
         calls = messages = None
-        begun_at = line.position or 0
+        begun_at = 0
         try:
-            messages = self._messages(frame, line.position if attachment.is_reliable else None)
+            messages = self._messages(line, frame, is_reliable=attachment.is_reliable)
+            begun_at = line.position or 0
             arguments = [messages] if messages and self.terms.batches else messages
             calls = HandlerCalls(self.handler, arguments, lambda: self._is_over)
             await calls.run(self._threads)
@@ -396,12 +411,14 @@ class Subscriber:
                 self.delivered += count
                 if attachment.is_reliable and (line.position or 0) >= begun_at:  # else it is another log by now
                     end = frame.ranges[-1][1] if count == len(messages) else messages[count].offset
-                    line.position = max(end, line.position or 0)
+                    if end >= (line.position or 0):
+                        line.position, line.epoch = end, frame.epoch
         return None if count == len(messages) else "it was unsubscribed"
 
-    def _messages(self, frame: Deliver, position: int | None) -> list[PubSubMessage]:
+    def _messages(self, line: _Line, frame: Deliver, *, is_reliable: bool) -> list[PubSubMessage]:
         """But for those that the handler is done with. InvalidBatch, and others."""
         records = self._codec.decode(frame.data)
+        position = self._done_before(line, frame) if is_reliable else None
         topic, partition, registry = self.topic, frame.partition, self._registry
         return [
             PubSubMessage(
@@ -410,3 +427,11 @@ class Subscriber:
             for start, end in frame.ranges
             for record in within(records, start if position is None else max(start, position), end)
         ]  # fmt: skip
+
+    def _done_before(self, line: _Line, frame: Deliver) -> int | None:
+        """Up to where records of a delivery, which has been decoded, come again: not where a later epoch begins."""
+        if line.position is not None and frame.ranges[0][0] < line.position and NO_EPOCH < line.epoch < frame.epoch:
+            offset = first_after_epoch(frame.data, line.epoch)
+            if offset is not None and offset < line.position:
+                self._diverge(line, frame.partition, offset, frame.epoch)
+        return line.position

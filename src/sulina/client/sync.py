@@ -25,6 +25,7 @@ from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
 from sulina.core.pubsub import PublishOptions, SubscriberInfo
 from sulina.core.topic import Delivery, Schema
+from sulina.errors import PositionDiverged
 from sulina.wire.messages import (
     BrokerInfo,
     ClusterInfo,
@@ -140,6 +141,11 @@ class SyncReader:
         self._reader = reader
         self._run = run
         self._buffer: deque[Received] = deque()
+
+    @property
+    def divergences(self) -> Sequence[PositionDiverged]:
+        """What was read and given up since, the newest last: the reader went on where the log does."""
+        return tuple(self._reader.divergences)
 
     def __enter__(self) -> Self:
         self._run(self._reader.open())
@@ -374,6 +380,7 @@ class SyncClient:
         min_version: int | None = None,
         min_offset: int | None = None,
         wait_seconds: float = 0,
+        epoch: int | None = None,
     ) -> Fetched:
         """Batches as they are stored."""
         return self._run(
@@ -386,6 +393,7 @@ class SyncClient:
                 min_version=min_version,
                 min_offset=min_offset,
                 wait_seconds=wait_seconds,
+                epoch=epoch,
             )
         )
 

@@ -1,6 +1,7 @@
 """How far a subscription has come in one partition: everything below `offset` is acked, and some of what follows.
 
-The cursor is what survives: a consumer that comes back gets what is not acked, and nothing that is.
+The cursor is what survives: a consumer that comes back gets what is not acked, and nothing that is. It names the epoch
+of the log that was acked: what was given up since is not acked in the log that has its offsets now.
 """
 
 from typing import Annotated
@@ -8,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sulina.core.epochs import EpochHistory
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.ranges import Range, RangeMap, RangeSet
 from sulina.errors import CorruptCommit
 
@@ -24,13 +27,15 @@ class StoredCursor(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: Natural
     acked: list[tuple[Natural, Positive]] = []  # how far after the one before, and how long
     attempts: list[tuple[Natural, Positive, Positive]] = []  # and how many deliveries have failed
+    epoch: int = NO_EPOCH
 
 
 class Cursor:
     """Mutable; `stored` gives what to keep."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, epoch: int = NO_EPOCH) -> None:
         self.offset = offset
+        self.epoch = epoch  # of the log that it is about; NO_EPOCH: it was stored before cursors had one
         self.acked = RangeSet()  # beyond `offset`
         self.attempts = RangeMap()  # that failed, of records that are not acked
 
@@ -64,11 +69,12 @@ class Cursor:
         """Records of the log that are not acked."""
         return max(0, end_offset - self.offset - self.acked.count)
 
-    def clamp(self, end_offset: int) -> bool:
-        """Forget what lies beyond the end of the log, if it does: it will be somebody else. Whether it did."""
-        acked, attempts = self.acked.remove(end_offset, END), self.attempts.pop(end_offset, END)
-        is_beyond = self.offset > end_offset
-        self.offset = min(self.offset, end_offset)
+    def follow(self, log: EpochHistory) -> bool:
+        """Go on in this log, and forget what was given up: its offsets are others' now. Whether something was."""
+        end = log.end_of(self.epoch) if self.epoch != NO_EPOCH else log.next_offset
+        acked, attempts = self.acked.remove(end, END), self.attempts.pop(end, END)
+        is_beyond = self.offset > end
+        self.offset, self.epoch = min(self.offset, end), log.epoch
         return is_beyond or bool(acked or attempts)
 
     def stored(self) -> bytes:
@@ -82,7 +88,7 @@ class Cursor:
         for start, end, count in self.attempts:
             attempts.append((start - place, end - start, count))
             place = end
-        return msgspec.json.encode(StoredCursor(self.offset, acked, attempts))
+        return msgspec.json.encode(StoredCursor(self.offset, acked, attempts, self.epoch))
 
     @classmethod
     def load(cls, key: str, data: bytes) -> "Cursor":
@@ -91,7 +97,7 @@ class Cursor:
             stored = msgspec.json.decode(data, type=StoredCursor)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptCommit(name=key, reason=str(error)) from None
-        cursor = cls(stored.offset)
+        cursor = cls(stored.offset, stored.epoch)
         place = stored.offset
         for gap, length in stored.acked:
             cursor.acked.add(place + gap, place + gap + length)

@@ -1,6 +1,8 @@
 """Where a subscription or a reader begins, as one word: `earliest`, `latest`, `offset:42`, `timestamp:…`, `version:7`.
 
-A version begins at the first record that its commit added; a timestamp at the first record as new or newer.
+A version begins at the first record that its commit added; a timestamp at the first record as new or newer. An offset
+may name the epoch in which everything before it was read, `offset:42@7`: where that was given up since, it means the
+place where the log goes on (`core.epochs`).
 """
 
 from dataclasses import dataclass
@@ -29,6 +31,12 @@ class Position:
 
     at: At
     value: int = 0  # an offset, milliseconds since 1970, or a version
+    epoch: int | None = None  # of an offset; None: not known
+
+    @classmethod
+    def at_offset(cls, offset: int, epoch: int | None) -> Self:
+        """The offset, after everything before it was read in that epoch, if that is known (not negative)."""
+        return cls(At.OFFSET, offset, epoch if epoch is not None and epoch >= 0 else None)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -37,18 +45,22 @@ class Position:
         if word in (At.EARLIEST, At.LATEST) and not colon:
             return cls(At(word))
         if word in (At.OFFSET, At.TIMESTAMP, At.VERSION):
-            number = _number(rest)
+            digits, at, epoch_digits = rest.partition("@") if word == At.OFFSET else (rest, "", "")
+            number, epoch = _number(digits), _number(epoch_digits)
             if number is None and word == At.TIMESTAMP:
                 number = _milliseconds(rest)
-            if number is not None:
-                return cls(At(word), number)
+            if number is not None and (epoch is not None or not at):
+                return cls(At(word), number, epoch)
         shown = text if len(text) <= 60 else text[:57] + "..."
         raise InvalidSettings(
-            f"position {shown!r} is none of earliest, latest, offset:N, version:N, timestamp:MS, timestamp:ISO"
+            f"position {shown!r} is none of earliest, latest, offset:N, offset:N@EPOCH, version:N, "
+            "timestamp:MS, timestamp:ISO"
         )
 
     def __str__(self) -> str:
-        return self.at.value if self.at in (At.EARLIEST, At.LATEST) else f"{self.at.value}:{self.value}"
+        if self.at in (At.EARLIEST, At.LATEST):
+            return self.at.value
+        return f"{self.at.value}:{self.value}" if self.epoch is None else f"{self.at.value}:{self.value}@{self.epoch}"
 
 
 EARLIEST = Position(At.EARLIEST)

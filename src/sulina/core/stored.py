@@ -54,6 +54,17 @@ def bounds(data: memoryview) -> list[tuple[int, int, int, int]]:
     return found
 
 
+def first_after_epoch(data: memoryview, epoch: int) -> int | None:
+    """The first offset in checked bytes whose batch is of a later epoch; None: there is none."""
+    position = 0
+    while position < len(data):
+        offset, length, written_in, *_ = _FRONT.unpack_from(data, position)
+        if written_in > epoch:
+            return int(offset)
+        position += _LENGTH_END + length
+    return None
+
+
 class StoredRun(NamedTuple):
     """Batches that lie end to end in a buffer: bytes [start, end), offsets [base_offset, end_offset).
 

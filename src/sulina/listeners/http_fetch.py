@@ -52,6 +52,7 @@ class Fetcher:
             "min_version": number(),
             "min_offset": number(),
             "wait_ms": number(0, int(limits.wait_seconds_max * 1000)),
+            "epoch": number(),
         }
 
     async def fetch(self, target: Target, partition: int, exchange: Exchange) -> None:
@@ -73,6 +74,7 @@ class Fetcher:
             min_version=query.get("min_version"),
             min_offset=query.get("min_offset"),
             wait_seconds=wait_seconds,
+            epoch=query.get("epoch"),
         )
         fetched = await (self._waited(fetch, exchange) if wait_seconds else fetch)
         with Held(self._room) as held:
@@ -134,6 +136,7 @@ def _facts(fetched: Fetched, next_offset: int) -> list[tuple[bytes, bytes]]:
         (b"sulina-next-offset", b"%d" % next_offset),
         (b"sulina-version", b"%d" % fetched.version),
         (b"sulina-end-offset", b"%d" % fetched.end_offset),
+        (b"sulina-epoch", b"%d" % fetched.epoch),
     ]
 
 
@@ -146,6 +149,7 @@ def _as_json(fetched: Fetched, max_records: int) -> tuple[bytes, int, int]:
         next_offset=next_offset,
         version=fetched.version,
         end_offset=fetched.end_offset,
+        epoch=fetched.epoch,
     )
     return encoder.encode(answer), len(records), next_offset
 

@@ -43,6 +43,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("RecordsOut", "next_offset"): "Read on from here.",
     ("RecordsOut", "version"): "The version of the log that was read.",
     ("RecordsOut", "end_offset"): "Where the log ends at that version: one past the last record.",
+    ("RecordsOut", "epoch"): "The epoch of the log that was read: pass it as `epoch` to read on.",
     ("TopicSettings", "partitions"): "How many; for ever.",
     ("TopicSettings", "delivery"): "`reliable` is a log; `non_reliable` passes records on to who is attached.",
     ("TopicSettings", "policy"): "What differs from the namespace's policy.",

@@ -214,9 +214,10 @@ def _fetch(limits: HttpLimits) -> Shape:
         "Sulina-Next-Offset": _told("Read on from here."),
         "Sulina-Version": _told("The version of the log that was read."),
         "Sulina-End-Offset": _told("Where the log ends at that version."),
+        "Sulina-Epoch": _told("The epoch of the log that was read: pass it as `epoch` to read on."),
     }
     stored = {"offset": 17, "timestamp": 1767225600000, "key": "42", "value": "hello", "headers": {}}
-    answer = {"records": [stored], "next_offset": 18, "version": 9, "end_offset": 18}
+    answer = {"records": [stored], "next_offset": 18, "version": 9, "end_offset": 18, "epoch": 3}
     wait_ms = int(limits.wait_seconds_max * 1000)
     parameters = [
         _asked("offset", _whole(), "The first record. Absent: the oldest that is kept.", example=0),
@@ -233,6 +234,12 @@ def _fetch(limits: HttpLimits) -> Shape:
             "wait_ms",
             {**_whole(0, wait_ms), "default": 0},
             "How long to wait if there is no record yet; the answer may then still have none.",
+        ),
+        _asked(
+            "epoch",
+            _whole(),
+            "The epoch in which everything before `offset` was read, as the answer before said it. If something of it "
+            "was given up since: 416 `position_diverged`, and `continues_at` says where the log goes on.",
         ),
     ]
     content = {

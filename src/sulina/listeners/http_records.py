@@ -75,6 +75,7 @@ class RecordsOut(Struct, frozen=True, kw_only=True):
     next_offset: int
     version: int
     end_offset: int
+    epoch: int  # who reads on says it
 
 
 class _PlainRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

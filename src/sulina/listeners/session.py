@@ -339,12 +339,18 @@ class Session:
             min_version=frame.min_version,
             min_offset=frame.min_offset,
             wait_seconds=wait_seconds,
+            epoch=frame.epoch,
         )
         async with self._reading:
             await self.outbox.wait_room()
             max_bytes = min(frame.max_bytes, self._limits.fetch_bytes_max)
             fetched = await self._broker.fetch(
-                topic, frame.partition, frame.offset, max_bytes=max_bytes, version=frame.version
+                topic,
+                frame.partition,
+                frame.offset,
+                max_bytes=max_bytes,
+                version=frame.version,
+                epoch=frame.epoch,
             )
             self.outbox.put(Answer(frame.id, fetched), 100 + len(fetched.data))
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from sulina.broker.broker import Broker
 from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
+from sulina.core.position import Position
 from sulina.errors import LimitReached, SulinaError
 from sulina.types import TopicName
 from sulina.wire.frames import (
@@ -73,14 +74,25 @@ class SessionSubscribers:
             return
         self._here[number] = subscriber  # it may ack before all owners have answered
         try:
-            positions = await hub.join(subscriber, frame.positions)
+            begun = await hub.join(
+                subscriber,
+                {
+                    number: Position.at_offset(offset, frame.epochs.get(number))
+                    for number, offset in frame.positions.items()
+                },
+            )
         except BaseException:
             if self._here.get(number) is subscriber:
                 del self._here[number]
             raise
         if number in self._here:
             known = self._broker.topic_named(frame.topic)
-            self._outbox.put(Answer(frame.id, JoinedTopic(is_reliable=known.is_reliable, positions=positions)))
+            joined = JoinedTopic(
+                is_reliable=known.is_reliable,
+                positions={number: position.value for number, position in begun.items()},
+                epochs={number: position.epoch for number, position in begun.items() if position.epoch is not None},
+            )
+            self._outbox.put(Answer(frame.id, joined))
 
     def settle(self, frame: AckBatch | FailBatch) -> None:
         """One that is not attached any more has nothing to ack."""
@@ -109,7 +121,7 @@ class SessionSubscribers:
             self._broker.hub.leave(self._here.popitem()[1], is_lost=True)
 
     def _deliver(self, number: int, given: Delivery) -> None:
-        frame = Deliver(number, given.partition, given.number, given.data, given.ranges)
+        frame = Deliver(number, given.partition, given.number, given.data, given.ranges, given.epoch)
         self._outbox.put(frame, 100 + len(given.data))
 
     def _removed(self, number: int, error: SulinaError) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 from sulina.clock import SystemClock
 from sulina.core.batch import check_records, is_quickly_checked, split
 from sulina.core.commit import Checkpoint, Commit, Remove
+from sulina.core.epochs import EpochHistory
 from sulina.core.log_state import Appended, View
 from sulina.core.plan import Request
 from sulina.core.retention import Retention
@@ -189,6 +190,12 @@ class PartitionLog:
     def epoch(self) -> Epoch:
         """That it writes with."""
         return self._log.epoch
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """The epochs of what readers may see."""
+        view = self.view
+        return EpochHistory(view.epoch, view.next_offset, view.segments)
 
     @property
     def directory_log(self) -> DirectoryLog:

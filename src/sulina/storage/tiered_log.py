@@ -18,6 +18,7 @@ from sulina.clock import SystemClock
 from sulina.core.archive import ArchiveView
 from sulina.core.cluster import Sealed
 from sulina.core.commit import Commit, Remove
+from sulina.core.epochs import EpochHistory
 from sulina.core.log_state import Appended, View
 from sulina.core.resume import End as Drained
 from sulina.core.retention import Retention, expired
@@ -223,6 +224,12 @@ class TieredLog:
     def view(self) -> View:
         """The newest version that readers may see. Its segments are those on disk."""
         return self._view
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """The epochs of what readers may see, on disk and in the archive."""
+        view = self._view
+        return EpochHistory(view.epoch, view.next_offset, view.segments, self._archive.view.slices)
 
     @property
     def end_offset(self) -> Offset:

@@ -74,6 +74,7 @@ class Fetch(Frame, frozen=True, tag="fetch"):
     min_version: int | None = None
     wait_ms: int = 0
     min_offset: int | None = None
+    epoch: int | None = None  # in which everything before `offset` was read, as `Fetched` said it
 
 
 class Subscribe(Frame, frozen=True, tag="sub"):
@@ -131,6 +132,7 @@ class Join(Frame, frozen=True, tag="join"):
     name: Name = ""
     positions: Positions = {}  # the next offset, by partition
     start: Name = "latest"
+    epochs: Positions = {}  # in which everything before those was delivered
 
 
 class AckBatch(Frame, frozen=True, tag="ack_batch"):
@@ -210,6 +212,7 @@ class Deliver(Frame, frozen=True, tag="msg"):
     attempt: int  # 1 the first time; of a subscriber: what its ack repeats
     data: memoryview
     ranges: list[tuple[int, int]]
+    epoch: int = -1  # of a subscriber: of the log that they come from
 
 
 class Detached(Frame, frozen=True, tag="gone"):

@@ -102,6 +102,7 @@ class JoinedTopic(Struct, frozen=True, kw_only=True):
 
     is_reliable: bool
     positions: dict[int, int]  # the offset that it is sent first, by partition
+    epochs: dict[int, int] = {}  # of the logs in which these are
 
 
 class CursorInfo(Struct, frozen=True, kw_only=True):
@@ -192,6 +193,7 @@ class Fetched(Struct, frozen=True, kw_only=True):
     next_offset: int
     version: int
     end_offset: int
+    epoch: int = -1  # of the log that answers: who reads on at `next_offset` says it
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ class Join(PeerFrame, frozen=True, tag="join"):
     offset: int | None = None  # where it was before
     start: Name = "latest"  # a position, where it has not been yet
     topic_id: Name = ""  # as its home knows it: a topic of the same name made anew is another
+    epoch: int = -1  # of the log in which it had everything before `offset`
 
 
 class Leave(PeerFrame, frozen=True, tag="leave"):
@@ -99,6 +100,7 @@ class Joined(PeerFrame, frozen=True, tag="joined"):
 
     id: Id
     offset: int | None
+    epoch: int = -1  # of the log that it is sent
 
 
 class Refused(PeerFrame, frozen=True, tag="refused"):
@@ -125,6 +127,7 @@ class DeliverBatch(PeerFrame, frozen=True, tag="deliver"):
     end: int
     handles: bytes
     data: memoryview
+    epoch: int = -1  # of the log that they come from; -1: the topic keeps nothing
 
 
 class Resume(PeerFrame, frozen=True, tag="resume"):

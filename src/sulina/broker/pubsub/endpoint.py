@@ -27,6 +27,7 @@ class Delivery:
     number: int
     ranges: list[Range]
     data: memoryview
+    epoch: int  # of the log that they come from
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +156,7 @@ class Endpoint:
                 number = next(subscriber.numbers)
                 subscriber.given[number] = (shared, step.attempt)
                 ranges = _own(max(step.start_from, frame.start), frame.end, step.passed)
-                subscriber.deliver(Delivery(name.partition, number, ranges, frame.data))
+                subscriber.deliver(Delivery(name.partition, number, ranges, frame.data, frame.epoch))
             else:
                 self._tell(shared, step)
 

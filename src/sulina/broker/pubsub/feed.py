@@ -14,6 +14,7 @@ from sulina.broker.events import EventStream
 from sulina.broker.partition import Log, Partition
 from sulina.broker.place import Place
 from sulina.core.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.position import Position
 from sulina.core.pubsub import DeliveryReport, Member, PubSubConfig, TopicOptions
 from sulina.errors import LogClosed, NotServing, OffsetOutOfRange, SubscriberRemoved, SulinaError
@@ -60,6 +61,7 @@ class Feed:
         self._revision = place.revision
         # Whoever counted our attempts before begins anew with another feed, also one of the same epoch.
         self._fence = (place.epoch.epoch if place.epoch is not None else 0, int(clock.now() * 1_000_000))
+        self._epoch: int = NO_EPOCH  # of the log that is read
         self._on_closed = on_closed
         self._links = links
         self._clock = clock
@@ -73,15 +75,21 @@ class Feed:
 
     # Who is there
 
-    async def join(self, member: Member, name: str, offset: int | None, start: str) -> int | None:
-        """From where it is sent to; None: the topic keeps nothing. NotServing, LimitReached, InvalidSettings."""
+    async def join(self, member: Member, name: str, position: Position) -> Position | None:
+        """From where it is sent to; None: the topic keeps nothing. NotServing, LimitReached.
+
+        Where something of what it had was given up since, that is where the log goes on.
+        """
         async with self._turn:
             self._check_open()
-            begin = await self._located(offset, start)
+            begin = None
+            if self._partition is not None:
+                begin = Position.at_offset(*await self._partition.locate_with_epoch(position))
             self._check_open()
             if not self._links.is_up(member.node):
                 raise NotServing(reason=f"there is no connection with {member.node}")
-            self._do(self.fan_out.join(member, name, begin, self._clock.monotonic()))
+            offset = None if begin is None else begin.value
+            self._do(self.fan_out.join(member, name, offset, self._clock.monotonic()))
             self._start()
             return begin
 
@@ -137,12 +145,6 @@ class Feed:
         if self._is_closed:
             raise self._place.refusal()
 
-    async def _located(self, offset: int | None, start: str) -> int | None:
-        if self._partition is None:
-            return None
-        position = Position.parse(start) if offset is None else Position.parse(f"offset:{offset}")
-        return await self._partition.locate(position)
-
     # What is published
 
     def publish(self, payload: Payload, options: TopicOptions) -> None:
@@ -194,6 +196,7 @@ class Feed:
             payload.end,
             packed,
             payload.data,
+            self._epoch,
         )
         # One that is lost with its connection is found out when the connection's end is told.
         self._links.send(effect.node, frame)
@@ -230,6 +233,7 @@ class Feed:
 
     async def _read(self, partition: Partition) -> None:
         async with partition.using() as log:
+            self._epoch = log.view.epoch
             log.watchers.add(self._wake.set)
             try:
                 while not self.fan_out.is_empty:

@@ -22,6 +22,7 @@ from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import Taken, Totals, added, summed
 from sulina.broker.topic import Topic
 from sulina.core.fan_out import FanOut, FanOutCounts
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.position import Position
 from sulina.core.pubsub import Member, PubSubConfig, SubscriberInfo
 from sulina.errors import LimitReached, NotServing, SulinaError, TopicNotFound
@@ -82,7 +83,7 @@ class _Asked:
     owner: str
     name: PartitionName
     subscriber: LocalSubscriber
-    answer: "asyncio.Future[int | None]"
+    answer: "asyncio.Future[Position | None]"
 
 
 class Hub:
@@ -170,7 +171,7 @@ class Hub:
         self._starts[subscriber.handle] = start
         return subscriber
 
-    async def join(self, subscriber: LocalSubscriber, positions: Mapping[int, int]) -> dict[int, int]:
+    async def join(self, subscriber: LocalSubscriber, positions: Mapping[int, Position]) -> dict[int, Position]:
         """Have every owner send to it, from `positions` on; where it begins, by partition. NotServing.
 
         One for which that fails is not attached any more.
@@ -192,7 +193,7 @@ class Hub:
         except BaseException:
             self.leave(subscriber)
             raise
-        return {number: offset for number, offset in begun.items() if offset is not None}
+        return {number: position for number, position in begun.items() if position is not None}
 
     def leave(self, subscriber: LocalSubscriber, *, is_lost: bool = False, error: SulinaError | None = None) -> None:
         """It wants no more, or its connection is lost; `error` is for who waits for its join."""
@@ -222,8 +223,8 @@ class Hub:
         return relay
 
     async def _ask(
-        self, owner: str, name: PartitionName, subscriber: LocalSubscriber, offset: int | None
-    ) -> int | None:
+        self, owner: str, name: PartitionName, subscriber: LocalSubscriber, position: Position | None
+    ) -> Position | None:
         request, answer = next(self._ids), asyncio.get_running_loop().create_future()
         self._asked[request] = _Asked(owner, name, subscriber, answer)
         start, relay = self._starts.get(subscriber.handle, "latest"), self._relays.get(name)
@@ -234,9 +235,10 @@ class Hub:
                 name.partition,
                 subscriber.handle,
                 subscriber.name,
-                offset,
+                None if position is None else position.value,
                 start,
                 relay.topic_id if relay is not None else "",
+                NO_EPOCH if position is None or position.epoch is None else position.epoch,
             )
             if not self.send(owner, frame):
                 raise NotServing(reason=f"there is no connection with {owner}")
@@ -389,8 +391,14 @@ class Hub:
             feed = self.feed(name)
             if frame.topic_id != self._topic(name.topic).stored.topic_id:
                 raise NotServing(reason=f"{name.topic} is another topic by now, here or there")
-            offset = await feed.join(Member(source, frame.handle), frame.name, frame.offset, frame.start)
-            answer: AnyPeerFrame = Joined(frame.id, offset)
+            if frame.offset is None:
+                position = Position.parse(frame.start)
+            else:
+                position = Position.at_offset(frame.offset, frame.epoch)
+            begin = await feed.join(Member(source, frame.handle), frame.name, position)
+            answer: AnyPeerFrame = Joined(frame.id, None)
+            if begin is not None:
+                answer = Joined(frame.id, begin.value, NO_EPOCH if begin.epoch is None else begin.epoch)
         except SulinaError as error:
             answer = Refused(frame.id, error.code, str(error), dict(error.details()))
         self.send(source, answer)
@@ -410,16 +418,17 @@ class Hub:
             asked.answer.set_exception(frame.error())
             return
         known = self.endpoint.position(asked.name, asked.subscriber)
-        if frame.offset is not None and known is not None and frame.offset < known:
+        begin = None if frame.offset is None else Position.at_offset(frame.offset, frame.epoch)
+        if begin is not None and known is not None and begin.value < known:
             # What it has acked is not there any more: its client is to know, and begins anew.
             self._give_up(asked.subscriber, NotServing(reason=f"{asked.name} has lost what it had"))
         elif asked.subscriber.handle in self.endpoint.subscribers:
             # At once: the first batch may be right behind, or the word that it is let go.
             self.endpoint.joined(asked.name, source, asked.subscriber, frame.offset)
             if (relay := self._relays.get(asked.name)) is not None:
-                relay.joined(asked.subscriber, source, frame.offset)
+                relay.joined(asked.subscriber, source, begin)
         if not asked.answer.done():
-            asked.answer.set_result(frame.offset)
+            asked.answer.set_result(begin)
 
     def _removed(self, name: PartitionName, frame: Removed) -> None:
         error = frame.error()

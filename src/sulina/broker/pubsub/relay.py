@@ -5,10 +5,12 @@ An owner that is new, that was away, or that has let a subscriber go, is told of
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
 from sulina.broker.pubsub.endpoint import Endpoint, LocalSubscriber
+from sulina.core.position import Position
 from sulina.errors import NotServing, SulinaError
 from sulina.types import PartitionName
 
@@ -18,8 +20,8 @@ AT_ONCE = 100  # joins that are under way
 
 _logger = structlog.get_logger("sulina.relay")
 
-# Ask the owner to send to a subscriber: the owner, the subscriber, where it was, where it begins if nowhere.
-AskJoin = Callable[[str, PartitionName, LocalSubscriber, int | None], Awaitable[int | None]]
+# Ask the owner to send to a subscriber: the owner, the partition, the subscriber, where it was; None: nowhere yet.
+AskJoin = Callable[[str, PartitionName, LocalSubscriber, Position | None], Awaitable[Position | None]]
 
 
 class Relay:
@@ -41,9 +43,9 @@ class Relay:
         self._owner_of = owner_of
         self._ask = ask
         self._give_up = give_up
-        self._wanted: dict[LocalSubscriber, int | None] = {}  # not joined; where it was, if it knows
-        self._joined: dict[LocalSubscriber, int | None] = {}
-        self._waiting: dict[LocalSubscriber, asyncio.Future[int | None]] = {}
+        self._wanted: dict[LocalSubscriber, Position | None] = {}  # not joined; where it was, if it knows
+        self._joined: dict[LocalSubscriber, Position | None] = {}  # where it began, in the owner's epoch
+        self._waiting: dict[LocalSubscriber, asyncio.Future[Position | None]] = {}
         self._owner: str | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -53,10 +55,10 @@ class Relay:
         """Whether nobody is here."""
         return not self._wanted and not self._joined
 
-    def add(self, subscriber: LocalSubscriber, offset: int | None) -> "asyncio.Future[int | None]":
+    def add(self, subscriber: LocalSubscriber, position: Position | None) -> "asyncio.Future[Position | None]":
         """Join it; the future says from where on it is sent to, or why not."""
         answer = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
-        self._wanted[subscriber] = offset
+        self._wanted[subscriber] = position
         self.look()
         return answer
 
@@ -72,12 +74,12 @@ class Relay:
         self._answer(subscriber, error)
         return self._owner
 
-    def joined(self, subscriber: LocalSubscriber, owner: str, offset: int | None) -> None:
+    def joined(self, subscriber: LocalSubscriber, owner: str, begin: Position | None) -> None:
         """The owner sends to it from there on. One that left, or is to be joined elsewhere by now, is not."""
         if subscriber in self._wanted and self._owner == owner:
             del self._wanted[subscriber]
-            self._joined[subscriber] = offset
-            self._answer(subscriber, offset)
+            self._joined[subscriber] = begin
+            self._answer(subscriber, begin)
 
     def let_go(self, subscriber: LocalSubscriber) -> None:
         """The owner sends to it no more: join it again, wherever."""
@@ -108,8 +110,9 @@ class Relay:
 
     def _again(self, subscriber: LocalSubscriber) -> None:
         begun = self._joined.pop(subscriber)
-        position = self._endpoint.position(self.name, subscriber)
-        self._wanted[subscriber] = begun if position is None else position
+        offset = self._endpoint.position(self.name, subscriber)
+        # What it has had since it began came from the same owner, so from a log of the same epoch.
+        self._wanted[subscriber] = begun if begun is None or offset is None else replace(begun, value=offset)
 
     def _all_again(self) -> None:
         for subscriber in list(self._joined):
@@ -159,7 +162,7 @@ class Relay:
             return True
         return True
 
-    def _answer(self, subscriber: LocalSubscriber, outcome: int | SulinaError | None) -> bool:
+    def _answer(self, subscriber: LocalSubscriber, outcome: Position | SulinaError | None) -> bool:
         """Whether somebody waited for it."""
         waiting = self._waiting.pop(subscriber, None)
         if waiting is None or waiting.done():

@@ -1,0 +1,85 @@
+"""Positions with an epoch at a node: fetches, cursors and subscribers of offsets that were given up (U10)."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sulina.broker.pubsub.endpoint import Delivery
+from sulina.client import Client
+from sulina.config import Settings
+from sulina.core.cursor import Cursor
+from sulina.core.position import Position
+from sulina.errors import OffsetOutOfRange, PositionDiverged, SulinaError
+from sulina.node.node import Node
+from sulina.storage.partition_log import PartitionLog
+from sulina.types import Epoch, TopicName
+
+TOPIC = TopicName.parse("/default/orders")
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    """Epoch 0 wrote offsets 0 to 3, epoch 7 goes on from there to 9."""
+    made = await Node.start(Settings(), listen=False, volatile=True)
+    async with Client(made.connector) as client:
+        await client.create_topic(str(TOPIC))
+        await client.publish_batch(str(TOPIC), [str(number) for number in range(4)])
+        log = made.broker.topic_named(str(TOPIC)).partitions[0].log_if_open
+        assert isinstance(log, PartitionLog)
+        await log.claim(Epoch(7))
+        await client.publish_batch(str(TOPIC), [str(number) for number in range(4, 10)])
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[Client]:
+    async with Client(node.connector) as made:
+        yield made
+
+
+async def test_u10_a_fetch_from_what_was_given_up_says_where_the_log_goes_on(client: Client) -> None:
+    first = await client.fetch(TOPIC, 0, 0, max_bytes=1)
+    assert (first.next_offset, first.epoch) == (4, 7)
+    for offset in (0, 4):
+        assert (await client.fetch(TOPIC, 0, offset, epoch=0)).data
+    for offset in (5, 10, 99):
+        with pytest.raises(PositionDiverged) as caught:
+            await client.fetch(TOPIC, 0, offset, epoch=0, wait_seconds=30)
+        told = caught.value
+        assert told.details() == {
+            "topic": str(TOPIC), "partition": 0, "offset": offset, "epoch": 0, "continues_at": 4,
+        }  # fmt: skip
+        assert not told.retryable
+    assert (await client.fetch(TOPIC, 0, 10, epoch=7)).end_offset == 10
+    with pytest.raises(OffsetOutOfRange):
+        await client.fetch(TOPIC, 0, 99, epoch=8)
+
+
+async def test_u10_a_position_with_an_epoch_is_found_where_the_log_goes_on(client: Client) -> None:
+    found = [await client.locate(TOPIC, f"offset:{text}") for text in ("3@0", "4@0", "8@0", "99@0", "8@7", "8", "99")]
+    assert found == [3, 4, 4, 4, 8, 8, 10]
+
+
+async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given_up(node: Node, client: Client) -> None:
+    await client.create_subscription(TOPIC, "s", start="earliest")
+    subscription = node.broker.topic_named(str(TOPIC)).subscriptions["s"]
+    cursor = subscription._cursors[0]
+    assert (cursor.offset, cursor.epoch) == (0, 7)
+    stored = Cursor(2, epoch=0)
+    stored.ack(3, 8)
+    await subscription.adopt(0, Cursor.load("key", stored.stored()))
+    async with client.subscribe(TOPIC, "s") as messages:
+        assert [(await anext(messages)).offset for _ in range(7)] == [2, *range(4, 10)]
+    await client.seek(TOPIC, "s", "offset:8@0")
+    cursor = subscription._cursors[0]
+    assert (cursor.offset, cursor.epoch) == (4, 7)
+
+
+async def test_u10_a_subscriber_is_joined_where_the_log_goes_on(node: Node) -> None:
+    hub = node.broker.hub
+    given: list[Delivery] = []
+    removed: list[SulinaError] = []
+    subscriber = await hub.attach(TOPIC, "me", start="latest", deliver=given.append, removed=removed.append)
+    assert await hub.join(subscriber, {0: Position.at_offset(8, 0)}) == {0: Position.at_offset(4, 7)}
+    assert not removed

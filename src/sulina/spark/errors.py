@@ -133,6 +133,18 @@ class IncompleteScan(NotAvailable):
         self.partition, self.start, self.end, self.records = partition, start, end, records
 
 
+class StreamDiverged(NotAvailable):
+    """Records that a stream has read, or was about to read, were given up, and their offsets used again."""
+
+    def __init__(self, *, partition: str, start: int, end: int, epoch: int) -> None:
+        super().__init__(
+            f"offsets [{start}, {end}) of {partition} were given up since epoch {epoch}, and the log goes on at "
+            f"{start} with other records: set failOnDataLoss=false to go on there, beside what was made of those that "
+            f"are gone, or begin with a new checkpoint and a new table"
+        )
+        self.partition, self.start, self.end, self.epoch = partition, start, end, epoch
+
+
 class TableFailed(SulinaError):
     """A table could not be read or committed to. Whether a commit was made is unknown: try again with the same txn."""
 

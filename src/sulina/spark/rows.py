@@ -15,7 +15,7 @@ from sulina.core.scan import Range
 from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.decoding import Decoder, Mode
-from sulina.spark.errors import IncompleteScan
+from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.spark.sources import RangeReader, Source
 from sulina.types import Offset, PartitionName, Version
@@ -53,11 +53,26 @@ def read_range(
             offset = Offset(gone.start)
             continue
         headers = _checked(data, wanted.partition) if check_crc else split(data, check_crc=False)
+        _check_epochs(headers, wanted)
         found = _rows(data, headers, offset, wanted, columns, versions)
         _check_whole(found, headers, offset, min(following, wanted.end), wanted.partition)
         if found is not None:
             yield found
         offset = following
+
+
+def _check_epochs(headers: list[BatchHeader], wanted: Range) -> None:
+    """Check that no batch is of a later epoch than the log had when the range was planned. StreamDiverged.
+
+    Such a batch has offsets of records that were there then, and were given up since.
+    """
+    if wanted.epoch is None:
+        return
+    for header in headers:
+        if header.epoch > wanted.epoch and header.base_offset < wanted.end:
+            raise StreamDiverged(
+                partition=str(wanted.partition), start=header.base_offset, end=wanted.end, epoch=wanted.epoch
+            )
 
 
 def _check_whole(

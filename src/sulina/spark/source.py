@@ -195,7 +195,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             {partition: epoch for partition, epoch in epochs.items() if partition not in still}
             | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
         )
-        self._enter(start, found)
+        self._enter(begin, found)
         step(Step.SOURCE_ENDED)
         return found
 
@@ -210,16 +210,16 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._positions is not None:
             self._positions.advance(from_json(end))
 
-    def _enter(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+    def _enter(self, begun: Offsets, end: dict[str, Any]) -> None:
         """Register where a batch begins: in partitions that have come since, with their first record."""
         if self._positions is not None:
-            begun = from_json(start)
             self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner = self._planning()
-        self._enter(start, end)
-        tasks = planner.between(from_json(start), from_json(end), epochs_from_json(start), epochs_from_json(end))
+        begun = from_json(start)
+        self._enter(begun, end)
+        tasks = planner.between(begun, from_json(end), epochs_from_json(start), epochs_from_json(end))
         found = _tasks(tasks, planner.logs.source())
         step(Step.SOURCE_PLANNED)
         return found

@@ -39,7 +39,11 @@ class StreamPositions:
 
     def advance(self, end: Offsets) -> None:
         """Everything before `end` has been processed. InvalidSettings: another stream has the same name."""
-        self._say({name: at for name, at in end.items() if self._said.get(name) != at}, is_beginning=False)
+        moved = {name: at for name, at in end.items() if self._said.get(name) != at}
+        # Back goes who has read what was given up since: the log goes on before that.
+        back = {name: at for name, at in moved.items() if at < self._said.get(name, at)}
+        self._say(back, is_beginning=True)
+        self._say({name: at for name, at in moved.items() if name not in back}, is_beginning=False)
 
     def _say(self, positions: Offsets, *, is_beginning: bool) -> None:
         client = client_of(self.url)

@@ -9,7 +9,7 @@ from sulina.client import Client
 from sulina.config import Settings
 from sulina.core.cursor import Cursor
 from sulina.core.position import Position
-from sulina.errors import OffsetOutOfRange, PositionDiverged, SulinaError
+from sulina.errors import OffsetOutOfRange, PositionDiverged, ReaderAhead, SulinaError
 from sulina.node.node import Node
 from sulina.storage.partition_log import PartitionLog
 from sulina.types import Epoch, TopicName
@@ -74,6 +74,14 @@ async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given
     await client.seek(TOPIC, "s", "offset:8@0")
     cursor = subscription._cursors[0]
     assert (cursor.offset, cursor.epoch) == (4, 7)
+
+
+async def test_u10_a_registered_reader_goes_back_to_where_the_log_goes_on(client: Client) -> None:
+    await client.register_reader("nightly", TOPIC, {0: 8}, epochs={0: 0})
+    with pytest.raises(ReaderAhead):
+        await client.register_reader("nightly", TOPIC, {0: 4})
+    info = await client.register_reader("nightly", TOPIC, {0: 4}, epochs={0: 7})
+    assert info.positions[0].offset == 4
 
 
 async def test_u10_a_subscriber_is_joined_where_the_log_goes_on(node: Node) -> None:

@@ -11,6 +11,7 @@ from sulina.broker.archives import Archives
 from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
 from sulina.core import keys
+from sulina.core.epochs import EpochHistory
 from sulina.core.readers import EXPIRES_SECONDS, SHOWN_SECONDS
 from sulina.core.records import Record
 from sulina.core.topic import Delivery, Policy, TopicSettings
@@ -30,9 +31,9 @@ from sulina.errors import (
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Compare, Listing, Put, TxnResult
 from sulina.storage.objects import open_objects
-from sulina.storage.partition_log import LogThreads
+from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.testing import VirtualClock
-from sulina.types import PartitionName, TopicName
+from sulina.types import Epoch, Offset, PartitionName, TopicName
 from sulina.wire.messages import ReaderSettings
 from tests.support.brokers import brokers, until
 
@@ -174,14 +175,40 @@ async def test_s7_what_registers_while_a_round_is_under_way_counts(tmp_path: Pat
     async with a_world(tmp_path) as world:
         await world.fill(BY_SIZE)
         readers = world.broker._readers
+        log = EpochHistory(Epoch(0), Offset(100), ())
         await readers.look()
-        assert readers.keep_from(FIRST) is None
+        assert readers.keep_from(FIRST, log) is None
         await world.put(p0=5)
-        assert readers.keep_from(FIRST) == 5
+        assert readers.keep_from(FIRST, log) == 5
         await world.put(p0=9)
-        assert readers.keep_from(FIRST) == 5, "in this round"
+        assert readers.keep_from(FIRST, log) == 5, "in this round"
         await readers.look()
-        assert readers.keep_from(FIRST) == 9
+        assert readers.keep_from(FIRST, log) == 9
+
+
+@pytest.mark.parametrize("epochs", [{}, {0: 0}, {0: 4}])
+async def test_u10_what_a_reader_of_given_up_records_needs_is_not_removed(
+    tmp_path: Path, epochs: dict[int, int]
+) -> None:
+    """Epoch 0 wrote offsets up to COUNT and more that was given up; epoch 4 has used those again."""
+    async with a_world(tmp_path) as world:
+        await world.fill(BY_SIZE)
+        log = world.broker.topic_named(str(ORDERS)).partitions[0].log_if_open
+        assert isinstance(log, PartitionLog)
+        await log.claim(Epoch(4))
+        for _ in range(2 * COUNT):
+            await world.broker.publish_records(ORDERS, [Record(value=b"x" * 30_000)])
+        settings = ReaderSettings(positions={0: 2 * COUNT}, epochs=epochs)
+        await world.broker.put_reader("nightly", ORDERS, settings)
+        await world.broker.retain()
+        assert (await world.start() <= COUNT) is (epochs == {0: 0})
+        back = ReaderSettings(positions={0: COUNT}, epochs={0: 4})
+        if epochs == {0: 0}:
+            await world.broker.put_reader("nightly", ORDERS, back)
+            assert await world.position() == COUNT
+        else:
+            with pytest.raises(ReaderAhead):
+                await world.broker.put_reader("nightly", ORDERS, back)
 
 
 async def test_s7_a_reader_of_which_nothing_is_heard_expires_is_shown_and_is_swept_away(tmp_path: Path) -> None:

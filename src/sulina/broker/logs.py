@@ -20,6 +20,7 @@ from sulina.broker.partition import Log, Partition
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
+from sulina.core.epochs import EpochHistory
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
 from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, TopicNotFound
@@ -174,7 +175,9 @@ class Logs:
         else:
             log.reconfigure(self._options_of(topic))
 
-    async def retain(self, topics: Iterable[Topic], keep_from: Callable[[PartitionName], Offset | None]) -> int:
+    async def retain(
+        self, topics: Iterable[Topic], keep_from: Callable[[PartitionName, EpochHistory], Offset | None]
+    ) -> int:
         """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
 
         What is in the archive may go from the disk all the same: it can still be read.
@@ -191,7 +194,7 @@ class Logs:
                     continue
                 try:
                     async with partition.using() as log:
-                        kept = replace(limits, keep_from=keep_from(partition.name))
+                        kept = replace(limits, keep_from=keep_from(partition.name, log.epochs))
                         removed += len(await _retained(log, kept, local))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.

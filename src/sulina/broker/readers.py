@@ -19,7 +19,9 @@ from sulina.broker.partition import Partition
 from sulina.broker.topic import Topic
 from sulina.core import keys
 from sulina.core.cluster import Current
-from sulina.core.readers import Reader, ReaderKey, ReaderPosition, gone_back, grouped, needed
+from sulina.core.epochs import EpochHistory
+from sulina.core.log_state import NO_EPOCH
+from sulina.core.readers import NeededOffsets, Reader, ReaderKey, ReaderPosition, gone_back, grouped, needed
 from sulina.core.topic import Delivery
 from sulina.errors import (
     CorruptCommit,
@@ -82,8 +84,8 @@ class Readers:
         self._topic_of = topic_of
         self._clock = clock
         self._events = events
-        self._needed: dict[PartitionName, Offset] | None = None  # None: it is not known
-        self._put_here: dict[PartitionName, tuple[int, Offset]] = {}  # by revision, since the last look
+        self._needed: dict[PartitionName, NeededOffsets] | None = None  # None: it is not known
+        self._put_here: dict[PartitionName, tuple[int, NeededOffsets]] = {}  # by revision, since the last look
 
     # What clients ask
 
@@ -102,7 +104,7 @@ class Readers:
             if not settings.force:
                 found.check()
             reader = found.readers.get((name, topic)) or Reader(name, topic)
-            back = gone_back(reader.positions, settings.positions)
+            back = gone_back(reader.positions, settings.positions, settings.epochs)
             if back is not None and not settings.force:
                 raise ReaderAhead(
                     topic=str(topic),
@@ -175,17 +177,18 @@ class Readers:
             _logger.error("reader_damaged", error=str(damage))
         lowest = needed(found.readers.values(), now_ms, found.damage)
         self._put_here = {name: put for name, put in self._put_here.items() if put[0] > listing.revision}
-        for partition, (_, offset) in self._put_here.items():  # later than the listing
-            lowest[partition] = min(offset, lowest.get(partition, offset))
+        for partition, (_, put) in self._put_here.items():  # later than the listing
+            for epoch, offset in put.lowest.items():
+                lowest.setdefault(partition, NeededOffsets()).add(offset, epoch)
         self._needed = lowest
         try:
             await self._sweep(found, [reader for reader in found.readers.values() if reader.is_forgotten(now_ms)])
         except (SulinaError, OSError) as error:
             _logger.warning("readers_not_swept", error=str(error))
 
-    def keep_from(self, partition: PartitionName) -> Offset | None:
-        """From where on retention must keep it, as of the last look. None: no reader needs any of it."""
-        return Offset(0) if self._needed is None else self._needed.get(partition)
+    def keep_from(self, partition: PartitionName, log: EpochHistory) -> Offset | None:
+        """From where on retention must keep its log, as of the last look. None: no reader needs any of it."""
+        return Offset(0) if self._needed is None else self._needed.get(partition, NeededOffsets()).first_in(log)
 
     # What is stored
 
@@ -219,6 +222,7 @@ class Readers:
                 expires_seconds=expires,
                 kind=known.kind if settings.kind is None else settings.kind,
                 description=known.description if settings.description is None else settings.description,
+                epoch=settings.epochs.get(number, NO_EPOCH),
             )
             for number, offset in settings.positions.items()
         }
@@ -256,16 +260,17 @@ class Readers:
             done = await self._metadata.txn(compares=[mark, *compares], puts=puts)
             if not done.is_done:
                 return False
-            self._count(done.revision, {partition: Offset(position.offset) for partition, position in some.items()})
+            self._count(done.revision, some)
         return True
 
-    def _count(self, revision: int, positions: Mapping[PartitionName, Offset]) -> None:
+    def _count(self, revision: int, positions: Mapping[PartitionName, ReaderPosition]) -> None:
         """What has registered here counts in a round of retention that is under way."""
-        for partition, offset in positions.items():
-            _, before = self._put_here.get(partition, (revision, offset))
-            self._put_here[partition] = (revision, min(offset, before))
+        for partition, position in positions.items():
+            _, put = self._put_here.get(partition, (revision, NeededOffsets()))
+            put.add(position.offset, position.epoch)
+            self._put_here[partition] = (revision, put)
             if self._needed is not None:
-                self._needed[partition] = min(offset, self._needed.get(partition, offset))
+                self._needed.setdefault(partition, NeededOffsets()).add(position.offset, position.epoch)
 
     async def _sweep(self, found: _Found, readers: Sequence[Reader]) -> None:
         """Delete readers, unless they have come back meanwhile."""

@@ -267,12 +267,16 @@ class Admin:
         kind: str | None = None,
         description: str | None = None,
         force: bool = False,
+        epochs: Mapping[int, int] | None = None,
     ) -> ReaderInfo:
         """Say where a query is, by partition: retention keeps what lies there and after it.
 
         It counts until it has not been heard of for `expires_seconds`, at first 7 days: say it again now and then, also
         when nothing has come. What is None stays as it was, and so do partitions that are not named. ReaderAhead when
         it would go back, unless forced; PartitionNotFound, NotReliable, LimitReached.
+
+        `epochs` are those of the answers in which everything before these positions was read. If that is given up,
+        retention keeps the log from where it goes on, and the reader may go back to there.
         """
         given = {
             "positions": positions, "expires_seconds": expires_seconds, "kind": kind, "description": description,
@@ -283,6 +287,8 @@ class Admin:
                 checked_text(what, text)
         if isinstance(positions, Mapping):
             given["positions"] = dict(positions)
+        if epochs is not None:
+            given["epochs"] = dict(epochs)
         settings = msgspec.to_builtins(checked(given, ReaderSettings))
         answer: tuple[ReaderInfo, bool] = await self._change(
             "put_reader",

@@ -502,10 +502,12 @@ class SyncClient:
         kind: str | None = None,
         description: str | None = None,
         force: bool = False,
+        epochs: Mapping[int, int] | None = None,
     ) -> ReaderInfo:
         """Say where a query is: retention keeps what it needs."""
         return self._run(self._client.register_reader(
             name, topic, positions, expires_seconds=expires_seconds, kind=kind, description=description, force=force,
+            epochs=epochs,
         ))  # fmt: skip
 
     def reader(self, name: str, topic: TopicLike) -> ReaderInfo:

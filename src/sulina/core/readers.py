@@ -2,6 +2,8 @@
 
 - A reader is a name and a topic. In each partition that it reads it has a position: the next record that it needs.
 - Retention keeps everything from the lowest position of the live readers of a partition on.
+- A position may name the epoch of the log that was read. Where that was given up since, the reader needs the log from
+  where it goes on (`core.epochs`), and goes back to there.
 - A reader is heard of when any of its positions is written. One that has not been heard of for longer than it asked for
   is expired: it is shown, and holds nothing back. A while later it is swept away.
 - A position that cannot be read holds back everything: nobody may guess it.
@@ -14,6 +16,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from sulina.core.epochs import EpochHistory
+from sulina.core.log_state import NO_EPOCH
 from sulina.errors import CorruptCommit
 from sulina.types import Offset, PartitionName, TopicName
 
@@ -36,6 +40,7 @@ class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_seconds: ExpiresSeconds = EXPIRES_SECONDS
     kind: Text = ""
     description: Text = ""
+    epoch: int = NO_EPOCH  # in which everything before `offset` was read; NO_EPOCH: it did not say
 
     def stored(self) -> bytes:
         """What to keep."""
@@ -84,24 +89,48 @@ def grouped(positions: Iterable[tuple[str, PartitionName, ReaderPosition]]) -> d
     return readers
 
 
+@dataclass(slots=True)
+class NeededOffsets:
+    """What readers need of one partition: the lowest offset, by the epoch in which everything before it was read."""
+
+    lowest: dict[int, Offset] = field(default_factory=dict)
+
+    def add(self, offset: int, epoch: int) -> None:
+        """One more reader needs it from there on."""
+        self.lowest[epoch] = Offset(min(offset, self.lowest.get(epoch, offset)))
+
+    def first_in(self, log: EpochHistory) -> Offset | None:
+        """Return the first offset of this log that is needed; None: nobody needs any of it."""
+        found = [
+            offset if epoch == NO_EPOCH else min(offset, log.end_of(epoch)) for epoch, offset in self.lowest.items()
+        ]
+        return min(found, default=None)
+
+
 def needed(
     readers: Iterable[Reader], now_ms: int, unreadable: Iterable[PartitionName] = ()
-) -> dict[PartitionName, Offset]:
-    """From which offset on retention must keep a partition; those that are not named nobody needs."""
-    lowest: dict[PartitionName, Offset] = {}
+) -> dict[PartitionName, NeededOffsets]:
+    """What retention must keep of partitions; those that are not named nobody needs."""
+    lowest: dict[PartitionName, NeededOffsets] = {}
     for reader in readers:
         if reader.is_expired(now_ms):
             continue
         for number, position in reader.positions.items():
-            partition, offset = PartitionName(reader.topic, number), Offset(position.offset)
-            lowest[partition] = min(offset, lowest.get(partition, offset))
-    return lowest | dict.fromkeys(unreadable, Offset(0))
+            lowest.setdefault(PartitionName(reader.topic, number), NeededOffsets()).add(position.offset, position.epoch)
+    return lowest | {partition: NeededOffsets({NO_EPOCH: Offset(0)}) for partition in unreadable}
 
 
-def gone_back(before: Mapping[int, ReaderPosition], positions: Mapping[int, int]) -> int | None:
-    """The first partition in which a reader would go back; None: in none."""
-    return next((number for number in sorted(positions) if _is_back(before.get(number), positions[number])), None)
+def gone_back(
+    before: Mapping[int, ReaderPosition], positions: Mapping[int, int], epochs: Mapping[int, int]
+) -> int | None:
+    """The first partition in which a reader would go back; None: in none.
 
-
-def _is_back(before: ReaderPosition | None, offset: int) -> bool:
-    return before is not None and offset < before.offset
+    A lower offset in a later epoch is none: what it had read may have been given up.
+    """
+    for number, offset in sorted(positions.items()):
+        known = before.get(number)
+        if known is not None and offset < known.offset:
+            is_later = NO_EPOCH < known.epoch < epochs.get(number, NO_EPOCH)
+            if not is_later:
+                return number
+    return None

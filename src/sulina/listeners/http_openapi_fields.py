@@ -6,6 +6,7 @@ from sulina.listeners.http_problem import all_codes
 
 POSITION = (
     r"^(earliest|latest|(offset|version|timestamp):(0|[1-9][0-9]{0,17})"
+    r"|offset:(0|[1-9][0-9]{0,17})@(0|[1-9][0-9]{0,17})"
     r"|timestamp:(19[7-9]|2[0-9]{2})[0-9]-[0-9T:.+Z-]+)$"
 )
 PARTITION = r"^(0|[1-9][0-9]{0,2}|10[01][0-9]|102[0-3])$"
@@ -147,6 +148,8 @@ FIELDS: dict[tuple[str, str], str] = {
     ("ReaderSettings", "kind"): "What it is, in a word or two: `spark`, say.",
     ("ReaderSettings", "description"): "What it is for.",
     ("ReaderSettings", "force"): "Let it go back, to read again what it has read.",
+    ("ReaderSettings", "epochs"): "By partition: the `epoch` of the answer in which everything before was read. "
+    "If something of that is given up, retention keeps what follows, and the reader may go back to there.",
     ("ReaderInfo", "reader"): "Its name.",
     ("ReaderInfo", "topic"): "`/namespace/topic`",
     ("ReaderInfo", "kind"): "What it is, as it says.",
@@ -314,6 +317,7 @@ def refine(name: str, schema: dict[str, Any]) -> None:
     if name == "ReaderSettings":
         schema["required"] = ["positions"]
         schema["properties"]["positions"]["propertyNames"] = {"pattern": PARTITION}
+        schema["properties"]["epochs"]["propertyNames"] = {"pattern": PARTITION}
         del schema["properties"]["positions"]["default"]
     if name == "SubscriptionIn":
         for field in ("start", "seek"):

@@ -134,6 +134,12 @@ ReaderPositions = Annotated[
 ]
 
 
+ReaderEpochs = Annotated[
+    dict[Annotated[int, Meta(ge=0, lt=PARTITIONS_OF_A_TOPIC_MAX)], Natural],
+    Meta(max_length=PARTITIONS_OF_A_TOPIC_MAX),
+]
+
+
 class ReaderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a reader is now, by partition. What else is absent stays as it was."""
 
@@ -142,6 +148,7 @@ class ReaderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kind: Text | None = None
     description: Text | None = None
     force: bool = False  # go back
+    epochs: ReaderEpochs = {}  # in which everything before these positions was read, where it is known
 
 
 class ReaderPositionInfo(Struct, frozen=True, kw_only=True):

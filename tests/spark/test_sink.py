@@ -9,7 +9,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
-from sulina.errors import Disconnected, InvalidSettings
+from sulina.core.batch import split
+from sulina.errors import Disconnected, DuplicateSequence, InvalidSettings
 from sulina.spark import sink
 from sulina.spark.clients import client_of
 from sulina.spark.errors import SinkBehind, SinkDiverged
@@ -162,6 +163,31 @@ def test_s2_an_answer_that_is_lost_is_asked_for_again(
     [*made] = [unlucky(monkeypatch, lose=4)]
     write(node, name, PARTS)
     assert made[0][0].publishes == len(PARTS) + 1
+    assert values(client, name) == PARTS
+
+
+class Forgetful(Unlucky):
+    """A client of a log that no longer knows a task's first publishes one by one, only how far it has come."""
+
+    def publish_encoded(self, topic: str, partition: int, data: memoryview) -> Published:
+        (header,) = split(data)
+        if header.base_sequence < len(PARTS) - 5:
+            last = len(PARTS) - 1
+            raise DuplicateSequence(origin_id=header.producer_id, sequence=header.base_sequence, last=last)
+        return super().publish_encoded(topic, partition, data)
+
+
+@pytest.mark.usefixtures("many_publishes")
+def test_s2_what_the_log_no_longer_knows_one_by_one_is_not_published_again(
+    client: SyncClient, node: Serving, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic()
+    write(node, name, PARTS)
+    monkeypatch.setattr(sink, "client_of", lambda url: Forgetful(client_of(url)))
+    write(node, name, PARTS)
+    for count in (1, 3):
+        with pytest.raises(SinkDiverged, match=f"has published {len(PARTS)} records .* and now has {count}"):
+            write(node, name, PARTS[:count])
     assert values(client, name) == PARTS
 
 

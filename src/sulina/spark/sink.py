@@ -35,7 +35,6 @@ from sulina.client import SyncClient
 from sulina.core.batch import split
 from sulina.core.commit import Add, Commit
 from sulina.core.compression import Codec
-from sulina.core.log_state import SEQUENCES
 from sulina.core.topic import Delivery
 from sulina.errors import DuplicateSequence, InvalidSettings, OffsetOutOfRange, StaleOrigin, SulinaError
 from sulina.spark.clients import TIMEOUT_SECONDS, client_of
@@ -43,7 +42,7 @@ from sulina.spark.commit_feed import pages_back
 from sulina.spark.errors import SinkBehind, SinkDiverged
 from sulina.spark.options import Options
 from sulina.spark.steps import Step, step
-from sulina.spark.task_origin import TaskOrigin, task_origin
+from sulina.spark.task_origin import SEQUENCES, TaskOrigin, task_origin
 from sulina.types import TopicName, Version
 from sulina.wire.messages import Published
 

@@ -195,7 +195,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             {partition: epoch for partition, epoch in epochs.items() if partition not in still}
             | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
         )
-        self._enter(begin, found)
+        self._enter(begin, begun_epochs, found)
         step(Step.SOURCE_ENDED)
         return found
 
@@ -208,18 +208,18 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Note that a batch is done. Spark calls this when it plans the next one, so it may never come."""
         if self._positions is not None:
-            self._positions.advance(from_json(end))
+            self._positions.advance(from_json(end), epochs_from_json(end))
 
-    def _enter(self, begun: Offsets, end: dict[str, Any]) -> None:
+    def _enter(self, begun: Offsets, epochs: Epochs, end: dict[str, Any]) -> None:
         """Register where a batch begins: in partitions that have come since, with their first record."""
         if self._positions is not None:
-            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)})
+            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)}, epochs)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner = self._planning()
-        begun = from_json(start)
-        self._enter(begun, end)
-        tasks = planner.between(begun, from_json(end), epochs_from_json(start), epochs_from_json(end))
+        begun, epochs = from_json(start), epochs_from_json(start)
+        self._enter(begun, epochs, end)
+        tasks = planner.between(begun, from_json(end), epochs, epochs_from_json(end))
         found = _tasks(tasks, planner.logs.source())
         step(Step.SOURCE_PLANNED)
         return found

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 EPOCHS = 1 << 15
+SEQUENCES = 1 << 31
 _HIGH_BIT = 1 << 62  # away from ids that are counted up
 
 

@@ -139,8 +139,8 @@ class StreamDiverged(NotAvailable):
     def __init__(self, *, partition: str, start: int, end: int, epoch: int) -> None:
         super().__init__(
             f"offsets [{start}, {end}) of {partition} were given up since epoch {epoch}, and the log goes on at "
-            f"{start} with other records: set failOnDataLoss=false to go on there, beside what was made of those that "
-            f"are gone, or begin with a new checkpoint and a new table"
+            f"{start} with other records: set failOnDataLoss=false (in a pipeline: fail_on_data_loss) to go on there, "
+            f"beside what was made of those that are gone, or begin with a new checkpoint and a new table"
         )
         self.partition, self.start, self.end, self.epoch = partition, start, end, epoch
 

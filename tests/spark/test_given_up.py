@@ -7,6 +7,7 @@ import pytest
 
 from sulina.core.commit import Commit, SegmentRef
 from sulina.core.epochs import EpochHistory
+from sulina.core.position import Position
 from sulina.core.records import Record, encode
 from sulina.core.scan import Piece, Range, Span
 from sulina.spark.errors import StreamDiverged
@@ -51,6 +52,9 @@ class OneLog:
 
     def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
         return Offset(self.ends), Epoch(self.runs[-1][1])
+
+    def offset(self, partition: PartitionName, position: Position) -> Offset:
+        return Offset(position.value)
 
     def span(self, partition: PartitionName) -> Span:
         pieces = (Piece(Offset(0), Offset(self.ends), 100),) if self.ends else ()
@@ -141,6 +145,14 @@ def test_s1_a_planned_batch_whose_records_were_given_up_is_not_replayed_with_oth
         Stream(GIVEN_UP).planned(at("10@3"), at("20@3"))
     assert Stream(GIVEN_UP, LENIENT).planned(at("10@3"), at("20@3")) == [(10, 14, 3)]
     assert Stream(GIVEN_UP, LENIENT).planned(at("20@3"), at("40@5")) == [(14, 40, 5)], "and the next has the rest"
+
+
+def test_s1_a_stream_that_is_begun_at_a_position_of_another_is_told_too() -> None:
+    given = {"startingOffsets": '{"/shop/orders": {"0": "20@3"}}'}
+    assert Stream(BEFORE, given).reader().initialOffset() == at("20@3")
+    with pytest.raises(StreamDiverged):
+        Stream(GIVEN_UP, given).reader().initialOffset()
+    assert Stream(GIVEN_UP, given | LENIENT).reader().initialOffset() == at("14@5")
 
 
 def test_s1_offsets_are_written_down_and_read_again() -> None:

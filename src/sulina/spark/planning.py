@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sulina.core.position import At
+from sulina.core.position import At, Position
 from sulina.core.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan, StreamDiverged
@@ -48,6 +48,10 @@ class Planner:
     def _offset(self, partition: PartitionName, positions: Positions) -> Offset:
         """Where to begin. What is no longer there is an error, or passed over, as the user wishes."""
         position = positions.of(partition)
+        if position.epoch is not None:
+            current = {partition: self.logs.end(partition)[1]}
+            at = self.followed({partition: Offset(position.value)}, {partition: Epoch(position.epoch)}, current)
+            position = Position(At.OFFSET, at[partition])
         try:
             if position.at == At.VERSION:
                 return self._at_version(partition, lambda: self.logs.offset(partition, position))

@@ -34,7 +34,7 @@ from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Version
 
 HINT_EVERY = 10 * CHECKPOINT_EVERY  # versions; a stale hint costs a longer listing, no more
-LOAD_ATTEMPTS_MAX = 3
+LOAD_ATTEMPTS_MAX = 10  # clean-up may come between a listing and a read each time, beside a busy writer
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,7 +393,10 @@ class VersionNotRetained(NotAvailable):
     """The commit of this version has been cleaned up, or never was."""
 
     def __init__(self, *, version: int, oldest: int, current: int) -> None:
-        super().__init__(f"version {version} is not retained; versions {oldest} to {current} are")
+        if version > current:
+            super().__init__(f"version {version} does not exist yet; the newest is {current}")
+        else:
+            super().__init__(f"version {version} is not retained; versions {oldest} to {current} are")
         self.version, self.oldest, self.current = version, oldest, current
 
 

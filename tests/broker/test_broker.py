@@ -352,6 +352,17 @@ async def test_positions_are_found_p12(tmp_path: Path) -> None:
             await at("version:999")
 
 
+async def test_the_oldest_version_that_is_kept_can_be_read_from_p12(tmp_path: Path) -> None:
+    async with a_broker(tmp_path) as broker:
+        await broker.put_topic(ORDERS, TopicSettings())
+        acks = [await broker.publish_records(ORDERS, [Record(value=b"x")] * 2) for _ in range(3)]
+        oldest = acks[1].version
+        assert oldest is not None
+        (cleaned_up,) = tmp_path.rglob(f"{oldest - 1:020d}.json")
+        cleaned_up.unlink()
+        assert await broker.locate(ORDERS, 0, Position.parse(f"version:{oldest}")) == 2
+
+
 async def test_a_topic_that_keeps_nothing_has_nothing_to_read(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(delivery=Delivery.NON_RELIABLE))

@@ -284,7 +284,7 @@ def test_s1_a_version_that_is_not_there_is_named(tmp_path: Path) -> None:
     append(tmp_path, "n long", [[1]])
     append(tmp_path, "n long", [[2]])
     assert read(tmp_path, version=0) == [{"n": 1}]
-    with pytest.raises(VersionNotRetained, match="version 7 is not retained; versions 0 to 1 are"):
+    with pytest.raises(VersionNotRetained, match="version 7 does not exist yet; the newest is 1"):
         read(tmp_path, version=7)
     assert len(read(tmp_path, timestamp="2100-01-01T00:00:00Z")) == 2
     with pytest.raises(InvalidSettings):

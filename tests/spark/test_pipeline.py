@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from sulina.cli import app
 from sulina.client import Message, SyncClient
-from sulina.errors import InvalidSettings
+from sulina.errors import InvalidSettings, VersionNotRetained
 from sulina.spark.delta_native import read_delta
 from sulina.spark.errors import PipelineFailed
 from sulina.spark.pipeline.definition import Pipeline, parse
@@ -200,3 +200,5 @@ def test_s4_a_replay_begins_at_a_moment_a_version_or_an_offset_and_may_end_at_a_
     assert middle == twice[1][:20]
     with pytest.raises(InvalidSettings, match="already"):
         app(["pipeline", "replay", "orders", "then", str(file), "--master", "local[2]"])
+    with pytest.raises(VersionNotRetained, match=f"^version 999 does not exist yet; the newest is {second + 1}$"):
+        app(["pipeline", "replay", "raw", "never", str(file), "--to-version", "999", "--master", "local[2]"])

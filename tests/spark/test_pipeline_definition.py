@@ -8,6 +8,7 @@ import pytest
 
 from sulina.errors import InvalidSettings
 from sulina.spark.pipeline.definition import GoldMode, Otherwise, load, parse
+from sulina.spark.pipeline.stages import bronze_options
 
 BRONZE = {"table": "raw", "topic": "/default/orders"}
 
@@ -26,6 +27,12 @@ def test_s3_the_example_is_a_pipeline(tmp_path: Path) -> None:
     assert list(pipeline.names())[-1] == "orders_quarantine"
     assert pipeline.bronze_of("orders").topic == "/default/orders"
     assert pipeline.checkpoint_root == "./tables/_checkpoints/shop"
+
+
+def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
+    for says, option in (({}, None), ({"fail_on_data_loss": True}, None), ({"fail_on_data_loss": False}, "false")):
+        pipeline = parse(given(bronze=[BRONZE | says]))
+        assert bronze_options(pipeline, pipeline.bronze[0]).get("failOnDataLoss") == option
 
 
 @pytest.mark.parametrize(

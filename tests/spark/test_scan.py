@@ -25,13 +25,14 @@ from sulina.core.commit import Commit
 from sulina.core.scan import Range, Span
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import logs
+from sulina.spark.commit_feed import kept_commits
 from sulina.spark.errors import IncompleteScan
 from sulina.spark.options import ReadOptions
 from sulina.spark.planning import Planner
 from sulina.spark.rows import read_range, read_ranges
 from sulina.spark.source import SulinaReader, SulinaStreamReader, Task
 from sulina.spark.sources import RangeReader
-from sulina.types import Offset, PartitionName, Version
+from sulina.types import Epoch, Offset, PartitionName, Version
 from tests.support.serving import Serving
 
 Topic = Callable[..., str]
@@ -264,6 +265,54 @@ def test_s4_a_scan_begins_at_a_moment_or_a_version_in_every_partition(
             read(place, startingVersion=versions[0] + 2)
         with pytest.raises(VersionNotRetained):
             read(place, endingVersion=versions[0] + 1)
+
+
+@dataclass
+class CleanedUp:
+    """A log that is cleaned up by `speed` versions whenever it is asked; it may name what is just being removed."""
+
+    newest_version: int
+    speed: int
+    is_stale: bool
+    oldest: int = 0
+    questions: int = 0
+
+    def commits(self, start: Version, end: Version) -> list[Commit]:
+        self.questions += 1
+        before, self.oldest = self.oldest, self.oldest + self.speed
+        if start < self.oldest:
+            oldest = before if self.is_stale else self.oldest
+            raise VersionNotRetained(version=start, oldest=oldest, current=self.newest_version)
+        return [commit(version) for version in range(start, end)]
+
+
+def commit(version: int) -> Commit:
+    return Commit(
+        version=Version(version),
+        timestamp="",
+        txn_id="",
+        operations=(),
+        checkpoint_hint=False,
+        epoch=Epoch(1),
+        start_offset=Offset(0),
+        next_offset=Offset(version),
+    )
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+@pytest.mark.parametrize("speed", [1, 10, 70])
+def test_s1_commits_are_found_however_fast_clean_up_is(speed: int, is_stale: bool) -> None:
+    log = CleanedUp(newest_version=2999, speed=speed, is_stale=is_stale)
+    found = [one.version for one in kept_commits(log.commits, Version(0), Version(1000))]
+    assert found == list(range(found[0], 1000)), "a run that ends with the last"
+    assert found[0] <= log.oldest + 330
+    assert log.questions <= 7
+
+
+def test_s1_commits_that_are_all_gone_are_no_error() -> None:
+    log = CleanedUp(newest_version=2999, speed=10, is_stale=False, oldest=1500)
+    assert kept_commits(log.commits, Version(0), Version(1000)) == []
+    assert log.questions == 1
 
 
 # Push-down

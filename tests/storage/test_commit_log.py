@@ -8,6 +8,7 @@ import pytest
 from sulina.core.commit import LAST_CHECKPOINT, Claim, Seal, checkpoint_name, commit_name
 from sulina.errors import CorruptCommit, CorruptLog, InvalidInput, StaleEpoch, VersionConflict, VersionNotRetained
 from sulina.storage.commit_log import CommitLog
+from sulina.storage.steps import Step
 from sulina.testing.clock import VirtualClock
 from sulina.types import Epoch, Offset, Version
 
@@ -231,6 +232,24 @@ def test_versions_that_are_gone_say_which_are_there_l14() -> None:
     with pytest.raises(VersionNotRetained, match="versions 30 to 49 are"):
         log.entry(Version(3))
     assert [entry.version for entry in log.entries(Version(30), Version(33))] == [30, 31, 32]
+
+
+def test_nobody_is_sent_to_a_version_that_is_just_being_removed_l12() -> None:
+    """A refusal names the oldest version that stays when the clean-up which is under way has ended."""
+    seen: list[VersionNotRetained] = []
+
+    def look(step: Step) -> None:
+        if step == Step.CLEANUP_COMMIT_REMOVED:
+            with pytest.raises(VersionNotRetained) as gone:
+                log.entry(Version(len(seen)))  # the one that was removed last
+            seen.append(gone.value)
+
+    log = CommitLog(DictStore(), clock=VirtualClock(), writer="a", steps=look)
+    log.load()
+    log.commit([Claim(epoch=Epoch(0), broker_id="a")], epoch=Epoch(0))
+    go_on(log, 50)
+    assert [gone.version for gone in seen] == list(range(40))
+    assert [gone.oldest for gone in seen] == [10 * (1 + version // 10) for version in range(40)]
 
 
 def test_a_clean_up_under_a_reader_makes_it_look_again() -> None:

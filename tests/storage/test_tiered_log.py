@@ -388,6 +388,32 @@ async def test_l14_old_versions_and_the_commit_feed_go_on_across_owners(world: W
 
 
 @told
+async def test_l14_the_commit_feed_is_whole_also_if_the_disk_cleans_up_while_the_archive_is_asked(world: World) -> None:
+    log = await world.open("a", 1)
+
+    async def publish(count: int) -> None:
+        for number in range(count):
+            await log.append(batch(number))
+            await asyncio.sleep(0.01)  # checkpoints and clean-up have their turn
+
+    recalls = 0
+
+    async def slow(work: Callable[[], Any]) -> Any:
+        nonlocal recalls
+        recalls += 1
+        if recalls < 4:
+            await publish(30)
+        return work()
+
+    await publish(60)
+    end = Version(log.view.version + 1)
+    log._recall = slow  # type: ignore[method-assign]
+    commits = await log.commits(Version(0), end)
+    assert recalls > 1, "the disk has cleaned up meanwhile"
+    assert [commit.version for commit in commits] == list(range(end))
+
+
+@told
 async def test_l15_retention_takes_from_archive_and_disk_what_the_policy_no_longer_keeps(world: World) -> None:
     a = await world.open("a", 1)
     for number in range(30):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from sulina.broker.place import Place
+from sulina.core.commit import offset_before
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
 from sulina.errors import LogClosed, NotOwner, StaleEpoch, VersionNotRetained
@@ -176,5 +177,7 @@ async def _offset_of_version(log: Log, version: int) -> Offset:
         raise VersionNotRetained(version=version, oldest=0, current=view.version)
     if version <= 0:
         return view.start_offset
-    before = await log.commits(Version(version - 1), Version(version))
-    return Offset(min(max(before[0].next_offset, view.start_offset), view.next_offset))
+    found = await log.commits(Version(version), Version(version + 1))
+    if not found:  # its records came into the archive without their commits
+        raise VersionNotRetained(version=version, oldest=version + 1, current=view.version)
+    return Offset(min(max(offset_before(found[0]), view.start_offset), view.next_offset))

@@ -182,6 +182,11 @@ class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 Stored = TypeVar("Stored", Commit, Checkpoint, LastCheckpoint)
 
 
+def offset_before(commit: Commit) -> Offset:
+    """Return where the log ended before a commit: the first record that it added, or a later one, is there."""
+    return next((one.offset_start for one in commit.operations if isinstance(one, Add)), commit.next_offset)
+
+
 def commit_name(version: int) -> str:
     """The file of a commit. Names sort as versions do."""
     return f"{version:020d}.json"

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from sulina.core.commit import SegmentRef
 from sulina.core.position import EARLIEST, LATEST, Position
 from sulina.errors import InvalidName, InvalidSettings
-from sulina.types import Offset, PartitionName, TopicName
+from sulina.types import Epoch, Offset, PartitionName, TopicName
 
 SPLIT_BYTES = 32 << 20
 TASK_ROWS = 1 << 18  # of a batch of a stream
@@ -39,6 +39,7 @@ class Span:
     start: Offset
     end: Offset
     pieces: tuple[Piece, ...] = ()
+    epoch: Epoch | None = None  # of the log at that moment; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Range:
     end: Offset
     size_bytes: int
     stored: tuple[SegmentRef, ...] = ()  # empty: from whoever serves the partition
+    epoch: Epoch | None = None  # a record of a later one is another than was planned to be read; None: not known
 
 
 # Where a scan begins and ends
@@ -70,7 +72,8 @@ class Positions:
     def parse(cls, text: str, otherwise: Position) -> "Positions":
         """`earliest`, `latest`, another position, or JSON: `{"/ns/topic": {"0": 23, "1": -2}}`.
 
-        In JSON -2 is the earliest offset and -1 the latest; partitions that are not named are `otherwise`.
+        In JSON -2 is the earliest offset and -1 the latest; "23@4" is offset 23, after what was read in epoch 4.
+        Partitions that are not named are `otherwise`.
         """
         if not text.lstrip().startswith("{"):
             return cls(Position.parse(text.strip()))
@@ -87,6 +90,8 @@ class Positions:
 
 
 def _position(offset: object) -> Position:
+    if isinstance(offset, str) and "@" in offset:
+        return Position.parse(f"offset:{offset}")
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < _EARLIEST:
         raise ValueError(f"{offset!r} is no offset")
     if offset in (_EARLIEST, _LATEST):
@@ -194,7 +199,7 @@ def ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BYTES) ->
                 found[-1] = replace(last, end=part.end, size_bytes=last.size_bytes + part.size_bytes, stored=stored)
             else:
                 stored = () if part.stored is None else (part.stored,)
-                found.append(Range(span.partition, part.start, part.end, part.size_bytes, stored))
+                found.append(Range(span.partition, part.start, part.end, part.size_bytes, stored, span.epoch))
     return found
 
 

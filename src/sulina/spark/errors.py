@@ -1,9 +1,11 @@
 """What Spark's side of Sulina raises on purpose: the same tree, under `sulina.errors`."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import sulina.errors as known
-from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError
+from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError, from_code
 
 
 class ExpectationFailed(InvalidInput):
@@ -28,12 +30,24 @@ class TableUnsupported(InvalidInput):
 class SinkDiverged(Conflict):
     """A task of Spark was run again and did not give the rows that it gave first. Those are there; others are not."""
 
-    def __init__(self, *, topic: str, partition: int, txn_id: str, ours: int, theirs: int) -> None:
+    def __init__(self, *, topic: str, partition: int, writer: str, ours: int, theirs: int) -> None:
         super().__init__(
-            f"{txn_id} has published {theirs} records to partition {partition} of {topic}, and now has {ours}: rows "
+            f"{writer} has published {theirs} records to partition {partition} of {topic}, and now has {ours}: rows "
             f"must come in the same order when a task is run again; sort them, or write less in one task"
         )
-        self.topic, self.partition, self.txn_id, self.ours, self.theirs = topic, partition, txn_id, ours, theirs
+        self.topic, self.partition, self.writer, self.ours, self.theirs = topic, partition, writer, ours, theirs
+
+
+class SinkBehind(Conflict):
+    """A later batch of the same query was published, and what there was of this one can no longer be told."""
+
+    def __init__(self, *, topic: str, partition: int, writer: str, records: int) -> None:
+        super().__init__(
+            f"{writer} has {records} records for partition {partition} of {topic}, which has a later batch of the same "
+            f"writer and no longer knows this one: the checkpoint is older than the topic; bring back the newer one, "
+            f"or begin with a new checkpoint, which publishes again what it reads again"
+        )
+        self.topic, self.partition, self.writer, self.records = topic, partition, writer, records
 
 
 class TableSchemaConflict(Conflict):
@@ -119,6 +133,18 @@ class IncompleteScan(NotAvailable):
         self.partition, self.start, self.end, self.records = partition, start, end, records
 
 
+class StreamDiverged(NotAvailable):
+    """Records that a stream has read, or was about to read, were given up, and their offsets used again."""
+
+    def __init__(self, *, partition: str, start: int, end: int, epoch: int) -> None:
+        super().__init__(
+            f"offsets [{start}, {end}) of {partition} were given up since epoch {epoch}, and the log goes on at "
+            f"{start} with other records: set failOnDataLoss=false (in a pipeline: fail_on_data_loss) to go on there, "
+            f"beside what was made of those that are gone, or begin with a new checkpoint and a new table"
+        )
+        self.partition, self.start, self.end, self.epoch = partition, start, end, epoch
+
+
 class TableFailed(SulinaError):
     """A table could not be read or committed to. Whether a commit was made is unknown: try again with the same txn."""
 
@@ -148,6 +174,18 @@ class SparkFailed(SulinaError):
     def __init__(self, *, reason: str) -> None:
         super().__init__(f"Spark could not do it: {reason}")
         self.reason = reason
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what is behind an error of Spark: one of ours as what it is, any other as SparkFailed."""
+    from pyspark.errors import PySparkException  # which processes that only name these errors do without
+
+    try:
+        yield
+    except PySparkException as error:
+        kind, what = said(error)
+        raise (SparkFailed(reason=what) if kind is None else from_code(kind.code, what, {})) from error
 
 
 _RAISED = re.compile(r"sulina\.(?:spark\.)?errors\.(\w+): (.*)")

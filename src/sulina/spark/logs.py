@@ -8,22 +8,23 @@ from typing import Protocol
 import numpy as np
 
 from sulina.core.archive import ArchiveView
-from sulina.core.commit import Commit, SegmentRef, commit_version
+from sulina.core.commit import Commit, SegmentRef, commit_version, offset_before
+from sulina.core.epochs import EpochHistory
 from sulina.core.position import At, Position
 from sulina.core.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.core.topic import Delivery, Schema
 from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
 from sulina.spark.clients import client_of
+from sulina.spark.commit_feed import COMMITS_AT_ONCE
 from sulina.spark.options import Place
 from sulina.spark.sources import Source, open_directory, open_shared
 from sulina.storage.archive import COMMITS_FOLDER, Archive
 from sulina.storage.commit_log import CommitLog
-from sulina.types import Offset, PartitionName, TopicName, Version
+from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 from sulina.wire.messages import PartitionInfo, TopicInfo
 
 SMALL_BYTES = 8 << 20  # of what an owner has on disk and an archive too: then the owner is asked, it is quicker
 FROM_BROKERS = "none"
-COMMITS_AT_ONCE = 1000
 
 
 class Logs(Protocol):
@@ -39,6 +40,14 @@ class Logs(Protocol):
 
     def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
         """Its first offset and the one after its last."""
+        ...
+
+    def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
+        """Return the offset after its last, and the epoch of the log that ends there."""
+        ...
+
+    def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
+        """Return where to go on, for who has read everything before `offset` in `epoch`: less, if some was given up."""
         ...
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
@@ -124,7 +133,7 @@ class BrokerLogs:
 
     def span(self, partition: PartitionName) -> Span:
         info = self._partition(partition)
-        start, end = Offset(info.start_offset), Offset(info.end_offset)
+        start, end, epoch = Offset(info.start_offset), Offset(info.end_offset), _known(info.epoch)
         local = [
             Piece(Offset(max(start, one.start_offset)), Offset(min(end, one.end_offset)), one.size_bytes)
             for one in info.segments
@@ -135,7 +144,7 @@ class BrokerLogs:
         if self._objects is None or archived <= start or (first <= start and _size(local, archived) <= SMALL_BYTES):
             # An archive that we cannot reach is no reason to read less: its owner reads it for us.
             older = [Piece(start, first, SMALL_BYTES)] if start < first else []
-            return Span(partition, start, end, (*older, *local))
+            return Span(partition, start, end, (*older, *local), epoch)
         view = self._archive(partition)
         start = max(start, view.start_offset)  # retention may have gone on since the owner told us
         older = [
@@ -143,7 +152,15 @@ class BrokerLogs:
             for slice_ in view.slices
             if slice_.size and slice_.base < archived and slice_.next_offset > start
         ]
-        return Span(partition, start, end, (*older, *cut(local, archived, end)))
+        return Span(partition, start, end, (*older, *cut(local, archived, end)), epoch)
+
+    def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
+        info = self._partition(partition)
+        return Offset(info.end_offset), Epoch(info.epoch)
+
+    def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
+        found = self._client.locate(partition.topic, Position.at_offset(offset, epoch), partition.partition)
+        return Offset(min(offset, found))
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
         if position.at == At.OFFSET:
@@ -151,10 +168,11 @@ class BrokerLogs:
         return Offset(self._client.locate(partition.topic, position, partition.partition))
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
-        current = self._partition(partition).version
-        if version > current:
+        found = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
+        if not found:
+            current = min(self._partition(partition).version, version - 1)  # it may have come since
             raise VersionNotRetained(version=version, oldest=0, current=current)
-        return self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)[0].next_offset
+        return found[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
         start, newest = 0, self._partition(partition).version
@@ -194,6 +212,11 @@ class BrokerLogs:
         else:
             archive.refresh()
         return archive.view
+
+
+def _known(epoch: int) -> Epoch | None:
+    """The epoch of a log; None: nobody has claimed it yet."""
+    return Epoch(epoch) if epoch >= 0 else None
 
 
 def _size(pieces: Sequence[Piece], until: int) -> int:
@@ -259,6 +282,19 @@ class FileLogs:
         state = log.load()
         return state.start_offset, state.next_offset, state.segments
 
+    def _epochs(self, partition: PartitionName) -> EpochHistory:
+        _, end, stored = self._state(partition)
+        log = self._log(partition)
+        return EpochHistory(log.view.epoch if isinstance(log, Archive) else log.state.epoch, end, stored)
+
+    def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
+        epochs = self._epochs(partition)
+        return epochs.next_offset, epochs.epoch
+
+    def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
+        again = self._epochs(partition).continuation(offset, epoch)
+        return offset if again is None else again
+
     def _log(self, partition: PartitionName) -> CommitLog | Archive:
         log = self._logs.get(partition)
         if log is None:
@@ -274,7 +310,7 @@ class FileLogs:
     def span(self, partition: PartitionName) -> Span:
         start, end, stored = self._state(partition)
         pieces = [_piece(one, start, end) for one in stored if one.size and one.next_offset > start]
-        return Span(partition, start, end, tuple(pieces))
+        return Span(partition, start, end, tuple(pieces), _known(self._epochs(partition).epoch))
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
         start, end, stored = self._state(partition)
@@ -286,7 +322,9 @@ class FileLogs:
             case At.OFFSET:
                 return checked_offset(position.value, start, end)
             case At.VERSION:
-                return self._commit(partition, Version(position.value - 1)).next_offset if position.value else start
+                if not position.value:
+                    return start
+                return max(start, offset_before(self._commit(partition, Version(position.value))))
         found = self._first_since(partition, position.value, [one for one in stored if one.size])
         return end if found is None else found
 
@@ -311,7 +349,12 @@ class FileLogs:
     def _commit(self, partition: PartitionName, version: Version) -> Commit:
         log = self._log(partition)
         self._state(partition)
-        return log.commits(version, Version(version + 1))[0] if isinstance(log, Archive) else log.entry(version)
+        if not isinstance(log, Archive):
+            return log.entry(version)
+        found = log.commits(version, Version(version + 1))
+        if not found:  # its records came into the archive without their commits
+            raise VersionNotRetained(version=version, oldest=version + 1, current=log.view.log_version)
+        return found[0]
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
         return self._commit(partition, version).next_offset

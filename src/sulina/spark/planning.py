@@ -1,19 +1,22 @@
 """What a driver decides: from options and logs to offsets, and from offsets to tasks. Nothing is read here."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sulina.core.position import At
+from sulina.core.position import At, Position
 from sulina.core.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
-from sulina.spark.errors import IncompleteScan
+from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import Logs, checked_offset, open_logs
 from sulina.spark.options import ReadOptions
-from sulina.types import Offset, PartitionName, TopicName, Version
+from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 Offsets = dict[PartitionName, Offset]
+Epochs = Mapping[PartitionName, Epoch]  # of the logs in which everything before some offsets was read
+JsonOffsets = Mapping[str, Mapping[str, int | str]]
 Tasks = list[tuple[Range, ...]]
+NO_EPOCHS: Epochs = {}
 
 
 @dataclass(slots=True)
@@ -45,6 +48,10 @@ class Planner:
     def _offset(self, partition: PartitionName, positions: Positions) -> Offset:
         """Where to begin. What is no longer there is an error, or passed over, as the user wishes."""
         position = positions.of(partition)
+        if position.epoch is not None:
+            current = {partition: self.logs.end(partition)[1]}
+            at = self.followed({partition: Offset(position.value)}, {partition: Epoch(position.epoch)}, current)
+            position = Position(At.OFFSET, at[partition])
         try:
             if position.at == At.VERSION:
                 return self._at_version(partition, lambda: self.logs.offset(partition, position))
@@ -104,9 +111,31 @@ class Planner:
         """Where a new stream begins."""
         return {partition: self._offset(partition, self.options.starting) for partition in self.logs.partitions()}
 
-    def newest(self) -> Offsets:
-        """Where the logs end now."""
-        return {partition: self.logs.bounds(partition)[1] for partition in self.logs.partitions()}
+    def newest(self) -> tuple[Offsets, Epochs]:
+        """Where the logs end now, and the epochs that they have there."""
+        ends = {partition: self.logs.end(partition) for partition in self.logs.partitions()}
+        return {partition: end for partition, (end, _) in ends.items()}, {
+            partition: epoch for partition, (_, epoch) in ends.items() if epoch >= 0
+        }
+
+    def followed(self, offsets: Offsets, epochs: Epochs, current: Epochs) -> Offsets:
+        """Return where to go on, for a stream that has read everything before `offsets` in `epochs`.
+
+        That is where it is, unless an operator has given up some of what it has read: then those offsets are others' by
+        now, and the log goes on before them. `current` are the epochs of the logs now: within one nothing is given up.
+
+        Raises:
+            StreamDiverged: something was given up, and the user has not said to go on.
+        """
+        found = dict(offsets)
+        for partition, epoch in epochs.items():
+            if current.get(partition, epoch) == epoch:
+                continue
+            offset, again = offsets[partition], self.logs.follow(partition, offsets[partition], epoch)
+            if again < offset and self.options.fail_on_data_loss:
+                raise StreamDiverged(partition=str(partition), start=again, end=offset, epoch=epoch)
+            found[partition] = again
+        return found
 
     def next(self, start: Offsets, newest: Offsets, *, rows_max: int | None, bytes_max: int | None) -> Offsets:
         """Where a batch ends that begins at `start`. Partitions that have come since begin with their first record."""
@@ -119,15 +148,27 @@ class Planner:
             ends = begin | limited(spans, begin, rows_max=rows_max, bytes_max=bytes_max)
         return {**start, **ends}  # a partition that was there before is remembered, whatever the listing says
 
-    def between(self, start: Offsets, end: Offsets) -> Tasks:
-        """A batch. Replayed, it has the same tasks, wherever its records lie by then: sinks know tasks by number."""
+    def between(
+        self, start: Offsets, end: Offsets, start_epochs: Epochs = NO_EPOCHS, end_epochs: Epochs = NO_EPOCHS
+    ) -> Tasks:
+        """A batch. Replayed, it has the same tasks, wherever its records lie by then: sinks know tasks by number.
+
+        StreamDiverged: some of its records were given up since it was planned, or of those before it.
+        """
         self.logs.partitions()
-        wanted: dict[PartitionName, tuple[int, int]] = {}
-        for partition, last in end.items():
-            first = start[partition] if partition in start else self.logs.bounds(partition)[0]
-            if first < last:
-                wanted[partition] = (first, last)
-        spans = {partition: self.logs.span(partition) for partition in wanted}
+        begin = {name: start[name] if name in start else self.logs.bounds(name)[0] for name in end}
+        spans = {
+            name: self.logs.span(name)
+            for name in end
+            if (begin[name], start_epochs.get(name)) != (end[name], end_epochs.get(name))
+        }
+        current = {name: span.epoch for name, span in spans.items() if span.epoch is not None}
+        begin, end = (
+            self.followed(at, {name: epoch for name, epoch in epochs.items() if name in spans}, current)
+            for at, epochs in ((begin, start_epochs), (end, end_epochs))
+        )
+        wanted = {name: (begin[name], end[name]) for name in spans if begin[name] < end[name]}
+        spans = {name: replace(spans[name], epoch=end_epochs.get(name)) for name in wanted}
         for partition, span in spans.items():
             self._check_kept(span, *wanted[partition])
         return [
@@ -158,18 +199,32 @@ def _whole_ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BY
 # As Spark's checkpoints have them
 
 
-def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """`{"/ns/topic": {"0": 17}}`, as the option `startingOffsets` takes it."""
-    found: dict[str, dict[str, int]] = {}
+def to_json(offsets: Offsets, epochs: Epochs = NO_EPOCHS) -> dict[str, dict[str, int | str]]:
+    """`{"/ns/topic": {"0": "17@4"}}`, as the option `startingOffsets` takes it; without its epoch, 17 is a number."""
+    found: dict[str, dict[str, int | str]] = {}
     for partition in sorted(offsets):
-        found.setdefault(str(partition.topic), {})[str(partition.partition)] = offsets[partition]
+        offset, epoch = offsets[partition], epochs.get(partition)
+        at: int | str = offset if epoch is None else f"{offset}@{epoch}"
+        found.setdefault(str(partition.topic), {})[str(partition.partition)] = at
     return found
 
 
-def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The inverse."""
-    return {
-        PartitionName(TopicName.parse(topic), int(number)): Offset(offset)
-        for topic, partitions in offsets.items()
-        for number, offset in partitions.items()
-    }
+def from_json(offsets: JsonOffsets) -> Offsets:
+    """The offsets of `to_json`."""
+    return {partition: Offset(offset_of(at)) for partition, at in _entries(offsets)}
+
+
+def epochs_from_json(offsets: JsonOffsets) -> Epochs:
+    """The epochs of `to_json`, where it has them: a checkpoint from before they were noted has none."""
+    return {partition: Epoch(int(at.partition("@")[2])) for partition, at in _entries(offsets) if isinstance(at, str)}
+
+
+def offset_of(at: int | str) -> int:
+    """The offset of an entry."""
+    return at if isinstance(at, int) else int(at.partition("@")[0])
+
+
+def _entries(offsets: JsonOffsets) -> Iterable[tuple[PartitionName, int | str]]:
+    for topic, partitions in offsets.items():
+        for number, at in partitions.items():
+            yield PartitionName(TopicName.parse(topic), int(number)), at

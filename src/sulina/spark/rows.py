@@ -12,14 +12,13 @@ from sulina.core.columns import decode_columns, origins
 from sulina.core.commit import Add
 from sulina.core.record_columns import SCHEMA
 from sulina.core.scan import Range
-from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange, VersionNotRetained
+from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange
+from sulina.spark.commit_feed import pages_back
 from sulina.spark.decoding import Decoder, Mode
-from sulina.spark.errors import IncompleteScan
+from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.spark.sources import RangeReader, Source
 from sulina.types import Offset, PartitionName, Version
-
-COMMITS_AT_ONCE = 1000
 
 
 def read_ranges(
@@ -54,11 +53,26 @@ def read_range(
             offset = Offset(gone.start)
             continue
         headers = _checked(data, wanted.partition) if check_crc else split(data, check_crc=False)
+        _check_epochs(headers, wanted)
         found = _rows(data, headers, offset, wanted, columns, versions)
         _check_whole(found, headers, offset, min(following, wanted.end), wanted.partition)
         if found is not None:
             yield found
         offset = following
+
+
+def _check_epochs(headers: list[BatchHeader], wanted: Range) -> None:
+    """Check that no batch is of a later epoch than the log had when the range was planned. StreamDiverged.
+
+    Such a batch has offsets of records that were there then, and were given up since.
+    """
+    if wanted.epoch is None:
+        return
+    for header in headers:
+        if header.epoch > wanted.epoch and header.base_offset < wanted.end:
+            raise StreamDiverged(
+                partition=str(wanted.partition), start=header.base_offset, end=wanted.end, epoch=wanted.epoch
+            )
 
 
 def _check_whole(
@@ -164,19 +178,11 @@ class _Versions:
 
     def _load(self, start: Offset) -> None:
         """Walk back from the newest commit until what is known, or `start`, is reached."""
-        newest = self._reader.newest()
-        pages, end = [], Version(newest + 1)
-        while end > self._newest + 1:
-            first = Version(max(self._newest + 1, end - COMMITS_AT_ONCE))
-            try:
-                page = self._reader.commits(first, end)
-            except VersionNotRetained as gone:
-                page = self._reader.commits(Version(gone.oldest), end) if gone.oldest < end else []
-                first = Version(self._newest + 1)  # there are none before
+        newest, pages = self._reader.newest(), []
+        for page in pages_back(self._reader.commits, self._newest, newest):
             pages.append(page)
-            if page and page[0].next_offset <= start:
+            if page[0].next_offset <= start:
                 break
-            end = first
         added = [
             (operation.offset_start, operation.offset_end, commit.version)
             for page in reversed(pages)

@@ -1,17 +1,22 @@
 """`df.write.format("sulina")` and `df.writeStream.format("sulina")`: rows become records, exactly once.
 
-- What a task has for a partition of a topic is one publish, all or nothing, under a txn_id made of query, batch and
-  task. A task that is retried, speculated, or run again because its batch is replayed finds the first answer, and adds
-  nothing.
-- What is too large for one publish is several, each under a txn_id of its own. Then the task must give the same rows in
-  the same order when it is run again; where it gives another number of them, the write fails.
+- A task is a producer for each partition of a topic, its batch is the producer's epoch, and records are numbered from 0
+  in each batch (`task_origin`). The log takes every number once: a task that is retried, speculated, or run again
+  because its batch is replayed, also long after, adds nothing.
+- What a task has for a partition is one publish, all or nothing; what is too large for one is several, cut by the size
+  of the rows as Spark gives them. Then a task must give the same rows in the same order when it is run again: what the
+  log has of it is passed over, the rest follows.
+- A task that gives another number of rows than it has published is an error, as far as the log can still tell. So is a
+  batch from before the newest that the topic has, if its records are no longer there to be counted: nothing is left out
+  in silence.
+- What was sent and not answered is sent again: the log knows it by its numbers.
 - Rows with a key go where every Kafka client would send them; rows without one go to one partition for each task.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from uuid import uuid4
 from zlib import crc32
 
@@ -27,17 +32,25 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
+from sulina.core.batch import split
+from sulina.core.commit import Add, Commit
 from sulina.core.compression import Codec
-from sulina.errors import InvalidSettings
-from sulina.spark.clients import client_of
-from sulina.spark.errors import SinkDiverged
+from sulina.core.topic import Delivery
+from sulina.errors import DuplicateSequence, InvalidSettings, OffsetOutOfRange, StaleOrigin, SulinaError
+from sulina.spark.clients import TIMEOUT_SECONDS, client_of
+from sulina.spark.commit_feed import pages_back
+from sulina.spark.errors import SinkBehind, SinkDiverged
 from sulina.spark.options import Options
 from sulina.spark.steps import Step, step
-from sulina.types import TopicName
+from sulina.spark.task_origin import SEQUENCES, TaskOrigin, task_origin
+from sulina.types import TopicName, Version
+from sulina.wire.messages import Published
 
-WRITE_OPTIONS = ("url", "topic", "txn", "codec")
+WRITE_OPTIONS = ("url", "topic", "txn", "txnVersion", "codec")
 BATCH_BYTES = 8 << 20  # of one record batch, before it is compressed
-PUBLISH_BYTES = 48 << 20  # of one publish
+PUBLISH_BYTES = 48 << 20  # of one publish, likewise: where it is cut must not depend on codecs or clocks
+RETRY_SECONDS = 0.2
+PAGES_MAX = 100  # of commits that are looked through for a batch that was published long ago
 ROW_BYTES = 40  # that a record costs beside its key, value and headers
 COLUMNS = {"value", "key", "headers", "timestamp", "topic", "partition"}
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -58,6 +71,7 @@ class WriteOptions:
     url: str
     topic: str | None  # None: the column says it
     txn: str
+    txn_version: int
     codec: Codec
 
     @classmethod
@@ -80,17 +94,29 @@ class WriteOptions:
         if topic is not None:
             TopicName.parse(topic)
         codec = options.choice("codec", tuple(each.name.lower() for each in Codec))
-        return cls(url=url, topic=topic, txn=options.text("txn") or uuid4().hex, codec=Codec[codec.upper()])
+        txn, version = options.text("txn"), options.text("txnVersion")
+        if version is not None and (txn is None or not version.strip().isdecimal()):
+            raise InvalidSettings("option txnVersion is a number, 0 or more, of what is written under the name txn")
+        return cls(
+            url=url,
+            topic=topic,
+            txn=txn or uuid4().hex,
+            txn_version=int(version or 0),
+            codec=Codec[codec.upper()],
+        )
 
 
 class SulinaWriter(DataSourceArrowWriter):
-    """One `df.write`. With the option `txn`, writing the same rows again adds nothing."""
+    """One `df.write`. With the option `txn`, writing the same rows again adds nothing.
+
+    Many writes share a name if each has a `txnVersion` of its own, higher than those before.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return _Publishing(self._options, self._options.txn).write(iterator)
+        return _Publishing(self._options, f"txn {self._options.txn}", self._options.txn_version).write(iterator)
 
 
 class SulinaStreamWriter(DataSourceStreamArrowWriter):
@@ -105,7 +131,7 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
             raise InvalidSettings("Spark did not say which batch of which query this is")
-        return _Publishing(self._options, f"{query}/{batch}").write(iterator)
+        return _Publishing(self._options, f"query {query}", int(batch)).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         step(Step.PUBLISH_ALL_DONE, self._options.topic or "")
@@ -117,15 +143,15 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
 class _Publishing:
     """The rows of one task."""
 
-    def __init__(self, options: WriteOptions, txn: str) -> None:
+    def __init__(self, options: WriteOptions, writer: str, batch: int) -> None:
         context = TaskContext.get()
         assert context is not None
         self._options = options
-        self._txn, self._task = txn, context.partitionId()
+        self._writer, self._batch, self._task = writer, batch, context.partitionId()
         self._now_ms = int(time.time() * 1000)
-        self._waiting: dict[tuple[str, int], _Part] = {}
-        self._partitions: dict[str, int] = {}
-        self._rows = self._parts = 0
+        self._parts: dict[tuple[str, int], _Part] = {}
+        self._topics: dict[str, tuple[int, bool]] = {}  # how many partitions; whether they have a log
+        self._rows = self._publishes = 0
 
     @cached_property
     def _client(self) -> SyncClient:
@@ -137,9 +163,10 @@ class _Publishing:
             columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
             for topic, rows in self._by_topic(columns, batch.num_rows):
                 self._take(topic, rows)
-        for topic, partition in sorted(self._waiting):
-            self._publish(topic, partition, is_last=True)
-        return Written(self._rows, self._parts)
+        for _, part in sorted(self._parts.items()):
+            self._publish(part)
+            self._check_complete(part)
+        return Written(self._rows, self._publishes)
 
     def _by_topic(self, columns: dict[str, pa.Array], count: int) -> Iterator[tuple[str, dict[str, pa.Array]]]:
         topics = columns.pop("topic", None)
@@ -158,18 +185,29 @@ class _Publishing:
         for partition in np.unique(places):
             mask = places == partition
             some = columns if mask.all() else {name: column.filter(pa.array(mask)) for name, column in columns.items()}
-            part = self._waiting.setdefault((topic, int(partition)), _Part(self._options.codec, self._now_ms))
-            part.add({name: column for name, column in some.items() if name != "partition"})
-            if part.size_bytes >= PUBLISH_BYTES:
-                self._publish(topic, int(partition), is_last=False)
+            part = self._part(topic, int(partition))
+            for _ in part.add({name: column for name, column in some.items() if name != "partition"}):
+                if part.size_bytes >= PUBLISH_BYTES:
+                    self._publish(part)
+
+    def _part(self, topic: str, partition: int) -> "_Part":
+        part = self._parts.get((topic, partition))
+        if part is None:
+            origin = task_origin(self._writer, self._batch, self._task, topic, partition)
+            part = _Part(topic, partition, origin, self._options.codec, self._now_ms)
+            if self._topics[topic][1]:
+                part.version_before = self._client.partition(topic, partition).version
+            self._parts[topic, partition] = part
+        return part
 
     def _places(self, topic: str, columns: dict[str, pa.Array]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         from sulina.core.key_columns import column_partitions  # for executors: it takes a second to import
 
-        if topic not in self._partitions:
-            self._partitions[topic] = self._client.topic(topic).settings.partitions
-        count = self._partitions[topic]
-        keyless = crc32(f"{self._txn}/{self._task}".encode()) % count
+        if topic not in self._topics:
+            settings = self._client.topic(topic).settings
+            self._topics[topic] = settings.partitions, settings.delivery == Delivery.RELIABLE
+        count, _ = self._topics[topic]
+        keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
         rows = len(columns["value"])
         key, named = columns.get("key"), columns.get("partition")
         places = np.full(rows, keyless, np.int32) if key is None else column_partitions(key, count, keyless)
@@ -180,48 +218,135 @@ class _Publishing:
             raise InvalidSettings(f"{topic} has {count} partitions; a row says {int(places.max())}")
         return places
 
-    def _publish(self, topic: str, partition: int, *, is_last: bool) -> None:
-        part = self._waiting[topic, partition]
-        data, rows = part.take()
-        if not rows:
+    def _publish(self, part: "_Part") -> None:
+        """Publish what waits, unless the log has it. SinkDiverged when it has half of it."""
+        data, first, rows = part.take()
+        if not rows or part.is_superseded:
             return
-        # The only publish of a task has no number: whatever order its rows come in, it is the same.
-        number = "" if is_last and part.taken == 1 else f"/{part.taken}"
-        txn_id = f"spark/{self._txn}/{self._task}{number}"
-        published = self._client.publish_encoded(topic, partition, data, txn_id=txn_id)
-        if published.count != rows:
-            raise SinkDiverged(topic=topic, partition=partition, txn_id=txn_id, ours=rows, theirs=published.count)
-        self._parts += 1
-        step(Step.PUBLISH_DONE, topic)
+        try:
+            part.answer = self._sent(part, data)
+        except StaleOrigin:  # a later batch has published here
+            part.is_superseded = True
+            return
+        except DuplicateSequence as known:
+            # Of a producer's older publishes, the log only knows how far they came. Where one of our batches was there
+            # and another was not, it names the other, as both numbers: then the first ends within ours.
+            has = known.last + 1 if known.sequence < known.last else first
+            if has < first + rows:
+                raise self._diverged(part, theirs=has) from known
+            part.answer, part.stored = None, has
+        self._publishes += 1
+        step(Step.PUBLISH_DONE, part.topic)
+
+    def _sent(self, part: "_Part", data: memoryview) -> Published:
+        """Publish, again if the outcome is not known: the log has it once."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            try:
+                return self._client.publish_encoded(part.topic, part.partition, data)
+            except SulinaError as error:
+                if not error.retryable or time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    # What the log had before
+
+    def _check_complete(self, part: "_Part") -> None:
+        """Check that the log has as many records of this task as it gave now. SinkDiverged, SinkBehind."""
+        if part.is_superseded:
+            has = self._count_stored(part)
+            if not has:
+                raise SinkBehind(topic=part.topic, partition=part.partition, writer=self._name, records=part.records)
+        elif part.answer is None:
+            has = part.stored
+        else:
+            has = part.records
+            version, base = part.answer.version, part.answer.base_offset
+            if version is not None and base is not None and version <= part.version_before:
+                has = max(has, self._last_stored(part, base + part.answer.count))
+        if has != part.records:
+            raise self._diverged(part, theirs=has)
+
+    def _last_stored(self, part: "_Part", offset: int) -> int:
+        """Return how many records there were when the one at an offset was written; 0 if that is not of this task."""
+        try:
+            data = self._client.fetch(part.topic, part.partition, offset, max_bytes=1).data
+        except OffsetOutOfRange:
+            return 0
+        numbers = [
+            header.base_sequence + header.record_count
+            for header in split(data, check_crc=False)
+            if (header.producer_id, header.producer_epoch) == (part.origin.producer_id, part.origin.epoch)
+        ]
+        return max(numbers, default=0)
+
+    def _count_stored(self, part: "_Part") -> int:
+        """Return how many records of this task and batch the commits tell of; 0 if they are gone."""
+        ask = partial(_commits, self._client, part)
+        newest = Version(self._client.partition(part.topic, part.partition).version)
+        count = 0
+        for page, _ in zip(pages_back(ask, Version(-1), newest), range(PAGES_MAX), strict=False):
+            adds = [one for commit in page for one in commit.operations if isinstance(one, Add)]
+            ours = [one for one in adds if one.origin_id == part.origin.producer_id]
+            count += sum(one.offset_end - one.offset_start for one in ours if one.origin_epoch == part.origin.epoch)
+            if any(one.origin_epoch < part.origin.epoch for one in ours):
+                break
+        return count
+
+    @property
+    def _name(self) -> str:
+        return f"{self._writer}, batch {self._batch}, task {self._task}"
+
+    def _diverged(self, part: "_Part", theirs: int) -> SinkDiverged:
+        return SinkDiverged(
+            topic=part.topic, partition=part.partition, writer=self._name, ours=part.records, theirs=theirs
+        )
+
+
+def _commits(client: SyncClient, part: "_Part", start: Version, end: Version) -> list[Commit]:
+    return client.commits(part.topic, part.partition, start=start, end=end)
 
 
 class _Part:
-    """Rows for one partition, encoded as they come."""
+    """Rows for one partition, encoded as they come, and what became of those that were published."""
 
-    def __init__(self, codec: Codec, now_ms: int) -> None:
+    def __init__(self, topic: str, partition: int, origin: TaskOrigin, codec: Codec, now_ms: int) -> None:
+        self.topic, self.partition, self.origin = topic, partition, origin
         self._codec, self._now_ms = codec, now_ms
         self._encoded: list[memoryview] = []
-        self.size_bytes = self._count = 0
-        self.taken = 0  # publishes
+        self.size_bytes = 0  # of the rows that wait, as they came
+        self.records = 0  # of this task and batch so far
+        self._published = 0  # of them
+        self.version_before = -1  # of the log when the task began with it
+        self.answer: Published | None = None  # to the last publish
+        self.stored = 0  # where the log gave none: how many records of this task and batch it has
+        self.is_superseded = False  # the log has a later batch
 
-    def add(self, columns: dict[str, pa.Array]) -> None:
-        from sulina.core.columns import encode_columns  # as above
+    def add(self, columns: dict[str, pa.Array]) -> Iterator[None]:
+        """Encode rows, one record batch after the other; after each it may be published what there is."""
+        from sulina.core.columns import encode_columns  # for executors: it takes a second to import
 
         rows = len(columns["value"])
         size = sum(column.nbytes for column in columns.values()) + ROW_BYTES * rows
-        step = max(1, rows * BATCH_BYTES // max(size, 1))
-        for first in range(0, rows, step):
-            some = {name: column.slice(first, step) for name, column in columns.items()}
-            encoded = encode_columns(
-                value=some["value"],
-                timestamp_ms=self._times(some.get("timestamp")),
-                key=some.get("key"),
-                headers=some.get("headers"),
-                codec=self._codec,
+        batch_rows = max(1, rows * BATCH_BYTES // max(size, 1))
+        for first in range(0, rows, batch_rows):
+            some = {name: column.slice(first, batch_rows) for name, column in columns.items()}
+            self._encoded.append(
+                encode_columns(
+                    value=some["value"],
+                    timestamp_ms=self._times(some.get("timestamp")),
+                    key=some.get("key"),
+                    headers=some.get("headers"),
+                    codec=self._codec,
+                    producer_id=self.origin.producer_id,
+                    producer_epoch=self.origin.epoch,
+                    base_sequence=self.records % SEQUENCES,
+                )
             )
-            self._encoded.append(encoded)
-            self.size_bytes += len(encoded)
-        self._count += rows
+            count = len(some["value"])
+            self.records += count
+            self.size_bytes += size * count // rows
+            yield
 
     def _times(self, column: pa.Array | None) -> pa.Array | int:
         if column is None:
@@ -229,9 +354,8 @@ class _Part:
         times = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
         return times.fill_null(self._now_ms)
 
-    def take(self) -> tuple[memoryview, int]:
-        """What there is, and how many rows that are."""
-        data, rows = memoryview(b"".join(self._encoded)), self._count
-        self._encoded, self.size_bytes, self._count = [], 0, 0
-        self.taken += bool(rows)
-        return data, rows
+    def take(self) -> tuple[memoryview, int, int]:
+        """Return what waits, the number of its first record, and how many they are."""
+        data, first, rows = memoryview(b"".join(self._encoded)), self._published, self.records - self._published
+        self._encoded, self.size_bytes, self._published = [], 0, self.records
+        return data, first, rows

@@ -31,7 +31,7 @@ from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import common_schema, open_logs
 from sulina.spark.options import ReadOptions
-from sulina.spark.planning import Offsets, Planner, Tasks, from_json, to_json
+from sulina.spark.planning import Epochs, Offsets, Planner, Tasks, epochs_from_json, from_json, to_json
 from sulina.spark.schema import data_ddl, ddl
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.sources import Source
@@ -139,7 +139,8 @@ class _PushFilters:
 
 
 class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream, for as long as its query runs. Its offsets are those of the next records.
+    """One stream, for as long as its query runs. Its offsets are those of the next records, each with the epoch of the
+    log that was read: so it is noticed when an operator has given up some of it, and its offsets are used again.
 
     One with a name (option `reader`) says at the brokers how far it is, and retention keeps what it has not read.
     """
@@ -148,7 +149,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._decoder = _decoder(options)
         self._planner: Planner | None = None
-        self._target: Offsets | None = None  # where a query ends that reads what is there now
+        self._target: tuple[Offsets, Epochs] | None = None  # where a query ends that reads what is there now
         self._positions = _positions(options)
 
     def _planning(self) -> Planner:
@@ -164,7 +165,9 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._positions = _positions(self._options)
 
     def initialOffset(self) -> dict[str, Any]:
-        return to_json(self._planning().starting())
+        planner = self._planning()
+        _, epochs = planner.newest()  # before it is looked up what begins there: it may be older, never newer
+        return to_json(planner.starting(), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_max is not None:
@@ -175,20 +178,29 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         planner = self._planning()
-        newest = planner.newest() if self._target is None else self._target
+        newest, epochs = planner.newest() if self._target is None else self._target
         is_limited = not isinstance(limit, ReadAllAvailable)
+        begun, begun_epochs = from_json(start), epochs_from_json(start)
+        begin = planner.followed(begun, begun_epochs, epochs)
         end = planner.next(
-            from_json(start),
+            begin,
             newest,
             rows_max=self._options.rows_max if is_limited else None,
             bytes_max=self._options.bytes_max if is_limited else None,
         )
-        self._enter(start, to_json(end))
+        # Where nothing is new the position stays as it is, whoever owns the log by now: Spark would run a batch for it.
+        still = {partition for partition in begun if end[partition] == begin[partition] == begun[partition]}
+        found = to_json(
+            end,
+            {partition: epoch for partition, epoch in epochs.items() if partition not in still}
+            | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
+        )
+        self._enter(begin, begun_epochs, found)
         step(Step.SOURCE_ENDED)
-        return to_json(end)
+        return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return to_json(self._planning().newest())
+        return to_json(*self._planning().newest())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planning().newest()
@@ -196,18 +208,19 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Note that a batch is done. Spark calls this when it plans the next one, so it may never come."""
         if self._positions is not None:
-            self._positions.advance(from_json(end))
+            self._positions.advance(from_json(end), epochs_from_json(end))
 
-    def _enter(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+    def _enter(self, begun: Offsets, epochs: Epochs, end: dict[str, Any]) -> None:
         """Register where a batch begins: in partitions that have come since, with their first record."""
         if self._positions is not None:
-            begun = from_json(start)
-            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)})
+            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)}, epochs)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner = self._planning()
-        self._enter(start, end)
-        found = _tasks(planner.between(from_json(start), from_json(end)), planner.logs.source())
+        begun, epochs = from_json(start), epochs_from_json(start)
+        self._enter(begun, epochs, end)
+        tasks = planner.between(begun, from_json(end), epochs, epochs_from_json(end))
+        found = _tasks(tasks, planner.logs.source())
         step(Step.SOURCE_PLANNED)
         return found
 

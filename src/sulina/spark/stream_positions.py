@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from sulina.errors import InvalidSettings, ReaderAhead, TopicNotFound
 from sulina.spark.clients import client_of
-from sulina.spark.planning import Offsets
-from sulina.types import TopicName
+from sulina.spark.planning import NO_EPOCHS, Epochs, Offsets
+from sulina.types import Epoch, PartitionName, TopicName
 
 EXPIRES_SECONDS = 30 * 86_400.0
 REPEAT_SECONDS = 3600.0  # after which a position is said again, so that it does not expire
@@ -28,18 +28,25 @@ class StreamPositions:
     reader: str
     clock: Callable[[], float] = time.monotonic
     _said: Offsets = field(default_factory=dict)
+    _epochs: dict[PartitionName, Epoch] = field(default_factory=dict)  # in which everything before was read, if known
     _said_at: dict[TopicName, float] = field(default_factory=dict)
 
-    def enter(self, start: Offsets) -> None:
+    def enter(self, start: Offsets, epochs: Epochs = NO_EPOCHS) -> None:
         """Register where partitions begin that are new to this run; say again what was said long ago."""
+        self._epochs |= {name: epoch for name, epoch in epochs.items() if name not in self._said}
         new = {partition: offset for partition, offset in start.items() if partition not in self._said}
         late = {topic for topic, at in self._said_at.items() if self.clock() - at > REPEAT_SECONDS}
         again = {partition: offset for partition, offset in self._said.items() if partition.topic in late}
         self._say(again | new, is_beginning=True)
 
-    def advance(self, end: Offsets) -> None:
+    def advance(self, end: Offsets, epochs: Epochs = NO_EPOCHS) -> None:
         """Everything before `end` has been processed. InvalidSettings: another stream has the same name."""
-        self._say({name: at for name, at in end.items() if self._said.get(name) != at}, is_beginning=False)
+        self._epochs |= epochs
+        moved = {name: at for name, at in end.items() if self._said.get(name) != at}
+        # Back goes who has read what was given up since: the log goes on before that.
+        back = {name: at for name, at in moved.items() if at < self._said.get(name, at)}
+        self._say(back, is_beginning=True)
+        self._say({name: at for name, at in moved.items() if name not in back}, is_beginning=False)
 
     def _say(self, positions: Offsets, *, is_beginning: bool) -> None:
         client = client_of(self.url)
@@ -54,6 +61,9 @@ class StreamPositions:
                     kind="spark",
                     description=f"a stream with the option reader={self.reader}"[:200],
                     force=is_beginning,
+                    epochs={
+                        partition.partition: self._epochs[partition] for partition in said if partition in self._epochs
+                    },
                 )
             except TopicNotFound:
                 pass  # it was deleted: there is nothing to keep

@@ -34,7 +34,7 @@ from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Version
 
 HINT_EVERY = 10 * CHECKPOINT_EVERY  # versions; a stale hint costs a longer listing, no more
-LOAD_ATTEMPTS_MAX = 3
+LOAD_ATTEMPTS_MAX = 10  # clean-up may come between a listing and a read each time, beside a busy writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class CommitLog:
         self._is_alone = is_alone  # nobody else can commit: a lock says so
         self._numbers = itertools.count()
         self._swept: Version | None = None  # commits below it are gone; None until we have cleaned up
+        self._oldest_kept: Version | None = None  # commits below it are gone, or just being removed
         # Written and read back by us, oldest first. Those of others serve recovery, but clean-up does not trust them.
         self._checkpoints: list[Version] = []
 
@@ -218,8 +219,8 @@ class CommitLog:
 
     def oldest_version(self) -> Version:
         """The oldest commit that is retained."""
-        if self._swept is not None:
-            return self._swept
+        if self._oldest_kept is not None:
+            return self._oldest_kept
         commits = _Listing.of(self.store.list()).commits
         return commits[0] if commits else Version(max(self.state.version, 0))
 
@@ -258,6 +259,7 @@ class CommitLog:
             commits = [Version(version) for version in range(self._swept, end)]
             oldest = max(end, self._swept)
         self._steps(Step.CLEANUP_PLANNED)
+        self._oldest_kept = oldest  # before any is gone: nobody is sent to a commit that is just being removed
         for version in commits:  # oldest first, so that what is left has no gap
             self.store.delete(commit_name(version))
             self._steps(Step.CLEANUP_COMMIT_REMOVED)

@@ -11,6 +11,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Self, TypeVar
 
 from sulina.clock import SystemClock
@@ -478,14 +479,23 @@ class TieredLog:
     async def commits(self, start: Version, end: Version) -> list[Commit]:
         """The commits of versions [start, end), from disk or archive. VersionNotRetained."""
         end = min(end, Version(self._view.version + 1))
+        older: list[Commit] = []
+        while True:
+            try:
+                return older + await self._log.commits(start, end)
+            except VersionNotRetained as gone:
+                middle = Version(min(end, gone.oldest, self._archive.view.log_version + 1))
+                if start >= middle:
+                    raise
+            # The disk may give up more meanwhile: it is asked again, and what it has lost by then comes from here too.
+            older += await self._recall(partial(self._archived_commits, start, middle))
+            start = middle
+
+    def _archived_commits(self, start: Version, end: Version) -> list[Commit]:
         try:
-            return await self._log.commits(start, end)
-        except VersionNotRetained as gone:
-            middle = Version(min(end, gone.oldest, self._archive.view.log_version + 1))
-            if start >= middle:
-                raise
-        older = await self._recall(lambda: self._archive.commits(start, middle))
-        return older + (await self._log.commits(middle, end) if middle < end else [])
+            return self._archive.commits(start, end)
+        except VersionNotRetained as gone:  # the archive ends where it ends; the log goes on
+            raise VersionNotRetained(version=gone.version, oldest=gone.oldest, current=self._view.version) from None
 
     async def _recall(self, work: Callable[[], Result]) -> Result:
         if self._closed is not None:

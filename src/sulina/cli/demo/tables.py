@@ -20,8 +20,8 @@ from sulina.errors import SulinaError
 from sulina.spark.errors import SparkFailed
 
 POLL_SECONDS = 0.5
-APPEAR_SECONDS_MAX = 180.0  # Spark's first start on a cold and busy machine
-CATCH_UP_SECONDS_MAX = 90.0
+APPEAR_SECONDS_MAX = 420.0  # Spark's first start on a cold and very busy machine; if it ends, that is seen at once
+CATCH_UP_SECONDS_MAX = 180.0
 STOP_SECONDS_MAX = 30.0
 GOLD = "revenue"
 DEFINITION = """\

@@ -67,6 +67,7 @@ class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     starting: str = "earliest"
     partition_by: list[str] = []
     rows_per_batch_max: Annotated[int, Meta(ge=1)] | None = None
+    fail_on_data_loss: bool = True  # False: go on where the log does after some was removed or given up
 
 
 class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

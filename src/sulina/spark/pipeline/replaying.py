@@ -27,7 +27,7 @@ from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_place import LOG_FOLDER
-from sulina.spark.errors import ExpectationFailed
+from sulina.spark.errors import ExpectationFailed, own_errors
 from sulina.spark.logs import open_logs
 from sulina.spark.options import Place
 from sulina.spark.pipeline.definition import NAME, Bronze, Gold, Silver
@@ -39,12 +39,13 @@ from sulina.types import Offset, PartitionName, TopicName
 RECORD = ("namespace", "topic", "partition", "offset")
 
 
+@own_errors()
 def replay(
     stages: Stages, table: str, into: str, *, starting: str = "earliest", ending_version: int | None = None
 ) -> int:
     """Make a bronze or silver table anew under another name, from a position on, to the end or to a version of the log.
 
-    How many rows it has then. InvalidSettings.
+    How many rows it has then. InvalidSettings; VersionNotRetained, OffsetOutOfRange: the log does not have that.
     """
     pipeline = stages.pipeline
     made = pipeline.find(table)
@@ -123,6 +124,7 @@ class _Repair:
 # What was before
 
 
+@own_errors()
 def backfill(stages: Stages, table: str) -> int:
     """Bring into a bronze table what is in the log before its stream began.
 
@@ -173,6 +175,7 @@ class Retried(msgspec.Struct, frozen=True):
     left: int  # records that are still open
 
 
+@own_errors()
 def retry(stages: Stages, table: str) -> Retried:
     """Take what was put aside of a silver table through it again, as it is defined now. Good rows are added once.
 

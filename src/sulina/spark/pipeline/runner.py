@@ -27,6 +27,7 @@ from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, S
 from sulina.spark.pipeline.silver import ways
 from sulina.spark.pipeline.silver_sink import Counts, counts_at
 from sulina.spark.pipeline.stages import Stages
+from sulina.spark.planning import offset_of
 
 POLL_SECONDS = 0.25
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
@@ -262,7 +263,9 @@ def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> li
 def _offsets(value: Any) -> dict[str, dict[str, int]] | None:
     if isinstance(value, str):
         value = json.loads(value)
-    return value if isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()) else None
+    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+        return None
+    return {topic: {number: offset_of(at) for number, at in one.items()} for topic, one in value.items()}
 
 
 def _lag(end: dict[str, dict[str, int]], newest: dict[str, dict[str, int]]) -> int:

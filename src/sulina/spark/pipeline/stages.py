@@ -213,7 +213,11 @@ def where(pipeline: Pipeline) -> dict[str, str]:
 def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
     """What a bronze table reads of which topics."""
     options = {**where(pipeline), "topic": bronze.topic, "startingOffsets": bronze.starting}
-    return options | ({"maxRowsPerTrigger": str(bronze.rows_per_batch_max)} if bronze.rows_per_batch_max else {})
+    if bronze.rows_per_batch_max:
+        options["maxRowsPerTrigger"] = str(bronze.rows_per_batch_max)
+    if not bronze.fail_on_data_loss:
+        options["failOnDataLoss"] = "false"
+    return options
 
 
 def anywhere(pipeline: Pipeline) -> Pipeline:

@@ -1,0 +1,151 @@
+"""Spark reads a topic while others publish to it as fast as they can: no read fails because of them (finding 13).
+
+A node in a process of its own, publishers in another. The short form reads as Spark's tasks do, and a few times by a
+session; `SULINA_SPARK_READS=500 pytest -s tests/faults/test_spark_under_load.py` is the long form: that many scans by
+a session.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import sulina
+from sulina.client import SyncClient
+from sulina.errors import VersionNotRetained
+from sulina.spark.filters import Bounds
+from sulina.spark.options import ReadOptions
+from sulina.spark.planning import Planner
+from sulina.spark.rows import read_ranges
+from tests.support.serving import Serving, serving
+
+READS = int(os.environ.get("SULINA_SPARK_READS", "0"))
+SESSION_READS = READS or 3
+TASK_READS = 25
+TOPIC = "/default/busy"
+VERSIONS_KEPT = 1000
+LEAD = 100  # versions that a scan may leave out because they are about to go
+PUBLISHERS = 8
+ROWS = 20_000  # of a read by a session
+WAIT_SECONDS = 200.0  # for a thousand commits on a machine with much else to do
+PUBLISHING = """
+import asyncio, sys
+import sulina
+
+async def publish(client):
+    while True:
+        await client.publish(sys.argv[2], b"x" * 100)
+
+async def main():
+    async with sulina.connect(sys.argv[1]) as client:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(int(sys.argv[3])):
+                tasks.create_task(publish(client))
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def publishers(url: str) -> Iterator[None]:
+    """A process that publishes at full speed, each record after the ack of the one before."""
+    process = subprocess.Popen([sys.executable, "-c", PUBLISHING, url, TOPIC, str(PUBLISHERS)])
+    try:
+        yield
+        assert process.poll() is None, "the publishers have ended"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, SyncClient]]:
+    """A node whose clean-up of old versions is at work, because somebody publishes."""
+    folder = tmp_path_factory.mktemp("busy")
+    with serving(folder / "data") as node, sulina.connect(node.url) as client:
+        client.create_topic(TOPIC)
+        with publishers(node.url):
+            wait_version(client, VERSIONS_KEPT + 100)
+            yield node, client
+
+
+def wait_version(client: SyncClient, version: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (current := client.partition(TOPIC).version) < version:
+        assert time.monotonic() < deadline, f"the log is at version {current} only"
+        time.sleep(0.02)
+
+
+def oldest_version(client: SyncClient) -> int:
+    """The oldest that the node still has."""
+    try:
+        return client.commits(TOPIC, start=0, end=1)[0].version
+    except VersionNotRetained as gone:
+        return gone.oldest
+
+
+def scan(url: str, **more: str) -> tuple[list[int], list[int | None]]:
+    """Offsets and versions of a scan, planned and read as Spark does it."""
+    options = ReadOptions.of({"url": url, "topic": TOPIC, "minPartitions": "2", **more}, is_stream=False)
+    planner = Planner.of(options)
+    offsets: list[int] = []
+    versions: list[int | None] = []
+    for task in planner.scan(Bounds()):
+        for rows in read_ranges(planner.logs.source(), task, options.columns, fail_on_data_loss=True):
+            offsets += rows.column("offset").to_pylist()
+            versions += rows.column("version").to_pylist()
+    return offsets, versions
+
+
+@pytest.mark.timeout(600)
+def test_s1_no_scan_fails_because_others_publish(busy: tuple[Serving, SyncClient]) -> None:
+    node, client = busy
+    began = client.partition(TOPIC).version
+    for _ in range(TASK_READS):
+        offsets, versions = scan(node.url)
+        assert offsets == list(range(len(offsets)))
+        known = [version for version in versions if version is not None]
+        assert known == sorted(known)
+        unknown = max((at for at, version in enumerate(versions) if version is None), default=-1)
+        assert known[-1] >= began, "the newest are told"
+        if unknown >= 0:
+            kept_from = oldest_version(client) + LEAD
+            following = versions[unknown + 1]
+            assert following is not None
+            assert following <= kept_from, "null is only what is no longer kept"
+    wait_version(client, began + 10)  # they went on publishing
+
+
+@pytest.mark.needs("java")
+@pytest.mark.timeout(600 + 20 * SESSION_READS)
+def test_s1_scans_by_a_session_do_not_fail_because_others_publish(
+    busy: tuple[Serving, SyncClient], tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from sulina.spark.session import session
+
+    node, client = busy
+    folders = {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse", "spark.local.dir": f"{tmp_path}/local"}
+    spark = session("under load", master="local[2]", settings={**folders, "spark.sql.shuffle.partitions": "1"})
+    began, first = time.monotonic(), client.partition(TOPIC).version
+    try:
+        for number in range(SESSION_READS):
+            end = client.partition(TOPIC).end_offset
+            start = max(0, end - ROWS)
+            rows = spark.read.format("sulina").options(url=node.url, topic=TOPIC, startingOffsets=f"offset:{start}")
+            (found,) = rows.load().agg(F.count("*"), F.min("offset"), F.max("offset"), F.max("version")).collect()
+            count, low, high, version = found
+            assert low == start
+            assert count == high - low + 1 >= end - start, f"read {number}"
+            assert version is not None
+        seconds = time.monotonic() - began
+        commits = client.partition(TOPIC).version - first
+        print(f"{SESSION_READS} reads, all good, in {seconds:.0f} s, beside {commits / seconds:.0f} commits/s")
+    finally:
+        spark.stop()

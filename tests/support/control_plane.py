@@ -20,7 +20,19 @@ from sulina.core import keys
 from sulina.core.cluster import Assignment, Epoch, LoadReport, Reason, Registration, Step, Unload
 from sulina.errors import MetadataFailed, SulinaError
 from sulina.metadata import MemoryMetadata
-from sulina.ports import NO_REVISION, Change, Clock, Compare, Entry, Lease, Listing, MetadataStore, Put, TxnResult
+from sulina.ports import (
+    NO_REVISION,
+    Change,
+    Clock,
+    Compare,
+    Entry,
+    Lease,
+    Listing,
+    MetadataStore,
+    Put,
+    StoreSpace,
+    TxnResult,
+)
 from sulina.types import PartitionName, TopicName
 from tests.client.virtual_time import VirtualTimeLoop
 
@@ -118,6 +130,7 @@ class WatchedStore(MemoryMetadata):
             (self.unassigned.discard if value is None else self.unassigned.add)(partition)
         elif kind == "epochs" and value is None:
             self.epochs.pop(partition, None)
+            self.highest.pop(partition, None)  # the topic is gone: the next one of its name counts for itself
         elif kind == "epochs" and value is not None:
             self.epochs[partition] = msgspec.json.decode(value, type=Epoch)
 
@@ -266,6 +279,12 @@ class Line:
 
     async def lease(self, ttl_seconds: float) -> Lease:
         return _LineLease(self, await self._call(lambda: self._store.lease(ttl_seconds)))
+
+    async def compact(self, revision: int) -> None:
+        await self._call(lambda: self._store.compact(revision))
+
+    async def space(self) -> StoreSpace:
+        return await self._call(self._store.space)
 
     async def close(self) -> None:
         pass

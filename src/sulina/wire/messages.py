@@ -285,6 +285,15 @@ class UnloadInfo(Struct, frozen=True, kw_only=True):
     given_up: tuple[int, int] | None = None  # the offsets that only the lost broker had, as it last reported them
 
 
+class MetadataInfo(Struct, frozen=True, kw_only=True):
+    """How much room the metadata store has, as it last said; null where it does not say."""
+
+    is_full: bool  # it takes no more writes: nothing fails over
+    size_bytes: int | None = None
+    used_bytes: int | None = None
+    quota_bytes: int | None = None
+
+
 class ClusterInfo(Struct, frozen=True, kw_only=True):
     """The cluster as one broker sees it."""
 
@@ -295,6 +304,7 @@ class ClusterInfo(Struct, frozen=True, kw_only=True):
     unassigned: int
     recovering: int
     unloads: list[UnloadInfo]
+    metadata: MetadataInfo | None = None  # before the broker has asked for the first time
 
 
 class Rebalanced(Struct, frozen=True, kw_only=True):

@@ -177,8 +177,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpace:
-    """The room that a metadata store has; None: it does not say."""
+    """The room that a metadata store has, and how far it has come; None: it does not say."""
 
+    revision: int  # it is there, or further
     is_full: bool = False  # it takes no more writes until somebody makes room
     size_bytes: int | None = None  # on disk, with what is free inside
     used_bytes: int | None = None  # without that

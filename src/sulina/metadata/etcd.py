@@ -177,6 +177,7 @@ class EtcdMetadata:
     async def space(self) -> StoreSpace:
         status = await self.status()
         return StoreSpace(
+            revision=status.revision,
             is_full=status.is_full,
             size_bytes=status.db_bytes,
             used_bytes=status.used_bytes,

@@ -6,7 +6,7 @@ is compacted in time never fills it. Where the alarm is on all the same, the fil
 
 - Defragmentation stops a member while it copies what is in use. So it is done only while the alarm is on, when nothing
   can be written anyway; one member after the other, the leader last; and only where little is left to copy.
-- An alarm is taken back only for a member whose file has become shorter. If it fills up again, etcd says so again.
+- An alarm is taken back only for a member whose file has become much shorter. If it fills up again, etcd says so again.
 """
 
 import logging
@@ -22,6 +22,7 @@ from sulina.metadata.etcd_settings import EtcdStatus
 
 COPIED_BYTES_MAX = 128 << 20  # that a member may have in use when it is defragmented: about a second's work
 DEFRAGMENT_SECONDS = 30.0
+WORTH_SHARE = 0.8  # of its former length: a file that is still longer would soon be full again
 
 _logger = logging.getLogger("sulina.metadata")
 
@@ -78,7 +79,7 @@ async def make_room(endpoints: Endpoints) -> None:
             _logger.warning("etcd_not_defragmented endpoint=%s error=%s", endpoint.address, failure)
             continue
         _logger.info("etcd_defragmented endpoint=%s from=%d to=%d", endpoint.address, before.db_bytes, after.db_bytes)
-        if after.db_bytes < before.db_bytes:
+        if after.db_bytes < WORTH_SHARE * before.db_bytes:
             shorter.add(after.member_id)
     for member in sorted(full & shorter):
         request = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, member_id=member, alarm=pb.AlarmMember.NOSPACE)

@@ -113,7 +113,7 @@ class MemoryMetadata:
 
     async def space(self) -> StoreSpace:
         self._begin()
-        return StoreSpace()
+        return StoreSpace(revision=self._revision)
 
     async def expire(self) -> None:
         """End the leases whose time is over, as the timer does. For tests that own the clock."""

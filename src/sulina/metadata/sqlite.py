@@ -122,7 +122,7 @@ class SqliteMetadata:
 
     async def space(self) -> StoreSpace:
         self._check_open()
-        return StoreSpace()
+        return StoreSpace(revision=self._tables.state.revision)
 
     async def expire(self) -> None:
         """End the leases whose time is over, as the timer does. For tests that own the clock."""

@@ -59,14 +59,15 @@ class MetadataUpkeep:
             await asyncio.sleep(self._pause_seconds)
 
     async def _round(self) -> None:
-        self._seen.saw(self._view.revision, self._clock.monotonic())
         space = await self._look()
+        self._seen.saw(space.revision, self._clock.monotonic())
         is_pressed = history.is_pressed(
             is_full=space.is_full, used_bytes=space.used_bytes, quota_bytes=space.quota_bytes
         )
         now = self._clock.monotonic()
         keep_seconds = history.kept_seconds(self._keep_seconds, is_pressed=is_pressed)
-        if not self._may_compact(space) or now < self._compacted_at + keep_seconds / COMPACTIONS_PER_KEEP:
+        pause_seconds = keep_seconds if space.is_full else keep_seconds / COMPACTIONS_PER_KEEP
+        if not self._may_compact(space) or now < self._compacted_at + pause_seconds:
             return
         revision = self._seen.older_than(keep_seconds, now)
         if revision > self._compacted or (space.is_full and revision != NO_REVISION):

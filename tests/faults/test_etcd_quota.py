@@ -1,0 +1,152 @@
+"""etcd has a quota, and takes no writes once it is used up: history must go in time, and a full etcd be survived."""
+
+import asyncio
+import base64
+import contextlib
+import time
+import urllib.error
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sulina.client import Client
+from tests.cli.conftest import ended
+from tests.support.cluster_world import LEASE_SECONDS, World, cluster, until
+from tests.support.etcd import ALONE, EtcdServer
+
+QUOTA_BYTES = 2 << 20
+WRITTEN_BYTES = 3 * QUOTA_BYTES  # by how much it would be overrun
+PARTITIONS = 4
+VALUE_BYTES = 100_000
+TOPIC = "/default/orders"
+
+
+@pytest.fixture
+def small_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path / "etcd", arguments=[*ALONE, f"--quota-backend-bytes={QUOTA_BYTES}"]) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def two_brokers(folder: Path, etcd: EtcdServer) -> AsyncIterator[World]:
+    folder.mkdir()
+    async with cluster(folder, etcd) as world:
+        for broker_id in ("a", "b"):
+            world.add(broker_id, SULINA_METADATA_HISTORY_SECONDS="2")
+        await world.start("a", "b")
+        yield world
+
+
+def is_full(etcd: EtcdServer) -> bool:
+    """By etcd's own word."""
+    return any("NOSPACE" in error for error in etcd.status().get("errors", []))
+
+
+def revision(etcd: EtcdServer) -> int:
+    return int(etcd.status()["header"]["revision"])
+
+
+async def publish(client: Client, partition: int, counts: list[int]) -> None:
+    while True:
+        await client.publish(TOPIC, b"x" * 100, partition=partition)
+        counts[partition] += 1
+
+
+async def consume(client: Client, name: str) -> None:
+    async for message in client.subscribe(TOPIC, name):
+        await message.ack()
+
+
+async def fails_over(world: World, counts: list[int]) -> None:
+    """The owner of a partition dies, and its records are taken again by the other broker."""
+    owner = await world.owner_of(TOPIC)
+    await world.brokers[owner].kill()
+    await world.wait_served(TOPIC, by=world.other(owner), seconds=10 * LEASE_SECONDS)
+    before = list(counts)
+
+    async def acked() -> bool:
+        return all(now > then for now, then in zip(counts, before, strict=True))
+
+    await until("records are acknowledged again", acked, 10 * LEASE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def at_work(world: World) -> AsyncIterator[list[int]]:
+    """Producers that wait for the archive, consumers that wait for each ack; how many records were acknowledged."""
+    counts = [0] * PARTITIONS
+    async with world.client() as client:
+        async with asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(publish(client, partition, counts)) for partition in range(PARTITIONS)]
+            working += [tasks.create_task(consume(client, name)) for name in ("billing", "mail")]
+            yield counts
+            for task in working:
+                task.cancel()
+
+
+@pytest.mark.timeout(120)
+async def test_f2_an_archived_topic_at_work_never_fills_etcd_and_fails_over(
+    tmp_path: Path, small_etcd: EtcdServer
+) -> None:
+    """Several times the quota is written; before, etcd was full by then for good, and nothing failed over."""
+    async with two_brokers(tmp_path / "world", small_etcd) as world:
+        await world.create_topic(TOPIC, PARTITIONS, ack="archived")
+        async with at_work(world) as counts:
+            began, first = time.monotonic(), revision(small_etcd)
+            # A revision of a cursor has some 500 bytes in etcd's file.
+            while (revision(small_etcd) - first) * 500 < WRITTEN_BYTES and time.monotonic() < began + 60:
+                assert not is_full(small_etcd), f"etcd was full after {time.monotonic() - began:.1f} s"
+                await asyncio.sleep(0.2)
+            await fails_over(world, counts)
+        assert not is_full(small_etcd)
+        assert int(small_etcd.status()["dbSize"]) < QUOTA_BYTES
+
+
+@pytest.mark.timeout(120)
+async def test_f2_a_full_etcd_is_shown_and_survived_and_takes_writes_again(
+    tmp_path: Path, small_etcd: EtcdServer
+) -> None:
+    """Somebody else has filled it. Records go on, nobody loses its lease, and when it can be mended it is."""
+    async with two_brokers(tmp_path / "world", small_etcd) as world:
+        await world.create_topic(TOPIC, PARTITIONS, ack="archived")
+        url = next(iter(world.brokers.values())).url
+        assert "full" not in ended("cluster", "status", "--url", url).out.lower()
+        counts = [0] * PARTITIONS
+        async with world.client() as client:
+            producing = [asyncio.create_task(publish(client, partition, counts)) for partition in range(PARTITIONS)]
+            await asyncio.to_thread(fill, small_etcd)
+
+            async def told() -> bool:
+                found = await world.cluster()
+                return found is not None and found.metadata is not None and found.metadata.is_full
+
+            await until("the cluster knows that etcd is full", told)
+            assert "FULL" in ended("cluster", "status", "--url", url).out
+            doctor = ended("doctor", "--metadata", f"{small_etcd.url}{world.prefix}", "--json", SULINA_BROKER_ID="d")
+            assert "NOSPACE" in doctor.out
+            assert doctor.code != 0
+            assert any(broker.events("metadata_full") for broker in world.brokers.values())
+            before, leases = list(counts), [broker.events("lease_lost") for broker in world.brokers.values()]
+            await asyncio.sleep(2 * LEASE_SECONDS)  # no lease would outlive that
+            assert all(now > then + 10 for now, then in zip(counts, before, strict=True))
+            assert leases == [[], []] == [broker.events("lease_lost") for broker in world.brokers.values()]
+
+            small_etcd.call("kv/deleterange", {"key": _text("/other/"), "range_end": _text("/other0")})
+            await until("etcd takes writes again", lambda: asyncio.to_thread(lambda: not is_full(small_etcd)))
+            await fails_over(world, counts)
+            for task in producing:
+                task.cancel()
+        events = [event for broker in world.brokers.values() for event in broker.events("metadata_has_room")]
+        assert events
+
+
+def fill(etcd: EtcdServer) -> None:
+    """Until it takes no more: keys that are not ours, none of which is history."""
+    with contextlib.suppress(urllib.error.HTTPError):
+        for number in range(1000):
+            etcd.call("kv/put", {"key": _text(f"/other/{number}"), "value": _text("x" * VALUE_BYTES)})
+    assert is_full(etcd)
+
+
+def _text(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -43,11 +43,10 @@ def benchmark(setup: Setup) -> Iterator[Result]:
     """Every claim about what is in etcd."""
     home = Path(setup.directory).resolve()
     for topics in CROWDS:
+        (home / f"world-{topics}").mkdir()
         with EtcdServer(home / f"etcd-{topics}", arguments=ALONE) as etcd:
             yield from asyncio.run(written(setup, home / f"world-{topics}", etcd, topics))
-    scale = setup.choose(2400, 240)
-    with EtcdServer(home / "etcd-day", arguments=[*ALONE, f"--quota-backend-bytes={QUOTA_BYTES // scale}"]) as etcd:
-        yield from asyncio.run(day(etcd, scale))
+    yield from asyncio.run(day(home, setup.choose(2400, 240)))
 
 
 # What topics write
@@ -63,7 +62,6 @@ class Counts:
 
 async def written(setup: Setup, folder: Path, etcd: EtcdServer, topics: int) -> list[Result]:
     """Revisions a second, and how long a consumer waits for an ack that is durable."""
-    folder.mkdir()
     async with cluster(folder, etcd, "a") as world:
         names = [f"/default/t{number}" for number in range(topics)]
         for name in names:
@@ -72,15 +70,17 @@ async def written(setup: Setup, folder: Path, etcd: EtcdServer, topics: int) -> 
         async with at_work(world, names) as counts:
             await asyncio.sleep(WARM_SECONDS)
             counts.acks, counts.ack_seconds = 0, []
-            first, began = revision(etcd), time.monotonic()
+            first, began = measure(etcd), time.monotonic()
             await asyncio.sleep(setup.choose(4, 15))
-            seconds, revisions = time.monotonic() - began, revision(etcd) - first
+            seconds, last = time.monotonic() - began, measure(etcd)
             acks, waits = counts.acks, list(counts.ack_seconds)
+    revisions, grown_bytes = last[0] - first[0], last[1] - first[1]
     name = f"{topics} archived topic{'s' if topics > 1 else ''} with a consumer each"
     return [
         Result(f"{name}: records acked", acks / seconds, "1/s"),
         Result(f"{name}: etcd revisions", revisions / seconds, "1/s"),
         at_most(f"{name}: etcd revisions for a durable ack", revisions / acks, "", REVISIONS_PER_ACK_GOAL[topics]),
+        Result(f"{name}: bytes of etcd for a durable ack", grown_bytes / acks, "B"),
         Result(f"{name}: durable ack p50", 1000 * percentile(waits, 50), "ms"),
         Result(f"{name}: durable ack p99", 1000 * percentile(waits, 99), "ms"),
     ]
@@ -123,22 +123,24 @@ async def consume(client: Client, topic: str, counts: Counts) -> None:
         counts.acks += 1
 
 
-def revision(etcd: EtcdServer) -> int:
-    """Of everything that etcd has."""
-    return int(etcd.status()["header"]["revision"])
+def measure(etcd: EtcdServer) -> tuple[int, int]:
+    """The revision of etcd, and how many bytes it has in use."""
+    status = etcd.status()
+    return int(status["header"]["revision"]), int(status["dbSizeInUse"])
 
 
 # A day
 
 
-async def day(etcd: EtcdServer, scale: int) -> list[Result]:
+async def day(home: Path, scale: int) -> list[Result]:
     """The revisions of 24 hours at 290 a second, with history, quota and time divided by `scale`: first without
     compaction until etcd is full, then with it."""
-    full_after = await replay(etcd, scale, is_compacted=False)
-    etcd.close()
-    with EtcdServer(etcd._home.parent / "again", arguments=etcd.arguments) as other:
-        lasted = await replay(other, scale, is_compacted=True)
-        size_bytes = int(other.status()["dbSize"])
+    arguments = [*ALONE, f"--quota-backend-bytes={QUOTA_BYTES // scale}"]
+    with EtcdServer(home / "etcd-grows", arguments=arguments) as etcd:
+        full_after = await replay(etcd, scale, is_compacted=False)
+    with EtcdServer(home / "etcd-day", arguments=arguments) as etcd:
+        lasted = await replay(etcd, scale, is_compacted=True)
+        size_bytes = int(etcd.status()["dbSize"])
     name = f"24 hours at {REVISIONS_PER_SECOND:.0f} revisions/s, 1:{scale}"
     return [
         Result(f"{name}: hours until etcd is full, without compaction", full_after / 3600, "h"),

@@ -2,8 +2,8 @@
 
 One broker, an etcd and a folder of objects, as real processes of this machine. Every topic has ack archived and a
 consumer that is behind and waits for each ack: the most that it can ask of etcd. Some have a producer that waits for
-each record too. Revisions are counted by etcd itself. A day is replayed with as many revisions, history and quota as a scale allows, by the rule that
-leaders compact by.
+each record too. Revisions are counted by etcd itself. A day is replayed with as much of its revisions, history and
+quota as a scale allows, by the rule that leaders compact by.
 """
 
 import sys

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -210,8 +211,8 @@ async def test_notes_are_written_together_once_a_second_as_they_are_then() -> No
     writer.start()
     for value in range(1, 501):  # five seconds
         for number in range(100):
-            writer.note(f"/note/{number}", lambda value=value: b"%d" % value)
-        await writer.durable("/cursor", lambda value=value: b"%d" % value)
+            writer.note(f"/note/{number}", partial(b"%d".__mod__, value))
+        await writer.durable("/cursor", partial(b"%d".__mod__, value))
         await asyncio.sleep(0.01)
     changes = await _history(store, "/note/")
     assert 5 <= len(changes) <= 6
@@ -228,7 +229,7 @@ async def test_a_single_note_is_written_soon_and_the_next_a_second_later() -> No
     loop = asyncio.get_running_loop()
     began, times = loop.time(), []
     for value in (b"1", b"2", b"3"):
-        writer.note("/note", lambda value=value: value)
+        writer.note("/note", partial(bytes, value))
         async for changes in store.watch("/note", after=0):
             if changes[-1].value == value:
                 break
@@ -279,7 +280,7 @@ async def test_those_who_ack_in_step_share_transactions_and_one_alone_never_wait
         calls += 1
         return await txn(**operations)
 
-    store.txn = counted  # type: ignore[method-assign,assignment]
+    store.txn = counted  # type: ignore[method-assign]
     writer = CursorWriter(store)
     writer.start()
     loop = asyncio.get_running_loop()
@@ -304,7 +305,7 @@ async def test_those_who_ack_in_step_share_transactions_and_one_alone_never_wait
 
 async def _history(store: Store, prefix: str) -> list[list[str]]:
     """The keys under a prefix of each revision so far."""
-    newest, found = (await store.txn(puts=[Put(prefix + "last", b"")])).revision, []
+    newest, found = (await store.txn(puts=[Put(prefix + "last", b"")])).revision, list[list[str]]()
     async for changes in store.watch(prefix, after=0):
         if changes[0].revision == newest:
             return found

@@ -1,4 +1,4 @@
-"""Epochs are counted for each topic id: they start low, rise from where they are, and never mix with another topic's."""
+"""Epochs are counted for each topic id: they start low, rise from where they are, and are never another topic's."""
 
 from pathlib import Path
 
@@ -6,10 +6,9 @@ import msgspec
 
 from sulina.core import keys
 from sulina.core.cluster import FIRST_EPOCH, Epoch
-from sulina.core.topic import Ack, Policy
+from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.ports import Put
 from sulina.types import PartitionName, TopicName
-from sulina.wire.messages import TopicSettings
 from tests.support.brokers import Brokers, brokers, until
 
 TOPIC = TopicName("default", "orders")
@@ -23,7 +22,7 @@ async def epoch_of(world: Brokers) -> int:
 
 
 async def test_u6_a_topic_made_again_counts_from_the_start_and_has_nothing_of_the_former(tmp_path: Path) -> None:
-    """However busy the store is; its directory and its archive are another's, also at the broker that had the former."""
+    """However busy the store is; directory and archive are another's, also at the broker that had the former."""
     async with brokers(tmp_path, "a", "b") as world:
         for _ in range(50):
             await world.metadata.txn(puts=[Put("/busy", b"")])
@@ -34,7 +33,8 @@ async def test_u6_a_topic_made_again_counts_from_the_start_and_has_nothing_of_th
             assert await epoch_of(world) == FIRST_EPOCH
             first = await world.owner(TOPIC)
             await first.unload(TOPIC, force=True, to="b" if first is world.running["a"] else "a", partition=None)
-            await until(lambda first=first: not first._topics[TOPIC].places[0].is_here)
+            place = first._topics[TOPIC].places[0]
+            await until(lambda place=place: not place.is_here)  # type: ignore[misc]
             assert await world.publish(TOPIC, b"%d-2" % life) == 2
             assert await epoch_of(world) == FIRST_EPOCH + 1
             assert await world.values(TOPIC) == [b"%d-%d" % (life, number) for number in range(3)]

@@ -1,4 +1,4 @@
-"""The room that a real etcd has: compaction keeps it from being full; a full one is noticed, and made to take writes."""
+"""The room that a real etcd has: compaction keeps it from being full; a full one is noticed, and mended."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -32,10 +32,12 @@ async def store(server: EtcdServer) -> AsyncIterator[EtcdMetadata]:
 async def fill(store: EtcdMetadata) -> int:
     """Write one key again and again until there is no room; the newest revision."""
     revision = 0
-    with pytest.raises(MetadataFull, match="is full"):
+    try:
         for _ in range(1000):
             revision = await put(store, "/a", bytes(20_000))
-    return revision
+    except MetadataFull:
+        return revision
+    raise AssertionError("it is never full")
 
 
 async def test_a_full_etcd_says_so_goes_on_reading_and_keeps_leases(store: EtcdMetadata) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from sulina.broker import cursors
 from sulina.broker.cursors import CursorWriter
 from sulina.errors import MetadataFull, NotServing
 from sulina.metadata.memory import MemoryMetadata
@@ -311,3 +312,22 @@ async def _history(store: Store, prefix: str) -> list[list[str]]:
             return found
         found.append([change.key for change in changes])
     raise AssertionError("the store was closed")
+
+
+async def test_notes_that_nobody_can_write_are_bounded_and_the_rest_is_written_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursors, "WAITING_MAX", 50)
+    store = Store()
+    writer = CursorWriter(store, delay_seconds=0.001, notes_seconds=0.002)
+    writer.start()
+    store.failure = MetadataFull(path="etcd://nowhere")
+    for number in range(300):
+        writer.note(f"/note/{number:03d}", lambda: b"x")
+        await asyncio.sleep(0.001)
+    assert len(writer._notes) + len(writer._changed) + len(writer._writing) <= 60
+    await asyncio.gather(writer.durable("/cursor", lambda: b"1"), return_exceptions=True)
+    store.failure = None
+    await writer.close()
+    assert 50 <= len((await store.list("/note/")).entries) <= 60
+    assert await stored(store, "/cursor") == b"1"

@@ -24,6 +24,7 @@ DELAY_SECONDS = 0.2
 NOTES_SECONDS = 1.0  # between two transactions with notes
 GATHER_SHARE = 0.5  # of the time of the last transaction: how long the next waits for those who are likely to come
 GATHER_SECONDS_MAX = 0.02
+WAITING_MAX = 100_000  # cursors and notes; beyond it no new notes are taken
 ALONE_TRANSACTIONS = 20  # that do not wait, after one that waited in vain
 
 _logger = structlog.get_logger("sulina.cursors")
@@ -38,6 +39,7 @@ class _Write:
 
     stored: Stored
     fences: Sequence[Compare]
+    is_note: bool = False
 
 
 class CursorWriter:
@@ -54,6 +56,7 @@ class CursorWriter:
         self._notes: dict[str, _Write] = {}
         self._notes_due = math.inf
         self._notes_taken = -math.inf
+        self._left_out = 0  # notes, since the start
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
         self._answered: set[str] = set()  # that somebody waited for, in the last transaction
@@ -84,8 +87,14 @@ class CursorWriter:
         self._set_due()
 
     def note(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> None:
-        """Write it with other notes, once a second at most, as it is by then, if its fences hold by then."""
-        self._notes[key] = _Write(stored, fences)
+        """Write it with other notes, once a second at most, as it is by then, if its fences hold by then.
+
+        Where too many wait already, because the store takes nothing, it is left out: whoever looks sees less.
+        """
+        if key not in self._notes and len(self._notes) + len(self._changed) >= WAITING_MAX:
+            self._left_out += 1
+            return
+        self._notes[key] = _Write(stored, fences, is_note=True)
         self._set_notes_due()
 
     def durable(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> asyncio.Future[None]:
@@ -178,10 +187,11 @@ class CursorWriter:
         fences: set[Compare] = set()
         for key in sorted(self._changed, key=lambda key: key not in self._waiting):
             write = self._changed[key]
-            together = fences.union(write.fences)
-            if len(together) > TXN_OPERATIONS_MAX or len(taken) == TXN_OPERATIONS_MAX:
+            new = [fence for fence in write.fences if fence not in fences]
+            if len(fences) + len(new) > TXN_OPERATIONS_MAX or len(taken) == TXN_OPERATIONS_MAX:
                 break
-            taken[key], fences = write, together
+            taken[key] = write
+            fences.update(new)
         for key in taken:
             del self._changed[key]
         if not self._changed:
@@ -208,11 +218,20 @@ class CursorWriter:
                 _succeed(waiters)
         unwritten = [key for key, error in failures.items() if error is not None and key not in self._forgotten]
         for key in unwritten:
-            self._changed.setdefault(key, group[key])
+            self._keep(key, group[key])
         if unwritten:
-            self._set_due()
-            _logger.error("cursors_not_written", count=len(unwritten), error=str(failures[unwritten[0]]))
+            error = str(failures[unwritten[0]])
+            _logger.error("cursors_not_written", count=len(unwritten), left_out=self._left_out, error=error)
         return not unwritten
+
+    def _keep(self, key: str, write: _Write) -> None:
+        """Try it again later, unless there is a newer word."""
+        if write.is_note:
+            self._notes.setdefault(key, write)
+            self._set_notes_due()
+        else:
+            self._changed.setdefault(key, write)
+            self._set_due()
 
     async def _store(self, group: Mapping[str, _Write]) -> _Failures:
         """Write what can be written; what could not, and why."""

@@ -331,3 +331,27 @@ async def test_notes_that_nobody_can_write_are_bounded_and_the_rest_is_written_i
     await writer.close()
     assert 50 <= len((await store.list("/note/")).entries) <= 60
     assert await stored(store, "/cursor") == b"1"
+
+
+async def test_notes_of_a_partition_that_is_about_to_leave_are_written_at_once() -> None:
+    """Those of others wait; and one that is under way is waited for."""
+    store = Store()
+    writer = CursorWriter(store, delay_seconds=1000)
+    writer.start()
+    writer.note("/storage/a/0/cur", lambda: b"1")
+    writer.note("/storage/b/0/cur", lambda: b"1")
+    await writer.write_notes("/storage/a/0/")
+    assert [entry.key for entry in (await store.list("/storage/")).entries] == ["/storage/a/0/cur"]
+    await writer.write_notes("/storage/a/0/")
+    store.gate.clear()
+    store.asked.clear()
+    writer.note("/storage/a/0/cur", lambda: b"2")
+    first = asyncio.create_task(writer.write_notes("/storage/a/0/"))
+    await store.asked.wait()
+    second = asyncio.create_task(writer.write_notes("/storage/a/0/"))
+    await asyncio.sleep(0)
+    assert not second.done()
+    store.gate.set()
+    await asyncio.gather(first, second)
+    assert await stored(store, "/storage/a/0/cur") == b"2"
+    await writer.close()

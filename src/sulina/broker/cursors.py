@@ -118,6 +118,17 @@ class CursorWriter:
         finally:
             self._forgotten.difference_update(keys)
 
+    async def write_notes(self, prefix: str) -> None:
+        """Write the notes under `prefix` now; return when they are durable, or cannot be."""
+        is_writing, written = any(key.startswith(prefix) for key in self._writing), self._write_done
+        due = {key: note for key, note in (self._changed | self._notes).items() if key.startswith(prefix)}
+        for key in due:
+            self._notes.pop(key, None)
+        writes = [self.durable(key, note.stored, note.fences) for key, note in due.items()]
+        await asyncio.gather(*writes, return_exceptions=True)
+        if is_writing:
+            await written.wait()
+
     async def forget_notes(self, prefix: str) -> None:
         """Return when nothing under `prefix` will be written any more."""
         keys = {*self._notes, *self._changed, *self._writing}

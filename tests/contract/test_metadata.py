@@ -387,7 +387,8 @@ async def test_closing_the_store_ends_watches_and_refuses_calls(store: MetadataS
     assert [type(watch.exception()) for watch in watches[1:]] == [StopAsyncIteration] * 2
     with pytest.raises(StopAsyncIteration):
         await anext(unread)
-    for call in (store.get("/c"), store.list("/"), store.txn(), store.lease(1), anext(store.watch("/", after=0))):
+    calls = store.get("/c"), store.list("/"), store.txn(), store.lease(1), store.compact(1), store.space()
+    for call in (*calls, anext(store.watch("/", after=0))):
         with pytest.raises(LogClosed):
             await call
     for end in (lease.keep_alive(), lease.revoke()):
@@ -576,3 +577,40 @@ async def test_any_history_is_that_of_a_dictionary(world: World, store: Metadata
                     del replayed[change.key]
         if not unseen:
             assert replayed == {entry.key: entry.value for entry in model.entries("")}, seed
+
+
+# History and room.
+
+
+async def test_history_is_forgotten_up_to_a_revision_and_nothing_else_is(store: MetadataStore) -> None:
+    """A watch from there on misses nothing, one from before is told so; entries and compares do not change."""
+    first, second, third = [await put(store, f"/{number}", b"%d" % number) for number in range(3)]
+    running = store.watch("/", after=first)
+    assert await take(running, 1) == [[Change("/1", b"1", second)]]
+    await store.compact(second)
+    assert await take(running, 1) == [[Change("/2", b"2", third)]]
+    assert await take(store.watch("/", after=second), 1) == [[Change("/2", b"2", third)]]
+    with pytest.raises(Compacted):
+        await take(store.watch("/", after=first - 1), 1)
+    assert [entry.revision for entry in (await store.list("/")).entries] == [first, second, third]
+    assert (await store.txn(compares=[Compare("/0", first)], puts=[Put("/0", b"again")])).is_done
+    await take(running, 1)
+
+
+async def test_what_is_forgotten_already_may_be_forgotten_again_but_not_what_is_to_come(store: MetadataStore) -> None:
+    newest = await put(store, "/a")
+    await store.compact(0)
+    for revision in (newest, newest, newest - 1):
+        await store.compact(revision)
+    with pytest.raises(InvalidInput, match="revision"):
+        await store.compact(newest + 1_000_000)
+    watch = store.watch("/", after=newest)
+    next_revision = await put(store, "/b")
+    assert await take(watch, 1) == [[Change("/b", b"", next_revision)]]
+
+
+async def test_a_store_says_whether_there_is_room(store: MetadataStore) -> None:
+    await put(store, "/a", b"x" * 1000)
+    space = await store.space()
+    assert not space.is_full
+    assert space.used_bytes is None or 1000 < space.used_bytes <= (space.size_bytes or 0)

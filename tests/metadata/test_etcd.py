@@ -524,6 +524,17 @@ async def test_whom_nobody_vouches_for_does_not_get_in(guarded: Guarded) -> None
             await open_guarded(guarded, tls=tls, timeout_seconds=0.3)
 
 
+async def test_a_user_of_one_prefix_may_compact_and_is_told_how_much_room_there_is(guarded: Guarded) -> None:
+    """What every leader does needs no rights beyond its own keys."""
+    store = await open_guarded(guarded)
+    revision = (await store.txn(puts=[Put("/a", b"")])).revision
+    await store.compact(revision)
+    space = await store.space()
+    assert space.revision >= revision
+    assert not space.is_full
+    await store.close()
+
+
 async def test_a_user_is_no_harm_where_etcd_asks_for_none(etcd: EtcdServer) -> None:
     store = await EtcdMetadata.open(etcd.endpoints, prefix=etcd.new_prefix(), user="broker", password="secret")
     assert (await store.txn(puts=[Put("/a", b"")])).is_done

@@ -31,6 +31,7 @@ from sulina.ports import (
     MetadataStore,
     Put,
     StoreHistory,
+    StoreSpace,
     TxnResult,
 )
 from sulina.types import PartitionName, TopicName
@@ -131,6 +132,7 @@ class WatchedStore(MemoryMetadata):
             (self.unassigned.discard if value is None else self.unassigned.add)(partition)
         elif kind == "epochs" and value is None:
             self.epochs.pop(partition, None)
+            self.highest.pop(partition, None)  # the topic is gone: the next one of its name counts for itself
         elif kind == "epochs" and value is not None:
             self.epochs[partition] = msgspec.json.decode(value, type=Epoch)
 
@@ -287,6 +289,12 @@ class Line:
 
     async def lease(self, ttl_seconds: float) -> Lease:
         return _LineLease(self, await self._call(lambda: self._store.lease(ttl_seconds)))
+
+    async def compact(self, revision: int) -> None:
+        await self._call(lambda: self._store.compact(revision))
+
+    async def space(self) -> StoreSpace:
+        return await self._call(self._store.space)
 
     async def close(self) -> None:
         pass

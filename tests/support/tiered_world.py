@@ -47,6 +47,9 @@ class Told:
         self.failures.append(error)
         raise RuntimeError("whoever is told must not be able to stop the log")
 
+    async def settle(self) -> None:
+        pass
+
 
 class World:
     """Brokers with a disk each, one store, and a clock that moves when everybody waits."""

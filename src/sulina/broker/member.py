@@ -30,12 +30,13 @@ from sulina.errors import (
     SubscriptionBusy,
     SulinaError,
 )
-from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore, Put
+from sulina.ports import NO_REVISION, Clock, Compare, Files, MetadataStore, Put, StoreSpace
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import (
     BrokerInfo,
     ClusterInfo,
+    MetadataInfo,
     PartitionPlacement,
     Placement,
     Rebalanced,
@@ -400,6 +401,17 @@ class ClusterMember(Topics):
             unassigned=len(view.unassigned),
             recovering=sum(held.value.is_recovering for held in view.unassigned.values()),
             unloads=[self._unload_info(name, held.value) for name, held in sorted(view.unloads.items())],
+            metadata=self._metadata_info(self._standing.cluster.upkeep.space),
+        )
+
+    def _metadata_info(self, space: StoreSpace | None) -> MetadataInfo | None:
+        if space is None:
+            return None
+        return MetadataInfo(
+            is_full=space.is_full,
+            size_bytes=space.size_bytes,
+            used_bytes=space.used_bytes,
+            quota_bytes=space.quota_bytes,
         )
 
     def _alone(self, partitions: int) -> BrokerInfo:

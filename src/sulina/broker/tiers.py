@@ -1,7 +1,7 @@
 """The logs of partitions that are archived: opened by the right of an assignment, and let go when that has ended.
 
 What the metadata store has about an archive is written here, after the fact: an index of its objects, and how far it
-and the log have come. The archive decides, these are for whoever looks.
+and the log have come. The archive decides, these are for whoever looks, so they are notes: once a second at most.
 """
 
 import asyncio
@@ -21,19 +21,17 @@ from sulina.broker.place import Place
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
-from sulina.core.cluster import Current, ObjectEntry, Sealed
+from sulina.core.cluster import ALONE_EPOCH, Current, ObjectEntry, Sealed
 from sulina.core.commit import SegmentRef
 from sulina.core.resume import Witness, witnesses
 from sulina.core.topic import Ack, Policy
 from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
-from sulina.ports import TXN_OPERATIONS_MAX, Clock, Compare, Files, MetadataStore
+from sulina.ports import Clock, Compare, Files, MetadataStore
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
 from sulina.storage.partition_log import LogThreads
 from sulina.storage.tiered_log import ArchiveHooks, Archiving, TieredLog
 from sulina.types import Epoch, PartitionName, TopicName
-
-ALONE_EPOCH = 1  # of a node that has no others beside it
 
 _logger = structlog.get_logger("sulina.tiers")
 
@@ -235,7 +233,8 @@ class Tiers:
         return None if current is None else current.at_ms
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
-        """All archives of a topic that is being deleted."""
+        """All archives of a topic that is being deleted, and what is still to be noted about them."""
+        await self._writer.forget_notes(keys.storage_prefix(topic))
         for number in range(stored.partitions):
             archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
             await asyncio.to_thread(archive.delete_all)
@@ -248,14 +247,13 @@ class Tiers:
             entry = ObjectEntry(
                 object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(place)
             )
-            self._put(place, keys.archive_object(place.name, added.base), msgspec.json.encode(entry))
+            self._note(place, keys.archive_object(place.name, added.base), msgspec.json.encode(entry))
         self.report(place, log, added.object)
 
-    async def unindex(self, place: Place, removed: Sequence[SegmentRef]) -> None:
+    def unindex(self, place: Place, removed: Sequence[SegmentRef]) -> None:
         """Slices have gone, or were merged into one that is told of next."""
-        gone = sorted({keys.archive_object(place.name, slice_.base) for slice_ in removed})
-        for first in range(0, len(gone), TXN_OPERATIONS_MAX):
-            await self._metadata.txn(compares=_fences(place), deletes=gone[first : first + TXN_OPERATIONS_MAX])
+        for base in sorted({slice_.base for slice_ in removed}):
+            self._note(place, keys.archive_object(place.name, base), None)
 
     def report(self, place: Place, log: TieredLog, name: str | None = None) -> None:
         """How far it has come, so that it is known should this broker be lost."""
@@ -270,10 +268,14 @@ class Tiers:
             at_ms=int(self._clock.now() * 1000),
             object=name,
         )
-        self._put(place, keys.archive_current(place.name), msgspec.json.encode(current))
+        self._note(place, keys.archive_current(place.name), msgspec.json.encode(current))
 
-    def _put(self, place: Place, key: str, value: bytes) -> None:
-        self._writer.changed(key, lambda: value, _fences(place))
+    async def settle(self, place: Place) -> None:
+        """Return when what was noted of a partition is written: once it is another's, it cannot be."""
+        await self._writer.write_notes(keys.archive_prefix(place.name))
+
+    def _note(self, place: Place, key: str, value: bytes | None) -> None:
+        self._writer.note(key, lambda: value, _fences(place))
 
 
 class _Hooks:
@@ -282,7 +284,6 @@ class _Hooks:
     def __init__(self, tiers: Tiers, place: Place) -> None:
         self._tiers = tiers
         self._place = place
-        self._unindexing: set[asyncio.Task[None]] = set()
         self.log: TieredLog | None = None
 
     def archived(self, added: SegmentRef) -> None:
@@ -290,14 +291,10 @@ class _Hooks:
             self._tiers.index(self._place, self.log, added)
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
-        task = asyncio.create_task(self._tiers.unindex(self._place, removed))
-        self._unindexing.add(task)
-        task.add_done_callback(self._unindexed)
+        self._tiers.unindex(self._place, removed)
 
-    def _unindexed(self, task: asyncio.Task[None]) -> None:
-        self._unindexing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.warning("index_not_written", partition=str(self._place.name), error=str(error))
+    async def settle(self) -> None:
+        await self._tiers.settle(self._place)
 
     def failed(self, error: Exception) -> None:
         _logger.warning("archive_failed", partition=str(self._place.name), error=str(error))

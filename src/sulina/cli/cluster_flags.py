@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from sulina.config import DEFAULT_LEASE_SECONDS, DEFAULT_METADATA
+from sulina.config import DEFAULT_HISTORY_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_METADATA
 
 _GROUP = Group("Cluster", help="What makes a node a broker of a cluster: docs/guides/cluster.md.")
 
@@ -40,6 +40,12 @@ class ClusterFlags:
     lease_seconds: Annotated[
         float | None,
         _flag("After so long without a word a broker is taken for dead.", f"{DEFAULT_LEASE_SECONDS:g}"),
+    ] = None
+    metadata_history_seconds: Annotated[
+        float | None,
+        _flag(
+            "How much of etcd's history the leader keeps; what is older is compacted.", f"{DEFAULT_HISTORY_SECONDS:g}"
+        ),
     ] = None
     rebalance_seconds: Annotated[
         float | None, _flag("Even out every so often what brokers have to do; without it only when asked.")

@@ -23,6 +23,10 @@ ROUNDS = 20
 SLOW_ETCD_MS, SLOW_OBJECTS_MS = 50.0, 500.0
 ETCD_VERSION_MIN = (3, 4)
 ANSWER_SECONDS_MAX = 3.0
+FULL_ADVICE = (
+    "it has used up its quota (NOSPACE) and takes no writes, so nothing fails over: a running broker compacts it and "
+    "makes room; where none does, follow `etcd's size` in docs/guides/operations.md"
+)
 TIME_ADVICE = "let a time service set the clocks of both machines"
 
 
@@ -47,17 +51,23 @@ def check_etcd(settings: Settings) -> Finding:
     p50, p99 = _percentiles(times)
     apart = _etcd_clock(etcd, settings)
     version = min(statuses, key=lambda status: _numbers(status.version)).version
-    figures = {"p50_ms": p50, "p99_ms": p99, "members": float(len(statuses))}
+    size_bytes = max(status.db_bytes for status in statuses)
+    figures = {
+        "p50_ms": p50, "p99_ms": p99, "members": float(len(statuses)), "size_bytes": float(size_bytes)
+    }  # fmt: skip
     if apart is not None:
         figures["clock_seconds"] = round(apart, 1)
     found = (
         f"{settings.metadata}: version {version}, {len(statuses)} of {terminal.counted(len(etcd.endpoints), 'member')} "
-        f"answer, a read takes {p50:.1f} ms in the middle, {p99:.1f} ms at the 99th percentile"
+        f"answer, a read takes {p50:.1f} ms in the middle, {p99:.1f} ms at the 99th percentile; "
+        f"it has {terminal.bytes_text(size_bytes)}"
     )
     advice = _etcd_advice(etcd, statuses, p50, apart)
     grade = Grade.WARN if advice else Grade.OK
     if _numbers(version) < ETCD_VERSION_MIN:
         grade, advice = Grade.FAIL, "Sulina needs etcd 3.4 or newer"
+    if any(status.is_full for status in statuses):
+        grade, advice = Grade.FAIL, FULL_ADVICE
     return Finding(check="etcd", grade=grade, found=found, advice=advice, figures=figures)
 
 

@@ -122,6 +122,7 @@ class Attachments:
         self._look_seconds = LOOK_SECONDS_MIN
         self._news_until = 0.0  # so long something is expected to change
         self._old_epochs: dict[int, int] = {}  # of the partitions of which that is
+        self._old_topic_id = ""  # of the topic that had them
         self._has_attached = False
         self._is_first_lost = False
         self._changed = asyncio.Event()
@@ -293,7 +294,7 @@ class Attachments:
         if self._place is not None:
             lost = getattr(error, "partition", None)
             epochs = {at.partition: at.epoch for at in self._place.partitions if lost in (None, at.partition)}
-            self._old_epochs = epochs | self._old_epochs
+            self._old_epochs, self._old_topic_id = epochs | self._old_epochs, self._place.topic_id
 
     def _doubt(self) -> None:
         """An owner does not take acks: it may be none any more, and not know it."""
@@ -305,7 +306,10 @@ class Attachments:
 
     def _awaits_news(self, place: Place) -> bool:
         # One change is enough: not all that a broker has is moved from it.
-        has_come = any(at.epoch > self._old_epochs.get(at.partition, at.epoch) for at in place.partitions)
+        # Epochs are counted for each topic id: those of another topic of this name are news of their own.
+        has_come = place.topic_id != self._old_topic_id or any(
+            at.epoch > self._old_epochs.get(at.partition, at.epoch) for at in place.partitions
+        )
         if has_come or asyncio.get_running_loop().time() >= self._news_until:
             self._old_epochs = {}
         return bool(self._old_epochs)

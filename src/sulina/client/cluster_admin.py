@@ -10,15 +10,14 @@ from sulina.client.admin import Admin
 from sulina.client.backoff import Patience
 from sulina.client.checks import TopicLike, checked_number, checked_seconds, checked_text, topic_text
 from sulina.client.merging import summed
-from sulina.client.places import is_served
+from sulina.client.places import Place, is_served
 from sulina.client.route import PAUSE_SECONDS_MIN
-from sulina.errors import Disconnected, NotServing
+from sulina.errors import Disconnected, NotServing, TopicNotFound
 from sulina.types import TopicName
 from sulina.wire.frames import Call
 from sulina.wire.messages import (
     BrokerInfo,
     ClusterInfo,
-    PartitionPlacement,
     Placement,
     PubSubMetrics,
     Rebalanced,
@@ -88,7 +87,7 @@ class ClusterAdmin(Admin):
             checked_text("to", to)
         if partition is not None:
             checked_number("partition", partition)
-        before = {at.partition: at.epoch for at in (await self.lookup(topic)).partitions}
+        before = await self.lookup(topic)
         asked: list[UnloadInfo] = await self._change(
             "unload", list[UnloadInfo], topic=name, force=force, to=to, partition=partition, give_up=give_up
         )
@@ -159,17 +158,18 @@ class ClusterAdmin(Admin):
             if self._routes.brokers.is_closed:
                 raise
             return False
-        return waiting.see(under_way, place.partitions)
+        return waiting.see(under_way, place)
 
 
 class _Waiting:
     """For partitions to be served by another owner, or by the same one anew: the epoch tells."""
 
     def __init__(
-        self, topic: str, asked: Sequence[UnloadInfo], before: dict[int, int], on_progress: OnProgress | None
+        self, topic: str, asked: Sequence[UnloadInfo], before: Placement, on_progress: OnProgress | None
     ) -> None:
         self._topic = topic
-        self._before = before
+        self._topic_id = before.topic_id
+        self._before = {at.partition: at.epoch for at in before.partitions}
         self._on_progress = on_progress
         self._steps = {info.partition: info for info in asked}
         if on_progress is not None:
@@ -180,14 +180,16 @@ class _Waiting:
         """As far as they have come."""
         return [self._steps[number] for number in sorted(self._steps)]
 
-    def see(self, under_way: Sequence[UnloadInfo], partitions: Sequence[PartitionPlacement]) -> bool:
-        """Whether all have moved."""
+    def see(self, under_way: Sequence[UnloadInfo], place: Place) -> bool:
+        """Whether all have moved. TopicNotFound when it is another topic's place, whose epochs say nothing of ours."""
+        if place.topic_id != self._topic_id:
+            raise TopicNotFound(topic=self._topic)
         infos = self.infos
         now = {info.partition: info for info in under_way}
         for number, info in list(self._steps.items()):
             if info.step == MOVED:
                 continue
-            at = next((at for at in partitions if at.partition == number), None)
+            at = next((at for at in place.partitions if at.partition == number), None)
             if at is not None and is_served(at) and at.epoch > self._before.get(number, -1):
                 self._steps[number] = replace(info, step=MOVED, to_broker=at.broker_id, error=None)
             elif number in now:

@@ -1,7 +1,8 @@
 """What brokers share about each other and about who owns what, as the metadata store has it.
 
 - A partition has at most one assignment. Every change of owner raises its epoch, in one transaction that compares the
-  one before. Epochs start at the store's revision, so that a topic made anew never repeats those of its past.
+  one before. They start at `FIRST_EPOCH` for each topic id: what an epoch is compared with (an archive, a directory's
+  stamp, a client's memory of who serves what) belongs to one topic id, never to the next topic of that name.
 - `is_archived` says that everything acknowledged is in the archive: then anybody may take the partition over. An owner
   that is about to acknowledge what only its own disk has says so first.
 """
@@ -10,6 +11,9 @@ from enum import StrEnum
 from typing import Literal
 
 from msgspec import Struct
+
+ALONE_EPOCH = 1  # of a node that has no others beside it
+FIRST_EPOCH = 2  # of a partition in a cluster: batches have 31 bits, so they are counted, not taken from a clock
 
 
 class Registration(Struct, frozen=True, kw_only=True):

@@ -167,6 +167,11 @@ def storage_prefix(topic: TopicName) -> str:
     return f"/storage/topics/{topic.namespace}/{topic.topic}/"
 
 
+def archive_prefix(partition: PartitionName) -> str:
+    """Everything about a partition's archive."""
+    return f"/storage/topics/{_path(partition)}/"
+
+
 def archive_object(partition: PartitionName, offset: int) -> str:
     """A slice, by its first offset."""
     return f"/storage/topics/{_path(partition)}/objects/{offset:020d}"

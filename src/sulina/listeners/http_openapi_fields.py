@@ -269,6 +269,11 @@ FIELDS: dict[tuple[str, str], str] = {
     ("ClusterInfo", "unassigned"): "Partitions that wait for an owner.",
     ("ClusterInfo", "recovering"): "Those among them that wait for a broker that alone has all of them.",
     ("ClusterInfo", "unloads"): "What is on its way from one broker to another.",
+    ("ClusterInfo", "metadata"): "How much room the metadata store has; null before the broker has asked it.",
+    ("MetadataInfo", "is_full"): "Whether it has used up its quota: it takes no writes then, and nothing fails over.",
+    ("MetadataInfo", "size_bytes"): "On disk, with what is free inside; null where it does not say.",
+    ("MetadataInfo", "used_bytes"): "Without that; null where it does not say.",
+    ("MetadataInfo", "quota_bytes"): "At which it is full; null where it does not say, as etcd before 3.6.",
     ("Rebalanced", "moves"): "What has been asked for; none when there is nothing to gain.",
 }  # fmt: skip
 

@@ -60,6 +60,12 @@ def check_watch(prefix: str, after: int) -> None:
         raise InvalidInput(f"a watch cannot begin after revision {after}")
 
 
+def check_compact(revision: int, newest: int) -> None:
+    """History can be forgotten as far as there is some. InvalidInput."""
+    if not NO_REVISION <= revision <= newest:
+        raise InvalidInput(f"history cannot be forgotten up to revision {revision}: the store is at {newest}")
+
+
 def check_ttl(ttl_seconds: float) -> None:
     """InvalidInput."""
     if not (math.isfinite(ttl_seconds) and 0 < ttl_seconds <= LEASE_SECONDS_MAX):

@@ -21,7 +21,7 @@ from typing import Self
 import grpc
 
 from sulina.errors import InvalidInput, InvalidSettings, LogClosed, MetadataFailed
-from sulina.metadata import etcd_lease
+from sulina.metadata import etcd_lease, etcd_space
 from sulina.metadata.checks import (
     WATCH_QUEUE_CHANGES_MAX,
     check_key,
@@ -30,15 +30,15 @@ from sulina.metadata.checks import (
     check_txn,
     check_watch,
 )
-from sulina.metadata.etcd_calls import RANGE, STATUS, Refused
-from sulina.metadata.etcd_channel import Endpoint, Endpoints
+from sulina.metadata.etcd_calls import RANGE, Refused
+from sulina.metadata.etcd_channel import Endpoints
 from sulina.metadata.etcd_lease import EtcdLease
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdStatus, EtcdTls
 from sulina.metadata.etcd_txn import Transactions, compare
 from sulina.metadata.etcd_watch import EtcdWatches
 from sulina.metadata.revision_floor import RevisionFloor
-from sulina.ports import Change, Compare, Entry, Listing, Put, TxnResult
+from sulina.ports import NO_REVISION, Change, Compare, Entry, Listing, Put, StoreSpace, TxnResult
 
 __all__ = ["EtcdMetadata", "EtcdStatus", "EtcdTls"]
 
@@ -178,21 +178,28 @@ class EtcdMetadata:
     async def status(self) -> EtcdStatus:
         """Of the member that answers. MetadataFailed."""
 
-        async def ask(endpoint: Endpoint, seconds: float) -> EtcdStatus:
-            answer = await endpoint.call(STATUS, pb.StatusRequest(), seconds)
-            return EtcdStatus(
-                endpoint=endpoint.address,
-                version=answer.version,
-                member_id=answer.header.member_id,
-                leader_id=answer.leader,
-                revision=answer.header.revision,
-                db_bytes=answer.db_bytes,
-                raft_term=answer.header.raft_term,
-                errors=tuple(answer.errors),
-            )
-
         with self._call():
-            return await self._endpoints.repeat(ask, deadline=self._endpoints.deadline())
+            return await self._endpoints.repeat(etcd_space.status_of, deadline=self._endpoints.deadline())
+
+    async def compact(self, revision: int) -> None:
+        """Of all that etcd has, also of what others keep there. What cannot be done safely is left to operators."""
+        is_full = (await self.status()).is_full
+        with self._call():
+            if revision > NO_REVISION:
+                deadline = self._endpoints.deadline()
+                await etcd_space.compact(self._endpoints, revision, is_waiting=is_full, deadline=deadline)
+            if is_full:
+                await etcd_space.make_room(self._endpoints)
+
+    async def space(self) -> StoreSpace:
+        status = await self.status()
+        return StoreSpace(
+            revision=status.revision,
+            is_full=status.is_full,
+            size_bytes=status.db_bytes,
+            used_bytes=status.used_bytes,
+            quota_bytes=status.quota_bytes or None,
+        )
 
     async def close(self) -> None:
         """Finish what was asked for, then let go; watches end. Once is enough."""

@@ -15,7 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 import grpc.aio
 
-from sulina.errors import InvalidInput, InvalidSettings, MetadataFailed, SulinaError
+from sulina.errors import InvalidInput, InvalidSettings, MetadataFailed, MetadataFull, SulinaError
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 
 Request = TypeVar("Request")
@@ -33,6 +33,7 @@ class Method(Generic[Request, Response]):
 
 RANGE = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
 TXN = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
+COMPACT = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.CompactionResponse)
 WATCH = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 LEASE_GRANT = Method("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
 LEASE_REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
@@ -42,6 +43,8 @@ LEASE_TIME_TO_LIVE = Method(
 )
 AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse)
 STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+ALARM = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
+DEFRAGMENT = Method("/etcdserverpb.Maintenance/Defragment", pb.DefragmentRequest, pb.DefragmentResponse)
 
 # Codes of answers that etcd gives instead of doing something. All others leave it open.
 REFUSALS = {
@@ -81,6 +84,8 @@ class Refused(Exception):
                 return InvalidSettings(f"etcd at {path} wants another user or password: {self.details[:DETAILS_MAX]}")
             case grpc.StatusCode.INVALID_ARGUMENT:
                 return InvalidInput(f"etcd at {path} refuses it: {self.details[:DETAILS_MAX]}")
+            case grpc.StatusCode.RESOURCE_EXHAUSTED if "space exceeded" in self.details:
+                return MetadataFull(path=path)
         return MetadataFailed(path=path, cause=self)
 
 

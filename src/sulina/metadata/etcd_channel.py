@@ -271,6 +271,17 @@ class Endpoints:
         self._current = 0
         self._failing_since: float | None = None
 
+    @property
+    def members(self) -> Sequence[Endpoint]:
+        """All of them, for what has to be done to each."""
+        return self._endpoints
+
+    async def on(
+        self, endpoint: Endpoint, work: Callable[[Endpoint, float], Awaitable[Result]], *, deadline: float
+    ) -> Result:
+        """One try, on this endpoint. Refused, Unanswered."""
+        return await self._with_token(endpoint, work, deadline)
+
     def deadline(self) -> float:
         """Of a call that begins now, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.timeout_seconds

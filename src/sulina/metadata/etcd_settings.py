@@ -29,13 +29,20 @@ class EtcdStatus:
     member_id: int
     leader_id: int  # 0: it knows of none
     revision: int
-    db_bytes: int
+    db_bytes: int  # of its file, with what is free inside
+    used_bytes: int  # without that
+    quota_bytes: int  # 0: it does not say, as before 3.6
     raft_term: int
     errors: tuple[str, ...]  # alarms, such as a full disk
 
     @property
     def is_leader(self) -> bool:
         return self.leader_id == self.member_id
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a member has used up its quota, so that none takes a write."""
+        return any("NOSPACE" in error for error in self.errors)
 
 
 def _read(path: str | None) -> bytes | None:

@@ -17,6 +17,7 @@ from sulina.metadata.checks import (
     HISTORY_CHANGES_MAX,
     LEASES_MAX,
     WATCH_QUEUE_CHANGES_MAX,
+    check_compact,
     check_key,
     check_prefix,
     check_ttl,
@@ -26,7 +27,7 @@ from sulina.metadata.checks import (
 from sulina.metadata.leases import Deadlines, HeldLease, LeaseTimer
 from sulina.metadata.revision_floor import RevisionFloor
 from sulina.metadata.watches import History, Watches
-from sulina.ports import NO_REVISION, Change, Clock, Compare, Entry, Listing, Put, TxnResult
+from sulina.ports import NO_REVISION, Change, Clock, Compare, Entry, Listing, Put, StoreSpace, TxnResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,15 @@ class MemoryMetadata:
         self._timer.arm()
         return HeldLease(self._lease_id_last, keep_alive=self._keep_alive, revoke=self._revoke)
 
+    async def compact(self, revision: int) -> None:
+        self._begin()
+        check_compact(revision, self._revision)
+        self._history.compact(revision)
+
+    async def space(self) -> StoreSpace:
+        self._begin()
+        return StoreSpace(revision=self._revision)
+
     async def expire(self) -> None:
         """End the leases whose time is over, as the timer does. For tests that own the clock."""
         self._begin()
@@ -196,10 +206,17 @@ class _Changes:
         self._changes += len(changes)
         self._bytes += _size_bytes(changes)
         while len(self._revisions) > 1 and (self._changes > self._changes_max or self._bytes > HISTORY_BYTES_MAX):
-            oldest = self._revisions.popleft()
-            self._changes -= len(oldest)
-            self._bytes -= _size_bytes(oldest)
-            self._compacted = oldest[0].revision
+            self._forget_oldest()
+
+    def compact(self, revision: int) -> None:
+        while self._compacted < revision:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        oldest = self._revisions.popleft()
+        self._changes -= len(oldest)
+        self._bytes -= _size_bytes(oldest)
+        self._compacted = oldest[0].revision
 
     def after(self, after: int, prefix: str) -> list[Sequence[Change]]:
         """Compacted."""

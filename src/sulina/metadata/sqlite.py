@@ -32,7 +32,7 @@ from sulina.metadata.leases import Deadlines, HeldLease, LeaseTimer
 from sulina.metadata.revision_floor import RevisionFloor
 from sulina.metadata.tables import Draft, Tables
 from sulina.metadata.watches import History, Watches
-from sulina.ports import Change, Clock, Compare, Entry, Listing, Put, TxnResult
+from sulina.ports import Change, Clock, Compare, Entry, Listing, Put, StoreSpace, TxnResult
 
 WAITING_BYTES_MAX = 64 << 20  # of calls that wait for the thread; a single one may have more
 CALL_BYTES = 1024  # what a call counts besides its values
@@ -121,6 +121,14 @@ class SqliteMetadata:
         self._check_open()
         lease_id = await self._writes.call(lambda draft: self._grant(draft, ttl_seconds))
         return HeldLease(lease_id, keep_alive=self._keep_alive, revoke=self._revoke)
+
+    async def compact(self, revision: int) -> None:
+        self._check_open()
+        await self._writes.call(lambda draft: draft.compact(revision))
+
+    async def space(self) -> StoreSpace:
+        self._check_open()
+        return StoreSpace(revision=self._tables.state.revision)
 
     async def expire(self) -> None:
         """End the leases whose time is over, as the timer does. For tests that own the clock."""

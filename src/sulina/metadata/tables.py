@@ -20,7 +20,7 @@ import apsw
 from crc32c import crc32c
 
 from sulina.errors import Compacted, Corrupt, InvalidInput, LeaseLost, LogLocked, MetadataFailed, SulinaError
-from sulina.metadata.checks import HISTORY_BYTES_MAX
+from sulina.metadata.checks import HISTORY_BYTES_MAX, check_compact
 from sulina.metadata.watches import History
 from sulina.ports import NO_REVISION, Change, Compare, Entry, Listing, Put, TxnResult
 
@@ -261,6 +261,12 @@ class Draft:
             self._apply((), [key for (key,) in rows])
             self._db.execute("DELETE FROM leases WHERE lease_id = ?", (lease_id,))
         self.ended.append(lease_id)
+
+    def compact(self, revision: int) -> None:
+        """Forget the changes up to and with `revision`. InvalidInput."""
+        check_compact(revision, self.state.revision)
+        while self.state.compacted < revision:
+            self._compact(self.state.compacted + 1)
 
     def finish(self, history_changes_max: int) -> None:
         """Forget the oldest changes, and store the numbers."""

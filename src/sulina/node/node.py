@@ -121,7 +121,11 @@ class Node:
             software=version("sulina"),
             peer=settings.peer_address(peers.port),
         )
-        options = ClusterOptions(lease_seconds=settings.lease_seconds, rebalance_seconds=settings.rebalance_seconds)
+        options = ClusterOptions(
+            lease_seconds=settings.lease_seconds,
+            rebalance_seconds=settings.rebalance_seconds,
+            history_seconds=settings.metadata_history_seconds,
+        )
         await self.broker.join(registration, options)
         self.broker.follow_peers(
             lambda there: peers.set_members({name: split_address(peer) for name, peer in there.items()})

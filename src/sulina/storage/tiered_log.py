@@ -367,6 +367,7 @@ class TieredLog:
         """
         await self._log.settled()  # what was taken last may be on its way to the disk
         await self._flush(with_state=True)
+        await self._hooks.settle()
         view = self._archive.view
         return Drained(view.next_offset, view.log_version)
 

@@ -44,7 +44,7 @@ class Archiving:
 
 
 class ArchiveHooks(Protocol):
-    """Told of what happens to an archive; on the loop, so it must be quick."""
+    """Told of what happens to an archive; on the loop, so all but `settle` must be quick."""
 
     def archived(self, added: SegmentRef) -> None:
         """A slice is part of the archive. Its size is 0 if it brings no records."""
@@ -58,6 +58,10 @@ class ArchiveHooks(Protocol):
         """An attempt failed. It is tried again, unless the error is StaleEpoch."""
         ...
 
+    async def settle(self) -> None:
+        """Return when what was told so far is passed on: the log is about to be another's. Must not raise."""
+        ...
+
 
 class NoHooks:
     """Nobody wants to know."""
@@ -69,6 +73,9 @@ class NoHooks:
         pass
 
     def failed(self, error: Exception) -> None:
+        pass
+
+    async def settle(self) -> None:
         pass
 
 

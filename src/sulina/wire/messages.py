@@ -296,6 +296,15 @@ class UnloadInfo(Struct, frozen=True, kw_only=True):
     lease_seconds: float | None = None  # how long it may have gone on after it was last heard of
 
 
+class MetadataInfo(Struct, frozen=True, kw_only=True):
+    """How much room the metadata store has, as it last said; null where it does not say."""
+
+    is_full: bool  # it takes no more writes: nothing fails over
+    size_bytes: int | None = None
+    used_bytes: int | None = None
+    quota_bytes: int | None = None
+
+
 class ClusterInfo(Struct, frozen=True, kw_only=True):
     """The cluster as one broker sees it."""
 
@@ -306,6 +315,7 @@ class ClusterInfo(Struct, frozen=True, kw_only=True):
     unassigned: int
     recovering: int
     unloads: list[UnloadInfo]
+    metadata: MetadataInfo | None = None  # before the broker has asked for the first time
 
 
 class Rebalanced(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import structlog
 
 from sulina.broker.cluster.view import ClusterView, Held, Ownership
 from sulina.core import keys
-from sulina.core.cluster import Assignment, Epoch, Registration, Unassigned, Unload
+from sulina.core.cluster import FIRST_EPOCH, Assignment, Epoch, Registration, Unassigned, Unload
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 
@@ -49,12 +49,11 @@ def assign(
 ) -> OwnershipChange:
     """A partition that waits gets its owner, with a new epoch.
 
-    The first epoch is the revision of the entry, so that a topic made anew never repeats those of its past. Whoever may
-    have the partition without its last owner's disk has everything that counts in the archive.
+    Whoever may have the partition without its last owner's disk has everything that counts in the archive.
     """
     before = epoch.value if epoch else None
     raised = Epoch(
-        epoch=before.epoch + 1 if before else waiting.revision,
+        epoch=before.epoch + 1 if before else FIRST_EPOCH,
         broker_id=broker.value.broker_id,
         store_id=broker.value.store_id,
         is_archived=before is None or before.is_archived or not waiting.value.is_recovering,

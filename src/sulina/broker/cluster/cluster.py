@@ -20,6 +20,7 @@ from sulina.broker.cluster.membership import Membership, nothing_to_verify
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.owner import Owner, TopicsThatExist
 from sulina.broker.cluster.steps import ClusterSteps, no_cluster_steps
+from sulina.broker.cluster.upkeep import MetadataUpkeep
 from sulina.broker.cluster.view import ClusterView, Held, Ownership, Touched
 from sulina.broker.events import EventStream
 from sulina.core import keys
@@ -87,6 +88,7 @@ class Cluster:
             options=options,
             steps=steps,
         )
+        self.upkeep = MetadataUpkeep(metadata, self.view, self.election, events=events, clock=clock, options=options)
         self.view.listen(self._view_changed)
         metadata.history.listen(self._history_changed)
 
@@ -120,6 +122,7 @@ class Cluster:
         self._run(self.election.run(), "cluster-election")
         self._run(self._load_manager.run(), "cluster-load-manager")
         self._run(self._report_load(), "cluster-load-report")
+        self._run(self.upkeep.run(), "cluster-metadata-upkeep")
 
     async def leaving(self) -> None:
         """From now on nothing is assigned to us; what we have is ours until we give it back. Then `stop`."""

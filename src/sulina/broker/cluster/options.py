@@ -15,4 +15,6 @@ class ClusterOptions:
     rebalance_moves_max: int = 100  # that one asked-for rebalance may wish for
     forget_seconds: float = 24 * 3600.0  # how long a broker that is gone is shown as unreachable
     stop_seconds: float = 5.0  # for leaving in good order; then the lease ends by itself
+    history_seconds: float = 300.0  # of the metadata store's history that are kept for brokers that were away
+    upkeep_seconds: float = 5.0  # between two looks at how much room the metadata store has
     waiters_max: int = 100_000  # that wait for a change of the view

@@ -12,7 +12,7 @@ from sulina.cli.cluster.recover import recover
 from sulina.cli.remote import HERE, Remote
 
 if TYPE_CHECKING:
-    from sulina.wire.messages import UnloadInfo
+    from sulina.wire.messages import MetadataInfo, UnloadInfo
 
 DEFAULT_DIRECTORY = "./sulina-cluster"
 BROKERS_MAX = 50
@@ -39,6 +39,7 @@ def status(*, remote: Remote = HERE) -> None:
             "unassigned": cluster.unassigned or None,
             "recovering": cluster.recovering or None,
             "moving": len(cluster.unloads) or None,
+            "metadata": _metadata(cluster.metadata),
         }
     )
     terminal.write(b"\n")
@@ -98,6 +99,19 @@ def start(
         os.path.abspath(data), brokers=brokers, port=port, lease_seconds=lease_seconds, restart_seconds=restart_seconds
     )
     asyncio.run(Run(cluster, as_json=json).run())
+
+
+def _metadata(info: "MetadataInfo | None") -> str | None:
+    """What the metadata store says of its room; None where it says nothing."""
+    if info is None or (info.size_bytes is None and not info.is_full):
+        return None
+    parts = [] if info.size_bytes is None else [terminal.bytes_text(info.size_bytes)]
+    if info.used_bytes is not None:
+        parts.append(f"{terminal.bytes_text(info.used_bytes)} in use")
+    if info.quota_bytes is not None:
+        parts.append(f"quota {terminal.bytes_text(info.quota_bytes)}")
+    said = ", ".join(parts)
+    return f"FULL, takes no writes, nothing fails over ({said}): docs/guides/operations.md" if info.is_full else said
 
 
 def _print_moves(moves: "list[UnloadInfo]") -> None:

@@ -142,6 +142,20 @@ class TxnResponse(_message.Message):
     responses: _containers.RepeatedCompositeFieldContainer[ResponseOp]
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., succeeded: bool = ..., responses: _Optional[_Iterable[_Union[ResponseOp, _Mapping]]] = ...) -> None: ...
 
+class CompactionRequest(_message.Message):
+    __slots__ = ("revision", "physical")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    physical: bool
+    def __init__(self, revision: _Optional[int] = ..., physical: bool = ...) -> None: ...
+
+class CompactionResponse(_message.Message):
+    __slots__ = ("header",)
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("create",)
     CREATE_FIELD_NUMBER: _ClassVar[int]
@@ -279,15 +293,69 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("header", "version", "db_bytes", "leader", "errors")
+    __slots__ = ("header", "version", "db_bytes", "leader", "errors", "db_in_use_bytes", "db_quota_bytes")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DB_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    DB_IN_USE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DB_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     header: Header
     version: str
     db_bytes: int
     leader: int
     errors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., version: _Optional[str] = ..., db_bytes: _Optional[int] = ..., leader: _Optional[int] = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
+    db_in_use_bytes: int
+    db_quota_bytes: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., version: _Optional[str] = ..., db_bytes: _Optional[int] = ..., leader: _Optional[int] = ..., errors: _Optional[_Iterable[str]] = ..., db_in_use_bytes: _Optional[int] = ..., db_quota_bytes: _Optional[int] = ...) -> None: ...
+
+class AlarmRequest(_message.Message):
+    __slots__ = ("action", "member_id", "alarm")
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        GET: _ClassVar[AlarmRequest.Action]
+        DEACTIVATE: _ClassVar[AlarmRequest.Action]
+    GET: AlarmRequest.Action
+    DEACTIVATE: AlarmRequest.Action
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    ALARM_FIELD_NUMBER: _ClassVar[int]
+    action: AlarmRequest.Action
+    member_id: int
+    alarm: AlarmMember.Kind
+    def __init__(self, action: _Optional[_Union[AlarmRequest.Action, str]] = ..., member_id: _Optional[int] = ..., alarm: _Optional[_Union[AlarmMember.Kind, str]] = ...) -> None: ...
+
+class AlarmMember(_message.Message):
+    __slots__ = ("member_id", "alarm")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[AlarmMember.Kind]
+        NOSPACE: _ClassVar[AlarmMember.Kind]
+        CORRUPT: _ClassVar[AlarmMember.Kind]
+    NONE: AlarmMember.Kind
+    NOSPACE: AlarmMember.Kind
+    CORRUPT: AlarmMember.Kind
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    ALARM_FIELD_NUMBER: _ClassVar[int]
+    member_id: int
+    alarm: AlarmMember.Kind
+    def __init__(self, member_id: _Optional[int] = ..., alarm: _Optional[_Union[AlarmMember.Kind, str]] = ...) -> None: ...
+
+class AlarmResponse(_message.Message):
+    __slots__ = ("header", "alarms")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    alarms: _containers.RepeatedCompositeFieldContainer[AlarmMember]
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., alarms: _Optional[_Iterable[_Union[AlarmMember, _Mapping]]] = ...) -> None: ...
+
+class DefragmentRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DefragmentResponse(_message.Message):
+    __slots__ = ("header",)
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...

@@ -60,7 +60,7 @@ from sulina.wire.messages import (
     TopicState,
     UnloadInfo,
 )
-from tests.client.fake_node import TOPIC, topic_info
+from tests.client.fake_node import TOPIC, identity_of, topic_info
 
 BATCH = 5
 REFUSALS = QueueFull | NotServing
@@ -88,7 +88,8 @@ class Part:
         )  # fmt: skip
 
     def append(self, frame: Publish) -> Published:
-        known = self.answers.get(frame.txn_id) if frame.txn_id is not None else None
+        identity = identity_of(frame)
+        known = self.answers.get(identity) if identity is not None else None
         if known is not None:
             return known
         records = decode(frame.data)
@@ -97,8 +98,8 @@ class Part:
         answer = Published(
             partition=self.number, base_offset=start, count=len(records), version=len(self.answers), ack=Ack.ARCHIVED
         )
-        if frame.txn_id is not None:
-            self.answers[frame.txn_id] = answer
+        if identity is not None:
+            self.answers[identity] = answer
         waiting, self.waiting = self.waiting, []
         for go_on in waiting:
             go_on()

@@ -24,7 +24,7 @@ from sulina.errors import (
 from sulina.wire.frames import Publish
 from sulina.wire.messages import TopicState
 from tests.client.fake_cluster import FakeBroker, FakeCluster, Part, url_of
-from tests.client.fake_node import TOPIC, values
+from tests.client.fake_node import TOPIC, origin_of, values
 
 FULL = QueueFull(waiting_bytes=2, limit_bytes=1)
 
@@ -344,7 +344,7 @@ async def test_what_nobody_serves_says_why_in_the_end_u1(cluster: FakeCluster) -
     ids=lambda error: error.code,
 )
 @pytest.mark.parametrize("is_idempotent", [True, False])
-async def test_an_unknown_outcome_is_repeated_only_with_a_txn_id(
+async def test_an_unknown_outcome_is_repeated_only_under_a_number(
     cluster: FakeCluster, error: SulinaError, is_idempotent: bool
 ) -> None:
     async with cluster.client() as client:
@@ -362,13 +362,13 @@ async def test_an_unknown_outcome_is_repeated_only_with_a_txn_id(
         assert (await behind).is_accepted
 
 
-async def test_a_clear_refusal_is_repeated_without_a_txn_id_too(cluster: FakeCluster) -> None:
+async def test_a_clear_refusal_is_repeated_without_a_number_too(cluster: FakeCluster) -> None:
     cluster.settings = TopicSettings(partitions=3, policy=Policy(ack=Ack.MEMORY))
     async with cluster.client() as client:
         cluster.brokers["a"].refuse_next.extend([FULL, Draining(topic=TOPIC)])
         assert (await client.publish(TOPIC, b"once", partition=0)).is_accepted
         assert values(cluster.parts[0].log) == ["once"]
-        assert {frame.txn_id for frame in publishes(cluster.brokers["a"])} == {None}
+        assert {origin_of(frame) for frame in publishes(cluster.brokers["a"])} == {(-1, -1)}
 
 
 async def test_a_batch_for_several_partitions_is_not_passed_by_what_comes_later(cluster: FakeCluster) -> None:

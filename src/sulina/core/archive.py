@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sulina.core.commit import Add, Claim, Commit, Remove, SegmentRef, decode, encode
 from sulina.core.log_state import LogState
 from sulina.core.retention import Retention, expired
+from sulina.core.txn_run import is_run_name
 from sulina.errors import CorruptCommit
 from sulina.types import Epoch, Offset, Version
 
@@ -54,7 +55,9 @@ def objects_of(slice_: SegmentRef) -> list[str]:
 def is_object_name(name: str) -> bool:
     """Whether a name is that of a slice's object; anything else in an archive is not ours to delete."""
     stem, _, ending = name.rpartition(".")
-    return f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
+    return is_run_name(name) or (
+        f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,10 @@ def objects_of(slice_: SegmentRef) -> list[str]:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a name is that of a slice's object; anything else in an archive is not ours to delete."""
+    """Whether a name is that of a slice's object or of a run of txn_ids; anything else is not ours to delete."""
     stem, _, ending = name.rpartition(".")
-    return is_run_name(name) or (
-        f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
-    )
+    is_of_slice = f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
+    return is_of_slice or is_run_name(name)
 
 
 @dataclass(frozen=True, slots=True)

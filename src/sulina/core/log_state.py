@@ -155,6 +155,7 @@ class LogState:
             raise self._corrupt(commit, f"it says version {commit.version}, {self.version + 1} is next")
         if commit.epoch < self.epoch:
             raise self._corrupt(commit, f"epoch {commit.epoch} comes after {self.epoch}")
+        self._pass_time(commit)
         for operation in commit.operations:
             match operation:
                 case Add(object=None):
@@ -177,7 +178,7 @@ class LogState:
         if commit.epoch != self.epoch:
             raise self._corrupt(commit, f"epoch {commit.epoch} was never claimed, {self.epoch} was")
         self.version = commit.version
-        self._pass_time(commit)
+        self._keep_bounds()
 
     def check(self, commit: Commit) -> None:
         """CorruptCommit if `apply` would raise it; changes nothing."""
@@ -197,6 +198,7 @@ class LogState:
         """
         if commit.version != self.version + 1 or commit.epoch < self.epoch:
             raise self._corrupt(commit, f"it says version {commit.version} after {self.version} of epoch {self.epoch}")
+        self._pass_time(commit)
         for operation in commit.operations:
             if isinstance(operation, Add):
                 if operation.offset_start != self.next_offset or operation.offset_end <= operation.offset_start:
@@ -207,7 +209,7 @@ class LogState:
         if commit.next_offset != self.next_offset:
             raise self._corrupt(commit, f"it says {commit.next_offset}, its operations lead to {self.next_offset}")
         self.version, self.epoch, self.start_offset = commit.version, commit.epoch, self.next_offset
-        self._pass_time(commit)
+        self._keep_bounds()
 
     def _add(self, commit: Commit, add: Add) -> None:
         active = self.segments[-1] if self.segments else None
@@ -246,19 +248,20 @@ class LogState:
         if add.origin_id != NO_ORIGIN:
             run = Run(add.origin_seq, add.offset_start, add.offset_end, commit.version)
             known = self.origins.pop(add.origin_id, None)
-            origin = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run, log_ms=commit.log_ms)
+            origin = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run, log_ms=self.log_ms)
             self.runs += _beyond_kept(origin) - _beyond_kept(known)
             # Put at the end: the first ones are the longest silent.
             self.origins[add.origin_id] = origin
         if add.txn_id is not None:
-            self.txns.remember(
-                TxnRef(add.txn_id, add.offset_start, add.offset_end, commit.version, max(self.log_ms, commit.log_ms))
-            )
+            self.txns.remember(TxnRef(add.txn_id, add.offset_start, add.offset_end, commit.version, self.log_ms))
 
     def _pass_time(self, commit: Commit) -> None:
-        """Forget what has had its time after a commit, and what is past a bound."""
         self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
-        self.txns.settle(self.log_ms, self.limits.txns)
+        self.txns.forget(self.log_ms, self.limits.txns)
+
+    def _keep_bounds(self) -> None:
+        """Forget origins that have had their time, and those past a bound."""
+        self.txns.seal(self.limits.txns)
         while self.origins:
             oldest = self.origins[next(iter(self.origins))]
             is_over = self.log_ms - oldest.log_ms > self.limits.origin_seconds * 1000

@@ -94,8 +94,8 @@ class TxnMemory:
         self._count += run.count - before
         self._shard(txn.txn_id)[txn.txn_id] = run
 
-    def settle(self, now_ms: int, limits: TxnLimits) -> None:
-        """After a commit: drop the runs that are over, and seal the newest if it is full."""
+    def forget(self, now_ms: int, limits: TxnLimits) -> None:
+        """Drop the runs that are over, before what a commit adds."""
         runs = self._sealed
         while runs and limits.is_over(runs[0].last_ms, now_ms):
             self._leave(runs[0])
@@ -103,7 +103,10 @@ class TxnMemory:
         if self._newest.count and limits.is_over(self._newest.last_ms, now_ms):
             self._leave(self._newest)
             self._newest = TxnRun()
-        elif self._newest.count >= limits.run_max:
+
+    def seal(self, limits: TxnLimits) -> None:
+        """Seal the newest run if it is full, after what a commit added."""
+        if self._newest.count >= limits.run_max:
             self._newest.seal()
             self._sealed += (self._newest,)
             self._newest = TxnRun()

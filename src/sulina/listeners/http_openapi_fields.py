@@ -58,7 +58,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("Policy", "deliveries_max"): "How often a record is delivered before it goes to the dead-letter topic.",
     ("Policy", "dead_letter"): "The topic for those, `/namespace/topic`. Absent: `{topic}.dead-letter`.",
     ("Policy", "txn_id_seconds"): "A `txn_id` that comes again within this time gets the first answer.",
-    ("Policy", "txn_ids_max"): "How many of them a partition remembers. Past it new ones are refused, to be tried again.",
+    ("Policy", "txn_ids_max"): "How many of them a partition remembers. Past it new ones are refused for the moment.",
     ("Policy", "delivery_policy"): "Of a topic that keeps nothing: whether what may not have arrived is sent again.",
     ("Policy", "partition_behavior"): "Of a topic that keeps nothing: what becomes of what is for a node out of reach.",
     ("Policy", "archive_bytes"): "What is not archived goes to the object store at this size.",

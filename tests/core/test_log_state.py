@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sulina.core.batch import SEQUENCES
 from sulina.core.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal
 from sulina.core.log_state import (
     RUNS_KEPT_MAX,
-    SEQUENCES,
     Appended,
     LogState,
     MemoryLimits,
@@ -364,3 +364,40 @@ def test_a_transaction_is_all_of_its_adds_in_one_commit_l13() -> None:
     second = replace(first, origin_id=2, offset_start=Offset(2), offset_end=Offset(5), position=100)
     state.apply(commit_of(state, [first, second]))
     assert state.txns.newest == (TxnRef("a", Offset(0), Offset(5), Version(1)),)
+
+
+def add_later(state: LogState, origin_id: int, sequence: int, log_ms: int) -> None:
+    operation = add_of(state, 1, origin_id=origin_id, origin_seq=sequence, origin_epoch=0)
+    epoch = state.epoch
+    state.apply(next_commit(state, [operation], txn_id="t", now=1.0, epoch=epoch, log_ms=log_ms))
+
+
+def test_an_origin_is_forgotten_a_day_after_its_newest_record_l13() -> None:
+    state = claimed()
+    day_ms = 24 * 3600 * 1000
+    add_later(state, 1, 0, 0)
+    add_later(state, 2, 0, 10)
+    add_later(state, 3, 0, day_ms)
+    assert list(state.origins) == [1, 2, 3]
+    add_later(state, 3, 1, day_ms + 1)
+    assert list(state.origins) == [2, 3]
+
+
+def test_the_runs_of_origins_are_bounded_and_the_longest_silent_have_the_fewest_l13() -> None:
+    state = claimed(MemoryLimits(runs_max=20))
+    for origin_id in (1, 2, 3):
+        for sequence in range(12):
+            add_later(state, origin_id, sequence, 0)
+    assert [len(known.runs) for known in state.origins.values()] == [5, 5, 12], "half of the room, when it was full"
+    assert state.runs == 7
+    assert LogState.from_checkpoint(state.checkpoint("now"), state.limits) == state
+    assert asked(state.origins[1], 7) == Appended(Offset(7), Offset(8), Version(8))
+    with pytest.raises(DuplicateSequence):
+        asked(state.origins[1], 6)
+
+
+def test_the_time_of_a_log_never_goes_back_l13() -> None:
+    state = claimed()
+    add_later(state, 1, 0, 500)
+    add_later(state, 1, 1, 0)
+    assert state.log_ms == 500

@@ -39,15 +39,17 @@ class TxnLimits:
 class TxnMemory:
     """Changed by one thread; `find` and `has_room` may be asked beside it by another."""
 
-    __slots__ = ("_count", "_newest", "_sealed", "_shards")
+    __slots__ = ("_count", "_newest", "_runs", "_sealed", "_shards")
 
     def __init__(self, sealed: Iterable[TxnRun] = (), newest: Iterable[TxnRef] = ()) -> None:
-        self._shards: tuple[dict[str, TxnRun], ...] = ()
-        self._newest = TxnRun()
+        # The numbers of runs, not the runs: so the garbage collector need not look through a million entries.
+        self._shards: tuple[dict[str, int], ...] = ()
+        self._runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
         self._count = 0
         self._sealed = tuple(sealed)  # replaced, never changed: others may be looking at it
         for run in self._sealed:
             self._enter(run)
+        self._newest = self._begun(TxnRun())
         for txn in newest:
             self.remember(txn)
 
@@ -74,7 +76,8 @@ class TxnMemory:
 
     def find(self, txn_id: str, now_ms: int, limits: TxnLimits) -> TxnRef | None:
         """Return what a txn_id wrote; None when it is not known, or no longer."""
-        run = self._shards[hash(txn_id) % _SHARDS].get(txn_id) if self._shards else None
+        number = self._shards[hash(txn_id) % _SHARDS].get(txn_id) if self._shards else None
+        run = None if number is None else self._runs.get(number)
         if run is None:
             return None
         found = run.find(txn_id)
@@ -92,7 +95,7 @@ class TxnMemory:
         run, before = self._newest, self._newest.count
         run.add(txn)
         self._count += run.count - before
-        self._shard(txn.txn_id)[txn.txn_id] = run
+        self._all_shards()[hash(txn.txn_id) % _SHARDS][txn.txn_id] = run.number
 
     def forget(self, now_ms: int, limits: TxnLimits) -> None:
         """Drop the runs that are over, before what a commit adds."""
@@ -102,29 +105,37 @@ class TxnMemory:
             runs = self._sealed = runs[1:]
         if self._newest.count and limits.is_over(self._newest.last_ms, now_ms):
             self._leave(self._newest)
-            self._newest = TxnRun()
+            self._newest = self._begun(TxnRun())
 
     def seal(self, limits: TxnLimits) -> None:
         """Seal the newest run if it is full, after what a commit added."""
         if self._newest.count >= limits.run_max:
             self._newest.seal()
             self._sealed += (self._newest,)
-            self._newest = TxnRun()
+            self._newest = self._begun(TxnRun())
 
-    def _shard(self, txn_id: str) -> dict[str, TxnRun]:
+    def _all_shards(self) -> tuple[dict[str, int], ...]:
         if not self._shards:
             self._shards = tuple({} for _ in range(_SHARDS))
-        return self._shards[hash(txn_id) % _SHARDS]
+        return self._shards
+
+    def _begun(self, run: TxnRun) -> TxnRun:
+        run.number = next(reversed(self._runs), -1) + 1
+        self._runs[run.number] = run
+        return run
 
     def _enter(self, run: TxnRun) -> None:
         assert run.is_loaded
         self._count += run.count
+        shards, number = self._all_shards(), self._begun(run).number
         for txn_id in run.txn_ids:
-            self._shard(txn_id)[txn_id] = run
+            shards[hash(txn_id) % _SHARDS][txn_id] = number
 
     def _leave(self, run: TxnRun) -> None:
         self._count -= run.count
+        shards = self._all_shards()
         for txn_id in run.txn_ids:
-            shard = self._shard(txn_id)
-            if shard.get(txn_id) is run:  # else it came again, after its time
+            shard = shards[hash(txn_id) % _SHARDS]
+            if shard.get(txn_id) == run.number:  # else it came again, after its time
                 del shard[txn_id]
+        del self._runs[run.number]

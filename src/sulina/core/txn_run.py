@@ -4,6 +4,7 @@ A run grows until it is sealed, and never changes again. It is stored once, unde
 of and what the checksum of its bytes is, so that a checkpoint needs only its name and nobody can take another for it.
 """
 
+import re
 from array import array
 from typing import Any
 
@@ -14,6 +15,7 @@ from sulina.errors import CorruptCommit
 from sulina.types import Offset, Version
 
 ENDING = ".txns"
+_NAME = re.compile(r"[0-9]{20}-[0-9]{20}-[0-9a-f]{8}\.txns")
 
 
 class TxnRef(msgspec.Struct, frozen=True, array_like=True):
@@ -39,14 +41,15 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
 class TxnRun:
     """Columns, because there may be a million of them: 40 bytes and the text for each."""
 
-    __slots__ = ("_ends", "_starts", "_times", "_versions", "count", "last_ms", "name", "txn_ids")
+    __slots__ = ("_ends", "_starts", "_times", "_versions", "count", "last_ms", "name", "number", "txn_ids")
 
     def __init__(self) -> None:
         self.name: str | None = None  # of its file, once it is sealed
         self.count = 0
         self.last_ms = 0  # of the newest of them
-        self.txn_ids: list[str] = []
-        self._starts, self._ends, self._versions, self._times = (array("q") for _ in range(4))
+        self.number = 0  # for who has several of them
+        self.txn_ids: list[str] | tuple[str, ...] = []  # sealed: a tuple, of which the garbage collector knows nothing
+        self._starts, self._ends, self._versions, self._times = array("q"), array("q"), array("q"), array("q")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TxnRun):
@@ -64,7 +67,7 @@ class TxnRun:
 
     def add(self, txn: TxnRef) -> None:
         """Take in the newest. Adds of one txn_id follow one another in one commit, and are one."""
-        assert self.name is None, "it is sealed"
+        assert isinstance(self.txn_ids, list), "it is sealed"
         if self.count and self.txn_ids[-1] == txn.txn_id and self._versions[-1] == txn.version:
             self._ends[-1] = txn.offset_end
             return
@@ -102,13 +105,14 @@ class TxnRun:
     def seal(self) -> None:
         """Name it: from now on it does not change."""
         assert self.count
+        self.txn_ids = tuple(self.txn_ids)
         self.name = f"{self._versions[0]:020d}-{self._versions[-1]:020d}-{crc32c(self.encode()):08x}{ENDING}"
 
     def encode(self) -> bytes:
         """Return the bytes of its file: one line of JSON."""
         columns = (list(column) for column in (self._starts, self._ends, self._versions, self._times))
         names = ("offset_starts", "offset_ends", "versions", "log_ms")
-        line = msgspec.json.encode(_Columns(txn_ids=self.txn_ids, **dict(zip(names, columns, strict=True))))
+        line = msgspec.json.encode(_Columns(txn_ids=list(self.txn_ids), **dict(zip(names, columns, strict=True))))
         return line + b"\n"
 
     def load(self, data: bytes) -> None:
@@ -123,7 +127,7 @@ class TxnRun:
         numbers = (columns.offset_starts, columns.offset_ends, columns.versions, columns.log_ms)
         if {len(column) for column in (columns.txn_ids, *numbers)} != {self.count}:
             raise CorruptCommit(name=self.name, reason=f"it does not hold {self.count} txn_ids")
-        self.txn_ids = columns.txn_ids
+        self.txn_ids = tuple(columns.txn_ids)
         self._starts, self._ends, self._versions, self._times = (array("q", column) for column in numbers)
 
     # As a checkpoint names it
@@ -135,18 +139,15 @@ class TxnRun:
 
     @classmethod
     def referred(cls, reference: Any) -> "TxnRun":
-        """Return the run that a checkpoint names, not yet loaded. MsgspecError."""
-        run = cls()
-        run.name, run.count, run.last_ms = msgspec.convert(reference, tuple[str, int, int])
-        if not is_run_name(run.name) or run.count < 1:
-            raise msgspec.ValidationError(f"{reference} names no run of txn_ids")
-        return run
+        """Return the run that a checkpoint names, not yet loaded. ValidationError."""
+        match reference:
+            case [str(name), int(count), int(last_ms)] if is_run_name(name) and count > 0:
+                run = cls()
+                run.name, run.count, run.last_ms = name, count, last_ms
+                return run
+        raise msgspec.ValidationError(f"{reference} names no run of txn_ids")
 
 
 def is_run_name(name: str) -> bool:
     """Return whether a name is that of a run's file; nothing else is such a run, and no such name leads elsewhere."""
-    first, _, rest = name.removesuffix(ENDING).partition("-")
-    last, _, crc = rest.partition("-")
-    is_hexadecimal = len(crc) == 8 and set(crc) <= set("0123456789abcdef")
-    are_versions = all(len(part) == 20 and part.isascii() and part.isdigit() for part in (first, last))
-    return name.endswith(ENDING) and are_versions and is_hexadecimal
+    return _NAME.fullmatch(name) is not None

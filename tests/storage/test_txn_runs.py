@@ -10,13 +10,16 @@ from crc32c import crc32c
 
 from sulina.core.commit import Checkpoint, checkpoint_version, decode, encode
 from sulina.core.log_state import Appended, MemoryLimits
+from sulina.core.resume import Stamp
 from sulina.core.txn_memory import TxnLimits
 from sulina.core.txn_run import is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, QueueFull, SulinaError, TxnMemoryFull
 from sulina.storage.archive import ORPHAN_SECONDS, Archive
 from sulina.storage.directory_log import DirectoryLog, LogOptions
+from sulina.storage.leftovers import seed
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.slicing import next_slice
+from sulina.storage.steps import no_steps
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import SimulatedFiles
 from sulina.types import Epoch
@@ -258,6 +261,18 @@ def test_without_a_run_an_archive_is_not_taken_over_l11() -> None:
     world.store.delete([f"topic/{name}"])
     with pytest.raises(CorruptLog, match=name):
         world.opened().log_checkpoint()
+
+
+def test_a_directory_that_begins_with_a_state_has_its_txn_ids_l13() -> None:
+    world = World()
+    world.archived(35)
+    files = SimulatedFiles()
+    files.make_directory(DIRECTORY.rpartition("/")[0])
+    state = world.opened().log_checkpoint(SMALL.memory)
+    seed(DIRECTORY, Stamp(topic_id="t", holder="holder"), state, files=files, steps=no_steps)
+    log = opened(files, world.clock)
+    assert [published(log, number) for number in range(35)] == [published(world.log, number) for number in range(35)]
+    assert log.view.next_offset == world.log.view.next_offset
 
 
 # At the bound

@@ -16,6 +16,7 @@ from sulina.core.txn_run import is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, QueueFull, SulinaError, TxnMemoryFull
 from sulina.storage.archive import ORPHAN_SECONDS, Archive
 from sulina.storage.directory_log import DirectoryLog, LogOptions
+from sulina.storage.files import VolatileFiles
 from sulina.storage.leftovers import seed
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.slicing import next_slice
@@ -263,14 +264,14 @@ def test_without_a_run_an_archive_is_not_taken_over_l11() -> None:
         world.opened().log_checkpoint()
 
 
-def test_a_directory_that_begins_with_a_state_has_its_txn_ids_l13() -> None:
+def test_a_directory_that_begins_with_a_state_has_its_txn_ids_l13(tmp_path: Path) -> None:
     world = World()
     world.archived(35)
-    files = SimulatedFiles()
-    files.make_directory(DIRECTORY.rpartition("/")[0])
+    directory, files = str(tmp_path / "log"), VolatileFiles()
     state = world.opened().log_checkpoint(SMALL.memory)
-    seed(DIRECTORY, Stamp(topic_id="t", holder="holder"), state, files=files, steps=no_steps)
-    log = opened(files, world.clock)
+    seed(directory, Stamp(topic_id="t", holder="holder"), state, files=files, steps=no_steps)
+    log = DirectoryLog(directory, files=files, clock=world.clock, options=SMALL)
+    log.open()
     assert [published(log, number) for number in range(35)] == [published(world.log, number) for number in range(35)]
     assert log.view.next_offset == world.log.view.next_offset
 

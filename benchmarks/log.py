@@ -23,6 +23,7 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from benchmarks.measure import (
     MIB,
@@ -41,12 +42,17 @@ from benchmarks.measure import (
 from sulina.clock import SystemClock
 from sulina.core.batch import split
 from sulina.core.columns import decode_columns
+from sulina.core.commit import Checkpoint
+from sulina.core.commit import decode as decode_commit
+from sulina.core.commit import encode as encode_commit
 from sulina.core.plan import Request
 from sulina.core.records import Record, encode
 from sulina.core.segment import SegmentLimits
+from sulina.core.txn_run import TxnRef
 from sulina.storage.directory_log import COMMITS_DIRECTORY, Append, DirectoryLog, LogOptions, NoMetrics
 from sulina.storage.files import OsFile, OsFiles
 from sulina.storage.partition_log import PartitionLog
+from sulina.types import Offset, Version
 
 SMALL, LARGE = 64 << 10, MIB  # batches, at most
 RECORDS = {SMALL: 550, LARGE: 8_700}
@@ -71,6 +77,7 @@ def benchmark(setup: Setup) -> Iterator[Result]:
     yield from read_speed(setup, batches)
     yield from decode_speed(setup, batches)
     yield from open_time(setup)
+    yield from checkpoint_cost(setup)
 
 
 def make_batches(count: int, batch_bytes: int) -> list[bytearray]:
@@ -402,6 +409,62 @@ def open_time(setup: Setup) -> Iterator[Result]:
     yield at_most(f"open after {counts[-1]:,} commits", median(whole[-1]), "ms", 2 * first + 5)
     for count, times in zip(counts, damaged, strict=True):
         yield Result(f"open after {count:,} commits, index and newest checkpoint missing", median(times), "ms")
+
+
+def checkpoint_cost(setup: Setup) -> Iterator[Result]:
+    """CommitLog.take_checkpoint and write_checkpoint of a log that remembers so many txn_ids of 36 characters, with 100
+    new ones since the last; against one file that holds all of them, written and read back, as it was once. It must not
+    matter how many there are: the most may take twice as long as none and 5 ms more."""
+    counts = (0, 10_000) if setup.quick else (0, 10_000, 100_000, 1_000_000)
+    logs = [remembering(f"{setup.directory}/txns-{count}", count) for count in counts]
+    works = [lambda log=log, kind=kind: kind(log) for log in logs for kind in (checkpoint_ms, whole_checkpoint_ms)]
+    measured = interleaved(setup.choose(5, 15), *works)
+    first = median(measured[0])
+    for at, (count, log) in enumerate(zip(counts, logs, strict=True)):
+        name = f"checkpoint, {count:,} txn_ids remembered"
+        ours, whole = median(measured[2 * at]), median(measured[2 * at + 1])
+        yield at_most(name, ours, "ms", 2 * first + 5) if count else Result(name, ours, "ms")
+        yield Result(f"{name}: size", len(encode_commit(log.commits.take_checkpoint())) / 1024, "KiB")
+        yield Result(f"{name}: all of them in it", whole, "ms")
+        log.close()
+        yield Result(f"open, {count:,} txn_ids remembered", open_ms(log.directory), "ms")
+
+
+def remembering(directory: str, count: int) -> DirectoryLog:
+    """A log that knows so many txn_ids, most of them in runs that are stored."""
+    log = DirectoryLog(directory, files=OsFiles(), clock=SystemClock())
+    log.open()
+    state = log.commits.state
+    for number in range(count):
+        state.txns.remember(TxnRef(f"{number:036d}", Offset(number), Offset(number + 1), Version(number // 10)))
+        state.txns.seal(state.limits.txns)
+    checkpoint_ms(log)
+    return log
+
+
+def checkpoint_ms(log: DirectoryLog) -> float:
+    """How long a checkpoint takes after ten commits with ten new txn_ids each."""
+    batch = encode([Record(bytes(100), b"key", 1_700_000_000_000)])
+    for _ in range(10):
+        version = log.view.version
+        log.append([Append(Request(split(batch), f"{version}-{n:030d}"), memoryview(batch)) for n in range(10)])
+    return 1e3 * seconds_of(lambda: log.commits.write_checkpoint(log.commits.take_checkpoint()))
+
+
+def whole_checkpoint_ms(log: DirectoryLog) -> float:
+    """How long it takes where the checkpoint holds every txn_id itself."""
+    taken = log.commits.take_checkpoint()
+    txns = tuple(txn for run in taken.txn_runs for txn in run.refs()) + taken.txns
+    whole = replace(taken, txns=txns, txn_runs=())
+    store = log.commits.store
+
+    def write() -> None:
+        store.put_if_absent("whole", encode_commit(whole))
+        decode_commit("whole", store.get("whole") or b"", Checkpoint)
+
+    seconds = seconds_of(write)
+    store.delete("whole")
+    return 1e3 * seconds
 
 
 def make_history(directory: str, commits: int) -> None:

@@ -19,6 +19,7 @@ SulinaError
 │   ├── StaleEpoch, StaleOrigin     a newer owner exists; a newer instance of this producer does
 │   │   └── EpochTaken              another owner has the same epoch: the metadata store gave it twice
 │   ├── SequenceGap                 a producer's earlier batch is missing
+│   ├── SequenceSkipped             not written: the log went on without it
 │   ├── DuplicateSequence           written long ago; its offsets are no longer known
 │   ├── AlreadyExists               with other settings
 │   ├── SchemaConflict              another schema than that of the data that exists
@@ -36,6 +37,7 @@ SulinaError
 │   ├── PositionDiverged            offsets that were read were given up; says where the log goes on
 │   └── VersionNotRetained          its commit has been cleaned up
 ├── QueueFull                       too much is waiting to be committed       (retry)
+│   ├── TxnMemoryFull               as many txn_ids are remembered as may be
 │   └── ProducerFull                too much is waiting to be published, in a batching producer
 ├── DelayQueueFull                  too much is waiting for a node that cannot be reached
 ├── NoSubscribers                   nobody is attached, and the topic keeps nothing
@@ -239,8 +241,18 @@ class SequenceGap(Conflict):
         self.origin_id, self.sequence, self.expected = origin_id, sequence, expected
 
 
+class SequenceSkipped(Conflict):
+    """Later records of this producer were taken without these: they were not written, and must be numbered again."""
+
+    def __init__(self, *, origin_id: int, sequence: int, last: int) -> None:
+        super().__init__(
+            f"producer {origin_id} sent sequence {sequence} too late: the log went on without it to {last}"
+        )
+        self.origin_id, self.sequence, self.last = origin_id, sequence, last
+
+
 class DuplicateSequence(Conflict):
-    """The batch was written long ago; its offsets are no longer known."""
+    """The batch was written long ago, or left out by a producer that may: what became of it is no longer known."""
 
     def __init__(self, *, origin_id: int, sequence: int, last: int) -> None:
         super().__init__(f"producer {origin_id} repeats sequence {sequence}; the log is at {last}")
@@ -409,6 +421,18 @@ class QueueFull(SulinaError):
     def __init__(self, *, waiting_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"{waiting_bytes} bytes wait to be committed, the limit is {limit_bytes}")
         self.waiting_bytes, self.limit_bytes = waiting_bytes, limit_bytes
+
+
+class TxnMemoryFull(QueueFull):
+    """A partition remembers as many txn_ids as it may: a new one has to wait until older ones have had their time."""
+
+    def __init__(self, *, remembered: int, limit: int, seconds: float) -> None:
+        SulinaError.__init__(
+            self,
+            f"{remembered} txn_ids are remembered, the limit is {limit}: try again, as each is forgotten {seconds:g} s "
+            "after its commit; or raise txn_ids_max of the topic's policy",
+        )
+        self.remembered, self.limit, self.seconds = remembered, limit, seconds
 
 
 class ProducerFull(QueueFull):

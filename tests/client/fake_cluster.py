@@ -11,6 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sulina.client import Client, ClientOptions
+from sulina.client.asking import Outcome, outcome
+from sulina.core.batch import BatchHeader, parse_header
+from sulina.core.commit import OriginRef, Run
+from sulina.core.log_state import Appended, advanced, repeat_of
 from sulina.core.records import Record, decode, encode
 from sulina.core.topic import Ack, TopicSettings
 from sulina.errors import (
@@ -29,6 +33,7 @@ from sulina.errors import (
     TopicNotFound,
     from_code,
 )
+from sulina.types import Offset, Version
 from sulina.wire.frames import (
     AckRecords,
     AddCredit,
@@ -77,6 +82,7 @@ class Part:
         self.waits_for: str | None = None
         self.log: list[Record] = []
         self.answers: dict[str, Published] = {}
+        self.origins: dict[int, OriginRef] = {}
         self.acked: dict[str, set[int]] = {}  # by subscription
         self.waiting: list[Callable[[], None]] = []  # fetches at the end
 
@@ -88,21 +94,39 @@ class Part:
         )  # fmt: skip
 
     def append(self, frame: Publish) -> Published:
+        """By the rules of a log for txn_ids and for numbers. Conflict."""
+        header = parse_header(frame.data)
         known = self.answers.get(frame.txn_id) if frame.txn_id is not None else None
         if known is not None:
             return known
-        records = decode(frame.data)
+        if header.producer_id >= 0 and (found := self._repeat(header, may_skip=frame.may_skip)) is not None:
+            return self._published(found.offset_start, header.record_count)
         start = len(self.log)
-        self.log += [Record(r.value, r.key, offset=start + i) for i, r in enumerate(records)]
-        answer = Published(
-            partition=self.number, base_offset=start, count=len(records), version=len(self.answers), ack=Ack.ARCHIVED
-        )
+        self.log += [Record(r.value, r.key, offset=start + i) for i, r in enumerate(decode(frame.data))]
+        if header.producer_id >= 0:
+            producer, run = (
+                header.producer_id,
+                Run(header.base_sequence, Offset(start), Offset(len(self.log)), Version(0)),
+            )
+            self.origins[producer] = advanced(
+                self.origins.get(producer), origin_id=producer, epoch=header.producer_epoch, run=run
+            )
+        answer = self._published(start, header.record_count)
         if frame.txn_id is not None:
             self.answers[frame.txn_id] = answer
         waiting, self.waiting = self.waiting, []
         for go_on in waiting:
             go_on()
         return answer
+
+    def _repeat(self, header: BatchHeader, *, may_skip: bool) -> Appended | None:
+        return repeat_of(
+            self.origins.get(header.producer_id), origin_id=header.producer_id, epoch=header.producer_epoch,
+            sequence=header.base_sequence, count=header.record_count, may_skip=may_skip,
+        )  # fmt: skip
+
+    def _published(self, start: int, count: int) -> Published:
+        return Published(partition=self.number, base_offset=start, count=count, version=start, ack=Ack.ARCHIVED)
 
     def next_unacked(self, subscription: str, start: int) -> int:
         acked = self.acked.setdefault(subscription, set())
@@ -217,6 +241,7 @@ class FakeBroker:
         self.told = 0
         self.refuse_next: deque[SulinaError] = deque()  # publishes, whatever else
         self.full_until = 0.0
+        self.is_mute = False  # publishes are done, and not answered
         self.is_cut_off = False  # from the truth: it knows nothing new, and cannot write
 
     async def connect(self) -> Wire:
@@ -307,12 +332,13 @@ class FakeBroker:
                     part.append(frame)
                 raise LeaseExpired(broker=self.name)
         except SulinaError as error:
-            if frame.run:
+            if frame.run and (outcome(error) is not Outcome.FINAL or isinstance(error, TopicNotFound)):
                 wire.broken_runs[frame.run] = error
             raise
         answer = part.append(frame)
         cluster.dispatch()
-        cluster.later(lambda: wire.answer(frame, answer))
+        if not self.is_mute:
+            cluster.later(lambda: wire.answer(frame, answer))
 
     def _fetch(self, wire: Wire, frame: Fetch) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sulina.client import Client, ClientOptions
+from sulina.core.batch import parse_header
 from sulina.core.records import Record, decode, encode
 from sulina.core.topic import Ack, Delivery, TopicSettings, resolved
 from sulina.errors import Disconnected, SulinaError, TopicNotFound
@@ -47,6 +48,18 @@ URL = "http://fake"
 TOPIC = "/default/orders"
 F = TypeVar("F", bound=FromClient)
 Script = Callable[["FakeConnection", Any], object]
+
+
+def origin_of(frame: Publish) -> tuple[int, int]:
+    """Producer id and sequence; -1 where a batch has none."""
+    header = parse_header(frame.data)
+    return header.producer_id, header.base_sequence
+
+
+def identity_of(frame: Publish) -> str | None:
+    """What a log knows a publish by."""
+    producer, sequence = origin_of(frame)
+    return frame.txn_id or (f"{producer}:{sequence}" if producer >= 0 else None)
 
 
 class FakeConnection:
@@ -192,19 +205,20 @@ class FakeNode:
     # Scripts
 
     def append_publishes(self) -> None:
-        """Answer publishes as a log does: once for each txn_id."""
+        """Answer publishes as a log does: once for each txn_id, and for each number of a producer."""
         answers: dict[tuple[int, str], Published] = {}
 
         def publish(connection: FakeConnection, frame: Publish) -> None:
             partition = frame.partition or 0
-            known = answers.get((partition, frame.txn_id or ""))
+            identity = identity_of(frame)
+            known = answers.get((partition, identity or ""))
             if known is None:
                 log = self.log.setdefault(partition, [])
                 records = decode(frame.data)
                 known = published(partition, base_offset=len(log), count=len(records))
                 log += records
-                if frame.txn_id is not None:
-                    answers[partition, frame.txn_id] = known
+                if identity is not None:
+                    answers[partition, identity] = known
             connection.answer(frame, known)
 
         self.scripts[Publish] = publish

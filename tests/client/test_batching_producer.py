@@ -9,6 +9,7 @@ import pytest
 
 from sulina.client import BatchingProducer, BatchingRules, Message, OnFailure, PublishAck, PublishStatus, RejectReason
 from sulina.client.batching_producer import BatchingOptions, ProducerReport, Rest
+from sulina.client.numbering import Attempts
 from sulina.errors import (
     BatchTooLarge,
     Disconnected,
@@ -31,20 +32,20 @@ class World:
     faults: list[Exception] = field(default_factory=list)
     seconds: float = 0.0  # that a publish takes
     published: list[list[bytes]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
+    attempts: list[Attempts] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
     under_way_most: int = 0
     _under_way: int = 0
 
     async def publish(
-        self, topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
+        self, topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
     ) -> list[PublishAck | SulinaError]:
         assert topic == TOPIC
         assert timeout_seconds is None
         self._under_way += 1
         self.under_way_most = max(self.under_way_most, self._under_way)
         self.at.append(asyncio.get_running_loop().time())
-        self.ids.append(own_id)
+        self.attempts.append(attempts)
         await asyncio.sleep(self.seconds)
         self._under_way -= 1
         values = [message.value for message in messages if isinstance(message, Message)]
@@ -96,7 +97,7 @@ async def test_p5_one_bad_message_does_not_spoil_its_batch(bad: bytes) -> None:
         acks = await asyncio.gather(*(producer.produce(value) for value in values))
     assert [ack.reason for ack in acks] == [RejectReason.INVALID_PAYLOAD if v == bad else None for v in values]
     assert [value for batch in world.published for value in batch] == [v for v in values if v != bad], "in order"
-    assert len(set(world.ids)) == len(world.ids), "another batch has another id"
+    assert len(set(world.attempts)) == len(world.attempts), "another batch has other attempts"
 
 
 @pytest.mark.parametrize("bad", [b"bad", b"large"])
@@ -127,7 +128,7 @@ async def test_p5_a_batch_may_be_tried_until_it_is_through_and_later_ones_wait()
     assert world.published == [[b"0", b"1"], [b"2", b"3"]]
     assert world.at == [0.0, 1.5, 3.0, 3.5]
     assert world.under_way_most == 1
-    assert len(set(world.ids)) == 2, "the same batch has the same id, and is taken once"
+    assert len(set(world.attempts)) == 2, "the same batch has the same numbers, and is taken once"
 
 
 async def test_p5_a_producer_may_stop_at_the_first_failure() -> None:
@@ -260,20 +261,20 @@ async def test_p5_what_will_never_be_better_is_not_tried_again() -> None:
 
 
 async def test_p5_only_what_failed_is_tried_again() -> None:
-    calls: list[tuple[str, list[object]]] = []
+    calls: list[tuple[Attempts, list[object]]] = []
 
     async def publish(
-        topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
+        topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
     ) -> list[PublishAck | SulinaError]:
         values = [message.value for message in messages if isinstance(message, Message)]
-        calls.append((own_id, values))
+        calls.append((attempts, values))
         return [AWAY if value == b"odd" and len(calls) < 3 else ACCEPTED for value in values]
 
     producer = BatchingProducer(publish, TOPIC, BatchingOptions(on_failure=OnFailure.RETRY))
     async with producer:
         receipts = [producer.produce(value) for value in (b"even", b"odd", b"even", b"odd")]
     assert [values for _, values in calls] == [[b"even", b"odd"] * 2, [b"odd", b"odd"], [b"odd", b"odd"]]
-    assert len({own_id for own_id, _ in calls}) == 1
+    assert len({attempts for attempts, _ in calls}) == 1
     assert all(receipt.result() == ACCEPTED for receipt in receipts)
 
 
@@ -286,7 +287,7 @@ async def test_p5_a_producer_that_stopped_for_a_failure_sends_nothing_of_what_wa
     publish = world.publish
 
     async def fail_at_the_second(*arguments: Any, **more: Any) -> list[PublishAck | SulinaError]:
-        if len(world.ids) == 1:
+        if len(world.attempts) == 1:
             world.faults = [AWAY]
         return await publish(*arguments, **more)
 

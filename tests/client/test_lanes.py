@@ -18,13 +18,15 @@ from sulina.errors import (
     NotServing,
     QueueFull,
     Recovering,
+    SchemaConflict,
+    SequenceSkipped,
     SulinaError,
     TopicNotFound,
 )
 from sulina.wire.frames import Publish
 from sulina.wire.messages import TopicState
 from tests.client.fake_cluster import FakeBroker, FakeCluster, Part, url_of
-from tests.client.fake_node import TOPIC, values
+from tests.client.fake_node import TOPIC, origin_of, values
 
 FULL = QueueFull(waiting_bytes=2, limit_bytes=1)
 
@@ -344,7 +346,7 @@ async def test_what_nobody_serves_says_why_in_the_end_u1(cluster: FakeCluster) -
     ids=lambda error: error.code,
 )
 @pytest.mark.parametrize("is_idempotent", [True, False])
-async def test_an_unknown_outcome_is_repeated_only_with_a_txn_id(
+async def test_an_unknown_outcome_is_repeated_only_under_a_number(
     cluster: FakeCluster, error: SulinaError, is_idempotent: bool
 ) -> None:
     async with cluster.client() as client:
@@ -362,13 +364,57 @@ async def test_an_unknown_outcome_is_repeated_only_with_a_txn_id(
         assert (await behind).is_accepted
 
 
-async def test_a_clear_refusal_is_repeated_without_a_txn_id_too(cluster: FakeCluster) -> None:
+async def test_what_was_refused_for_good_leaves_its_number_unused_and_the_others_go_on_l13(
+    cluster: FakeCluster,
+) -> None:
+    async with cluster.client() as client:
+        await client.publish(TOPIC, b"0", partition=0)
+        broker = cluster.brokers["a"]
+        broker.refuse_next.append(SchemaConflict(topic=TOPIC, ours="a", current="b"))
+        acks = await asyncio.gather(*(client.publish(TOPIC, b"%d" % n, partition=0) for n in range(1, 5)))
+        assert [ack.is_accepted for ack in acks] == [False, True, True, True]
+        assert values(cluster.parts[0].log) == ["0", "2", "3", "4"]
+        assert [origin_of(frame)[1] for frame in publishes(broker)] == [0, 1, 2, 3, 4]
+
+
+async def test_what_the_log_has_passed_is_sent_under_another_number_l13(cluster: FakeCluster) -> None:
+    async with cluster.client() as client:
+        broker = cluster.brokers["a"]
+        broker.refuse_next.append(SequenceSkipped(origin_id=1, sequence=0, last=5))
+        ack = await client.publish(TOPIC, b"late", partition=0)
+        assert (ack.offset, values(cluster.parts[0].log)) == (0, ["late"])
+        first, second = publishes(broker)
+        assert origin_of(first)[0] == origin_of(second)[0]
+        assert origin_of(first)[1] < origin_of(second)[1]
+
+
+async def test_a_batch_that_is_tried_until_it_is_through_is_written_once_wherever_its_records_go_l13(
+    cluster: FakeCluster,
+) -> None:
+    """Some parts were taken before their answers were lost, some were not; records without a key are in one of them."""
+    async with cluster.client() as client:
+        for broker in cluster.brokers.values():
+            broker.is_mute = True
+        producer = client.batching_producer(TOPIC, on_failure="retry", retry_seconds=0.1, publish_timeout_seconds=1.0)
+        keys = [None, *(str(n) for n in range(6))] * 3
+        receipts = [producer.produce(str(n), key=key) for n, key in enumerate(keys)]
+        await asyncio.sleep(2.5)
+        for broker in cluster.brokers.values():
+            broker.is_mute = False
+        await client.publish(TOPIC, b"other", partition=0)
+        await producer.stop()
+        assert all(receipt.result().is_accepted for receipt in receipts)
+        written = [value for part in cluster.parts for value in values(part.log)]
+        assert sorted(written) == sorted([*map(str, range(len(keys))), "other"])
+
+
+async def test_a_clear_refusal_is_repeated_without_a_number_too(cluster: FakeCluster) -> None:
     cluster.settings = TopicSettings(partitions=3, policy=Policy(ack=Ack.MEMORY))
     async with cluster.client() as client:
         cluster.brokers["a"].refuse_next.extend([FULL, Draining(topic=TOPIC)])
         assert (await client.publish(TOPIC, b"once", partition=0)).is_accepted
         assert values(cluster.parts[0].log) == ["once"]
-        assert {frame.txn_id for frame in publishes(cluster.brokers["a"])} == {None}
+        assert {origin_of(frame) for frame in publishes(cluster.brokers["a"])} == {(-1, -1)}
 
 
 async def test_a_batch_for_several_partitions_is_not_passed_by_what_comes_later(cluster: FakeCluster) -> None:

@@ -43,7 +43,7 @@ from sulina.errors import (
     VersionConflict,
 )
 from sulina.wire.frames import Call, Publish
-from tests.client.fake_node import TOPIC, FakeConnection, FakeNode, passing, published, topic_info, values
+from tests.client.fake_node import TOPIC, FakeConnection, FakeNode, origin_of, passing, published, topic_info, values
 
 
 class Order(msgspec.Struct):
@@ -236,20 +236,25 @@ async def test_a_publish_that_is_cut_off_is_written_once_l13(client: Client, nod
     assert len(node.sent(Publish)) == 2
 
 
-async def test_every_publish_has_its_own_txn_id_unless_given_l13(client: Client, node: FakeNode) -> None:
+async def test_every_publish_has_its_own_number_unless_it_was_given_a_txn_id_l13(
+    client: Client, node: FakeNode
+) -> None:
     node.append_publishes()
     acks = [await client.publish(TOPIC, b"x") for _ in range(3)]
     again = [await client.publish(TOPIC, b"y", txn_id="order-7") for _ in range(2)]
     assert [ack.offset for ack in acks] == [0, 1, 2]
     assert [ack.offset for ack in again] == [3, 3]
-    ids = [frame.txn_id for frame in node.sent(Publish)]
-    assert len(set(ids[:3])) == 3
-    assert ids[3:] == ["order-7", "order-7"]
     await client.publish(TOPIC, b"x", idempotent=False)
-    assert node.sent(Publish)[-1].txn_id is None
+    ids = [frame.txn_id for frame in node.sent(Publish)]
+    assert ids == [None, None, None, "order-7", "order-7", None]
+    producers, sequences = zip(*map(origin_of, node.sent(Publish)), strict=True)
+    assert sequences == (0, 1, 2, -1, -1, -1)
+    assert len(set(producers[:3])) == 1
+    assert producers[0] >= 1 << 62
+    assert producers[3:] == (-1, -1, -1)
 
 
-async def test_without_a_txn_id_a_publish_that_is_cut_off_is_not_repeated(node: FakeNode) -> None:
+async def test_without_a_number_a_publish_that_is_cut_off_is_not_repeated(node: FakeNode) -> None:
     async with node.client(ClientOptions(idempotent=False)) as client:
         publishing = asyncio.create_task(client.publish(TOPIC, b"perhaps"))
         await node.asked(Publish)
@@ -259,14 +264,14 @@ async def test_without_a_txn_id_a_publish_that_is_cut_off_is_not_repeated(node: 
         assert len(node.sent(Publish)) == 1
 
 
-async def test_an_expected_version_is_retried_with_the_same_txn_id_l3(client: Client, node: FakeNode) -> None:
+async def test_an_expected_version_is_retried_under_the_same_number_l3(client: Client, node: FakeNode) -> None:
     publishing = asyncio.create_task(client.publish(TOPIC, b"x", expected_version=4))
     await node.asked(Publish)
     node.connection.cut()
     node.answer(await node.asked(Publish), published(version=5))
     assert (await publishing).version == 5
     first, second = node.sent(Publish)
-    assert (first.txn_id, first.expected_version) == (second.txn_id, second.expected_version)
+    assert (origin_of(first), first.expected_version) == (origin_of(second), second.expected_version)
 
 
 @pytest.mark.parametrize("settings", [passing(), TopicSettings(policy=Policy(ack=Ack.MEMORY))])
@@ -275,7 +280,7 @@ async def test_a_topic_that_remembers_nothing_is_published_to_once(
 ) -> None:
     node.topics[TOPIC] = settings
     publishing = asyncio.create_task(client.publish(TOPIC, b"x"))
-    assert (await node.asked(Publish)).txn_id is None
+    assert origin_of(await node.asked(Publish)) == (-1, -1)
     node.connection.cut()
     with pytest.raises(Disconnected):
         await publishing

@@ -6,20 +6,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sulina.core.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal, TxnRef
+from sulina.core.batch import SEQUENCES
+from sulina.core.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal
 from sulina.core.log_state import (
-    RUNS_KEPT,
-    SEQUENCES,
+    RUNS_KEPT_MAX,
     Appended,
     LogState,
     MemoryLimits,
     View,
     advanced,
-    grown,
     repeat_of,
 )
 from sulina.core.plan import next_commit
 from sulina.core.segment import segment_name
+from sulina.core.txn_memory import TxnLimits
+from sulina.core.txn_run import TxnRef
 from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, StaleOrigin
 from sulina.types import Epoch, Offset, Version
 
@@ -205,13 +206,13 @@ def test_a_checkpoint_holds_all_of_the_state_l11() -> None:
 
 
 def test_a_log_goes_on_from_a_checkpoint_with_its_first_offset_and_its_limits_l11() -> None:
-    state = claimed(MemoryLimits(origins_max=3, txns_max=4))
+    state = claimed(MemoryLimits(origins_max=3, txns=TxnLimits(txn_ids_max=4)))
     state.apply(commit_of(state, [add_of(state, 3)]))
     seal = Seal(segment=segment_name(0), offset_end=Offset(3), size=100)
     remove = Remove(segment=segment_name(0), offset_start=Offset(0), offset_end=Offset(3), size=100)
     state.apply(commit_of(state, [seal, remove]))
     again = LogState.from_checkpoint(state.checkpoint("now"), state.limits)
-    assert (again.start_offset, again.limits) == (3, MemoryLimits(origins_max=3, txns_max=4))
+    assert (again.start_offset, again.limits) == (3, MemoryLimits(origins_max=3, txns=TxnLimits(txn_ids_max=4)))
     assert again == state
 
 
@@ -267,15 +268,15 @@ def test_a_commit_that_does_not_follow_is_damage_l2(change: dict[str, Any]) -> N
 # Repeats
 
 
-def test_the_longest_silent_writers_are_forgotten_first_l13() -> None:
-    state = claimed(MemoryLimits(origins_max=2, txns_max=2))
+def test_the_longest_silent_origins_are_forgotten_first_l13() -> None:
+    state = claimed(MemoryLimits(origins_max=2))
     for origin, txn in [(1, "a"), (2, "b"), (1, "c"), (3, "d")]:
         known = state.origins.get(origin)
         sequence = known.last_seq + 1 if known else 0
         operation = add_of(state, 1, origin_id=origin, origin_seq=sequence, origin_epoch=0, txn_id=txn)
         state.apply(commit_of(state, [operation]))
     assert list(state.origins) == [1, 3]
-    assert list(state.txns) == ["c", "d"]
+    assert len(state.txns) == 4
 
 
 def origin(last_seq: int, *runs: Run, epoch: int = 0) -> OriginRef:
@@ -338,11 +339,11 @@ def test_a_new_instance_of_a_producer_starts_at_0_and_fences_the_old_one() -> No
 
 
 def test_an_origin_keeps_its_newest_runs_of_one_epoch_l13() -> None:
-    runs = [Run(n, Offset(10 * n), Offset(10 * n + 1), Version(n)) for n in range(RUNS_KEPT + 2)]
+    runs = [Run(n, Offset(10 * n), Offset(10 * n + 1), Version(n)) for n in range(RUNS_KEPT_MAX + 2)]
     known = None
     for run in runs:
         known = advanced(known, origin_id=9, epoch=0, run=run)
-    assert known == origin(RUNS_KEPT + 1, *runs[2:])
+    assert known == origin(RUNS_KEPT_MAX + 1, *runs[2:])
     fresh = Run(0, Offset(90), Offset(94), Version(9))
     assert advanced(known, origin_id=9, epoch=1, run=fresh) == origin(3, fresh, epoch=1)
     last = Run(SEQUENCES - 1, Offset(0), Offset(3), Version(1))
@@ -362,7 +363,41 @@ def test_a_transaction_is_all_of_its_adds_in_one_commit_l13() -> None:
     first = add_of(state, 2, txn_id="a", origin_id=1, origin_seq=0, origin_epoch=0)
     second = replace(first, origin_id=2, offset_start=Offset(2), offset_end=Offset(5), position=100)
     state.apply(commit_of(state, [first, second]))
-    assert state.txns["a"] == TxnRef("a", Offset(0), Offset(5), Version(1))
-    assert grown(state.txns["a"], "a", Offset(7), Offset(8), Version(3)) == TxnRef(
-        "a", Offset(7), Offset(8), Version(3)
-    )
+    assert state.txns.newest == (TxnRef("a", Offset(0), Offset(5), Version(1)),)
+
+
+def add_later(state: LogState, origin_id: int, sequence: int, log_ms: int) -> None:
+    operation = add_of(state, 1, origin_id=origin_id, origin_seq=sequence, origin_epoch=0)
+    epoch = state.epoch
+    state.apply(next_commit(state, [operation], txn_id="t", now=1.0, epoch=epoch, log_ms=log_ms))
+
+
+def test_an_origin_is_forgotten_a_day_after_its_newest_record_l13() -> None:
+    state = claimed()
+    day_ms = 24 * 3600 * 1000
+    add_later(state, 1, 0, 0)
+    add_later(state, 2, 0, 10)
+    add_later(state, 3, 0, day_ms)
+    assert list(state.origins) == [1, 2, 3]
+    add_later(state, 3, 1, day_ms + 1)
+    assert list(state.origins) == [2, 3]
+
+
+def test_the_runs_of_origins_are_bounded_and_the_longest_silent_have_the_fewest_l13() -> None:
+    state = claimed(MemoryLimits(runs_max=20))
+    for origin_id in (1, 2, 3):
+        for sequence in range(12):
+            add_later(state, origin_id, sequence, 0)
+    assert [len(known.runs) for known in state.origins.values()] == [5, 5, 12], "half of the room, when it was full"
+    assert state.runs == 7
+    assert LogState.from_checkpoint(state.checkpoint("now"), state.limits) == state
+    assert asked(state.origins[1], 7) == Appended(Offset(7), Offset(8), Version(8))
+    with pytest.raises(DuplicateSequence):
+        asked(state.origins[1], 6)
+
+
+def test_the_time_of_a_log_never_goes_back_l13() -> None:
+    state = claimed()
+    add_later(state, 1, 0, 500)
+    add_later(state, 1, 1, 0)
+    assert state.log_ms == 500

@@ -2,13 +2,13 @@
 
 import pytest
 
-from sulina.core.batch import BatchHeader, split
+from sulina.core.batch import SEQUENCES, BatchHeader, split
 from sulina.core.commit import Add, Claim, Commit, Remove, timestamp_text
-from sulina.core.log_state import SEQUENCES, Appended, LogState
+from sulina.core.log_state import RUNS_KEPT_MAX, Appended, LogState
 from sulina.core.plan import EPOCHS, Placement, Plan, Request, checkpoint_due, next_commit
 from sulina.core.records import Record, encode
 from sulina.core.segment import SegmentLimits, segment_name
-from sulina.errors import DuplicateSequence, InvalidInput, SequenceGap, StaleEpoch, VersionConflict
+from sulina.errors import DuplicateSequence, InvalidInput, SequenceGap, SequenceSkipped, StaleEpoch, VersionConflict
 from sulina.types import Epoch, Offset, Version
 
 LIMITS = SegmentLimits(segment_bytes_max=1000, segment_age_seconds_max=60)
@@ -263,3 +263,68 @@ def test_the_first_segment_is_named_after_the_next_offset() -> None:
     plan = plan_of(state, Request([header()]))
     assert isinstance(plan.operations[0], Add)
     assert plan.operations[0].segment == segment_name(0)
+
+
+# Producers that leave out what was refused
+
+
+def skipping(sequence: int, count: int = 1) -> Request:
+    return Request([produced(sequence, count)], may_skip=True)
+
+
+def test_what_a_producer_left_out_does_not_keep_it_from_going_on_l13() -> None:
+    state = log()
+    plan = plan_of(state, skipping(0), skipping(7), skipping(9))
+    assert [answer.offset_start for answer in plan.answers if isinstance(answer, Appended)] == [0, 1, 2]
+    commit(state, plan)
+    assert plan_of(state, skipping(20)).placements
+    strict = plan_of(state, Request([produced(20)]))
+    assert isinstance(strict.answers[0], SequenceGap), "others must not"
+
+
+def test_what_comes_again_gets_its_first_answer_whatever_was_left_out_l13() -> None:
+    state = log()
+    requests = [skipping(0, 2), skipping(5), skipping(6), skipping(9, 3)]
+    first = plan_of(state, *requests)
+    commit(state, first)
+    again = plan_of(state, *requests)
+    assert again.answers == first.answers
+    assert not again.placements
+
+
+def test_what_the_log_has_passed_was_not_written_and_is_told_so_l13() -> None:
+    state = log()
+    within = plan_of(state, skipping(0), skipping(5), skipping(3))
+    assert isinstance(within.answers[2], SequenceSkipped)
+    commit(state, within)
+    plan = plan_of(state, skipping(3), skipping(6))
+    assert isinstance(plan.answers[0], SequenceSkipped)
+    assert len(plan.placements) == 1
+
+
+def test_where_it_is_no_longer_known_what_was_left_out_nothing_is_written_l13() -> None:
+    state = log()
+    for number in range(RUNS_KEPT_MAX + 1):
+        commit(state, plan_of(state, skipping(2 * number)))
+    plan = plan_of(state, skipping(0), skipping(1), skipping(3))
+    assert [type(answer) for answer in plan.answers] == [DuplicateSequence, DuplicateSequence, SequenceSkipped]
+    assert not plan.placements
+
+
+def test_a_repeat_that_expected_a_version_gets_its_first_answer_l3_l13() -> None:
+    state = log()
+    request = Request([produced(0)], expected_version=Version(0), may_skip=True)
+    first = plan_of(state, request)
+    commit(state, first)
+    assert plan_of(state, request).answers == first.answers
+    late = plan_of(state, Request([produced(1)], expected_version=Version(0), may_skip=True))
+    assert isinstance(late.answers[0], VersionConflict)
+
+
+def test_a_txn_id_is_over_when_its_time_is_l13() -> None:
+    state = log()
+    commit(state, plan_of(state, Request([header()], "a")))
+    for log_ms, is_known in ((900_000, True), (900_001, False)):
+        plan = Plan(state, LIMITS, 1.0, log_ms)
+        plan.admit(Request([header()], "a"))
+        assert bool(plan.placements) != is_known

@@ -20,6 +20,7 @@ from sulina.core.commit import commit_version
 from sulina.core.log_state import Appended, MemoryLimits
 from sulina.core.plan import Request
 from sulina.core.segment import SegmentLimits, index_name
+from sulina.core.txn_memory import TxnLimits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE, Append, DirectoryLog, LogOptions
 from sulina.storage.files import OsFiles
 from sulina.types import Offset, Version
@@ -35,7 +36,7 @@ REPEATS = 40  # appends that are sent once more after a crash
 SMALL = LogOptions(
     broker_id="crash",
     segments=SegmentLimits(segment_bytes_max=2048, index_interval_bytes=256),
-    memory=MemoryLimits(txns_max=500),
+    memory=MemoryLimits(txns=TxnLimits(run_txn_ids_max=16)),
     spare_segments_max=1,
     versions_kept=5,
 )

@@ -8,9 +8,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sulina.core.log_state import Appended
+from sulina.core.log_state import Appended, MemoryLimits
 from sulina.core.retention import Retention, expired
 from sulina.core.segment import SegmentLimits
+from sulina.core.txn_memory import TxnLimits
 from sulina.errors import Corrupt
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, DirectoryLog, LogOptions
@@ -27,6 +28,7 @@ OPTIONS = LogOptions(
     segments=SegmentLimits(segment_bytes_max=2500, index_interval_bytes=400),
     spare_segments_max=1,
     versions_kept=5,
+    memory=MemoryLimits(txns=TxnLimits(run_txn_ids_max=3)),
 )
 
 Prepare = Callable[[SimulatedFiles], None]

@@ -17,6 +17,7 @@ from typing import Any
 from sulina.core.log_state import Appended, MemoryLimits
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
+from sulina.core.txn_memory import TxnLimits
 from sulina.errors import ArchiveFailed, LogClosed, LogStopped, OffsetOutOfRange, QueueFull, StaleEpoch, SulinaError
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
@@ -35,7 +36,7 @@ PADDING_BYTES = 60
 BROKERS = ("A", "B", "C")
 OPTIONS = LogOptions(
     segments=SegmentLimits(segment_bytes_max=1500, index_interval_bytes=300),
-    memory=MemoryLimits(txns_max=2000),
+    memory=MemoryLimits(txns=TxnLimits(run_txn_ids_max=16)),
     versions_kept=3,
 )
 

@@ -202,6 +202,7 @@ class Broker(ClusterMember):
         expected_version: int | None = None,
         schema_id: str | None = None,
         topic_id: str | None = None,
+        may_skip: bool = False,
         options: PublishOptions = NO_OPTIONS,
     ) -> Accepted:
         """Take batches without waiting for them to be durable: the answer's future says when they are."""
@@ -214,6 +215,7 @@ class Broker(ClusterMember):
                 expected_version=expected_version,
                 schema_id=schema_id,
                 topic_id=topic_id,
+                may_skip=may_skip,
                 options=options,
             )
 

@@ -21,8 +21,10 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.core.epochs import EpochHistory
+from sulina.core.log_state import MemoryLimits
 from sulina.core.retention import Retention
 from sulina.core.segment import SegmentLimits
+from sulina.core.txn_memory import TxnLimits
 from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
@@ -298,9 +300,12 @@ class Logs:
         policy = topic.policy
         assert policy.segment_bytes is not None
         assert policy.segment_seconds is not None
+        assert policy.txn_id_seconds is not None
+        assert policy.txn_ids_max is not None
         return replace(
             mine,
             batches=topic.batch_limits,
+            memory=MemoryLimits(txns=TxnLimits(seconds=policy.txn_id_seconds, txn_ids_max=policy.txn_ids_max)),
             segments=SegmentLimits(
                 segment_bytes_max=policy.segment_bytes, segment_age_seconds_max=policy.segment_seconds
             ),

@@ -97,12 +97,19 @@ class Partition:
         await asyncio.shield(self._turn)
 
     def append_nowait(
-        self, log: Log, data: Bytes, *, txn_id: str | None, expected_version: int | None, is_own: bool
+        self,
+        log: Log,
+        data: Bytes,
+        *,
+        txn_id: str | None,
+        expected_version: int | None,
+        is_own: bool,
+        may_skip: bool,
     ) -> asyncio.Future[Appended]:
         """Append to the open log. What is refused at once raises, the rest is the future's."""
         self.place.check()
         version = None if expected_version is None else Version(expected_version)
-        return log.append_nowait(data, txn_id=txn_id, expected_version=version, is_own=is_own)
+        return log.append_nowait(data, txn_id=txn_id, expected_version=version, is_own=is_own, may_skip=may_skip)
 
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""

@@ -89,7 +89,7 @@ class Accepted:
         except (LogClosed, LogStopped) as error:
             if self.place.is_here and not _is_fenced(error):
                 raise
-            # Its outcome is unknown; who asks the new owner again, with the same txn_id, is told.
+            # Its outcome is unknown; who asks the new owner again, under the same origin or txn_id, is told.
             raise LeaseExpired(broker=self.place.broker_id) from None
         return Published(
             partition=self.partition,
@@ -185,11 +185,13 @@ class Topic:
         schema_id: str | None = None,
         topic_id: str | None = None,
         is_own: bool = False,
+        may_skip: bool = False,
         options: PublishOptions = NO_OPTIONS,
     ) -> Accepted:
         """Take batches for one partition. A call that is made when another has returned is appended after it.
 
-        `is_own`: this process has just encoded them, and they are not checked again.
+        `is_own`: this process has just encoded them, and they are not checked again. `may_skip`: their producer leaves
+        out sequences that were refused.
         """
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name))
@@ -219,10 +221,10 @@ class Topic:
         owned = self.partitions[partition]
         log = owned.log_if_open
         if log is not None:
-            future = self._append(owned, log, data, txn_id, expected_version, is_own)
+            future = self._append(owned, log, data, txn_id, expected_version, is_own, may_skip)
         else:
             async with owned.using() as log:
-                future = self._append(owned, log, data, txn_id, expected_version, is_own)
+                future = self._append(owned, log, data, txn_id, expected_version, is_own, may_skip)
         if isinstance(log, TieredLog) and log.is_ack_archived:
             return Accepted(place, Ack.ARCHIVED, future)
         if self.policy.ack == Ack.MEMORY and self._can_fail_no_more(data, txn_id, expected_version):
@@ -238,13 +240,16 @@ class Topic:
         txn_id: str | None,
         expected_version: int | None,
         is_own: bool,
+        may_skip: bool,
     ) -> asyncio.Future[Appended]:
         waiting_bytes, limit = self._counts.waiting_bytes, self._options.waiting_bytes_max
         if waiting_bytes + len(data) > limit:
             raise QueueFull(waiting_bytes=waiting_bytes, limit_bytes=limit)
         if log.stopped is not None:
             raise owned.place.refusal() if _is_fenced(log.stopped) else log.stopped
-        future = owned.append_nowait(log, data, txn_id=txn_id, expected_version=expected_version, is_own=is_own)
+        future = owned.append_nowait(
+            log, data, txn_id=txn_id, expected_version=expected_version, is_own=is_own, may_skip=may_skip
+        )
         self._counts.waiting_bytes += len(data)
         future.add_done_callback(partial(self._settled, len(data), owned.place))
         return future

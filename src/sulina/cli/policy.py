@@ -36,6 +36,12 @@ class PolicyFlags:
     redelivery_delay_seconds: Annotated[float | None, _flag("How long a nacked record waits.")] = None
     deliveries_max: Annotated[int | None, _flag("After so many, a record goes to the dead-letter topic.")] = None
     dead_letter: Annotated[str | None, _flag("That topic, instead of `TOPIC.dead-letter`.")] = None
+    txn_id_seconds: Annotated[float | None, _flag("A txn_id that comes again within this gets the first answer.")] = (
+        None
+    )
+    txn_ids_max: Annotated[int | None, _flag("How many of them a partition remembers; then new ones have to wait.")] = (
+        None
+    )
     delivery_policy: Annotated[
         Literal["at_least_once", "at_most_once"] | None,
         _flag("Of a topic that keeps nothing: whether what may not have arrived is sent again."),

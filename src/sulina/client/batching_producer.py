@@ -9,7 +9,6 @@
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from sulina.client.message import HeadersLike, Message, header_pairs, key_bytes, stamp_ms, value_bytes
+from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishStatus
 from sulina.core.batching import Batching, BatchingRules, OnItsWay
 from sulina.core.rejects import RejectReason
@@ -115,10 +115,10 @@ Write = Callable[[Message], Message]
 
 
 class PublishesEach(Protocol):
-    """How a producer gets a batch to a topic; what became of each message. A batch that comes again has the same id."""
+    """How a producer gets a batch to a topic; what became of each message. A batch sent again has the same attempts."""
 
     def __call__(
-        self, topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
+        self, topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
     ) -> Awaitable[list[PublishAck | SulinaError]]: ...
 
 
@@ -143,7 +143,6 @@ class BatchingProducer:
         self._task: asyncio.Task[None] | None = None
         self._stopped_by: str | None = None
         self._has_failed = False  # and stopped for that
-        self._name, self._batches = secrets.token_hex(8), 0
         self._counts = dict.fromkeys(("accepted", "rejected", "failed", "cancelled", "discarded"), 0)
 
     async def __aenter__(self) -> Self:
@@ -289,15 +288,14 @@ class BatchingProducer:
 
     async def _send(self, receipts: list[Receipt]) -> list[list[Receipt]]:
         """Publish these together; those of them that are to be sent once more, apart."""
-        self._batches += 1
-        own_id = f"{self._name}-{self._batches}"
+        attempts = Attempts()
         apart: list[list[Receipt]] = []
         while receipts and not self._has_failed:
             messages = [receipt.message for receipt in receipts]
             seconds = self.options.publish_timeout_seconds
-            answers = await self._publish(self.topic, messages, own_id=own_id, timeout_seconds=seconds)
+            answers = await self._publish(self.topic, messages, attempts=attempts, timeout_seconds=seconds)
             told = dict(zip(receipts, answers, strict=True))
-            # Those of one partition fail together or not: what comes again under this id is the same.
+            # Those of one partition fail together or not: what comes again under its number is the same.
             again = {receipt: answer for receipt, answer in told.items() if self._may_pass(answer)}
             apart += self._take_in({receipt: answer for receipt, answer in told.items() if receipt not in again})
             receipts = list(again)

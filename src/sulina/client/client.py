@@ -19,6 +19,7 @@ from sulina.client.cluster_admin import ClusterAdmin
 from sulina.client.connection import Connector
 from sulina.client.lanes import Lanes
 from sulina.client.message import HeadersLike, Message
+from sulina.client.numbering import Attempts
 from sulina.client.options import ClientOptions
 from sulina.client.places import Places
 from sulina.client.publish_ack import PublishAck
@@ -163,7 +164,7 @@ class Client(ClusterAdmin):
         """One record. Returns when it is what the topic's ack level says, or rejected.
 
         `value` is bytes, text, or anything that msgspec writes as JSON, or a Message; None is a tombstone. The same
-        `txn_id` again gets the first answer; without one, the client makes one, so that it can repeat what a broken
+        `txn_id` again gets the first answer; without one, the client numbers it, so that it can repeat what a broken
         connection left open. `idempotent=False` does without: Disconnected then means that the outcome is unknown.
         `options` are for subscribers of a topic that keeps nothing.
         """
@@ -240,10 +241,10 @@ class Client(ClusterAdmin):
         )
 
         async def publish(
-            topic: str, messages: Sequence[object], *, own_id: str, timeout_seconds: float | None
+            topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
         ) -> list[PublishAck | SulinaError]:
             terms = PublishTerms(
-                own_id=own_id,
+                attempts=attempts,
                 timeout_seconds=timeout_seconds,
                 is_idempotent=self.options.idempotent,
                 options=options or NO_OPTIONS,

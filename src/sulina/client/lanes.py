@@ -4,8 +4,8 @@
 - When one comes back (the partition is moving, the node is full, the connection broke), nothing more is sent until all
   that is under way has been answered. Then what came back goes first, to whoever owns the partition now: one alone, and
   when that is taken, all the others behind it.
-- What was sent and not answered is sent again only if it has a txn_id, which is always the same; else it is an error,
-  as its outcome is unknown. What was refused may always be sent again.
+- What was sent and not answered is sent again only if it has a number or a txn_id, which is always the same; else it is
+  an error, as its outcome is unknown. What was refused may always be sent again.
 - What is sent between one trouble and the next is one run: a node that has refused one of a run refuses the later ones
   too, so that nothing passes what is on its way back.
 - Whoever gives up leaves the lane; nobody waits for it.
@@ -19,12 +19,21 @@ from typing import Any
 from sulina.client.asking import Outcome, outcome, why_waiting
 from sulina.client.brokers import Brokers
 from sulina.client.connection import Connection
+from sulina.client.numbering import Numbering, OriginNumber
 from sulina.client.places import Places
 from sulina.client.route import Route
 from sulina.client.session import Session
 from sulina.client.topics import KnownTopic
+from sulina.core.batch import record_count, write_origin
 from sulina.core.pubsub import PublishOptions
-from sulina.errors import Disconnected, NotOwner, SulinaError, TopicNotFound, from_code
+from sulina.errors import (
+    Disconnected,
+    NotOwner,
+    SequenceSkipped,
+    SulinaError,
+    TopicNotFound,
+    from_code,
+)
 from sulina.types import TopicName
 from sulina.wire.frames import Publish
 
@@ -36,8 +45,9 @@ class Sending:
     """One publish. To a session it is what waits for the answer."""
 
     __slots__ = (
-        "answer", "data", "expected_version", "is_over", "is_queued", "is_unknown", "lane", "number", "options",
-        "producer", "refusal", "schema_id", "session", "size_bytes", "turn", "txn_id",
+        "answer", "data", "expected_version", "is_numbered", "is_over", "is_queued", "is_repeatable", "is_unknown",
+        "lane", "number", "options", "origin", "producer", "refusal", "schema_id", "session", "size_bytes", "turn",
+        "txn_id",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +59,15 @@ class Sending:
         schema_id: str | None,
         options: PublishOptions,
         producer: str | None,
+        *,
+        is_numbered: bool = False,
+        is_repeatable: bool = False,
+        origin: OriginNumber | None = None,
     ) -> None:
+        """`is_numbered`: one batch, which is numbered here; `origin` is the number that it was sent under before."""
+        self.is_numbered = is_numbered
+        self.is_repeatable = is_repeatable or is_numbered or txn_id is not None
+        self.origin: OriginNumber | None = None  # that its data say
         self.lane = lane
         self.data = data
         self.size_bytes = len(data)
@@ -66,6 +84,15 @@ class Sending:
         self.is_over = False  # answered, or given up
         self.is_unknown = False  # it may have been written
         self.refusal: SulinaError | None = None  # of the last attempt
+        if origin is not None:
+            self.set_origin(origin)
+
+    def set_origin(self, origin: OriginNumber) -> None:
+        """Write its number into its data."""
+        if self.origin is not None:
+            self.data = memoryview(bytearray(self.data))  # somebody may still be looking at what was sent
+        self.origin = origin
+        write_origin(self.data, producer_id=origin.producer_id, epoch=0, sequence=origin.sequence)
 
     # What a session calls
 
@@ -84,9 +111,13 @@ class Sending:
         """It was not, or nobody knows."""
         self.lane.landed(self)
         found = outcome(error)
+        if isinstance(error, SequenceSkipped) and self.is_numbered:
+            # It was not written, and under this number it never will be.
+            self.set_origin(self.lane.numbering.next(record_count(self.data)))
+            self.is_unknown, found = False, Outcome.REFUSED
         if found is Outcome.UNKNOWN:
             self.is_unknown = True
-            may_repeat = self.txn_id is not None and not self.lane.is_closed
+            may_repeat = self.is_repeatable and not self.lane.is_closed
         else:
             may_repeat = found is Outcome.REFUSED or (isinstance(error, TopicNotFound) and self.lane.may_be_elsewhere)
         if may_repeat:
@@ -117,6 +148,7 @@ class Lane:
         self.loop = asyncio.get_running_loop()
         self.room = brokers.rooms.requests
         self.route = route
+        self.numbering = Numbering()
         self.is_entering = False  # the first that waits here waits for room
         self.oldest = 0  # of those under way, when it was last looked at
         self._name = topic.name
@@ -191,10 +223,12 @@ class Lane:
         session.pending[number] = sending
         if not self._run:
             self._run = number
+        if sending.is_numbered and sending.origin is None:
+            sending.set_origin(self.numbering.next(record_count(sending.data)))
         frame = Publish(
             number, self._name, sending.data, self._partition, sending.txn_id, sending.expected_version,
             sending.schema_id, self._topic_id, self._run,
-            sending.options.delivery_policy, sending.options.partition_behavior, sending.producer,
+            sending.options.delivery_policy, sending.options.partition_behavior, sending.producer, sending.is_numbered,
         )  # fmt: skip
         try:
             await session.send(connection, frame)
@@ -215,6 +249,9 @@ class Lane:
     def take_back(self, sending: Sending, error: SulinaError) -> None:
         """It will be sent again, before all that came later."""
         self._returned[sending.turn] = sending
+        if isinstance(error, SequenceSkipped):
+            self._keep()  # it has another number: there is nothing to wait for
+            return
         if not (isinstance(self._error, NotOwner) and self._error.url):  # the best that can be said
             self._error = error
         self._keep()

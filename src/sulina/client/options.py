@@ -18,5 +18,5 @@ class ClientOptions:
     bytes_in_flight_max: int = 64 << 20
     fetches_in_flight_max: int = 256
     ack_delay_seconds: float = 0.005  # what `ack_soon` gathers before it sends
-    idempotent: bool = True  # every publish has a txn_id, so that it can be repeated after an unknown outcome
+    idempotent: bool = True  # every publish has a number, so that it can be repeated after an unknown outcome
     topic_seconds: float = 60.0  # how long it is believed what a topic is, and how many partitions it has

@@ -4,11 +4,11 @@
   each call, in turn; or by the txn_id, so that a call that is made again finds its first answer.
 - A batch goes to one partition, all or nothing. Where its keys belong to several it is refused; a caller that says
   `split` has it sent as several requests, each all or nothing, and is told what became of each.
-- Every publish has a txn_id where the topic remembers it: so it can be repeated when its outcome is not known.
+- Every publish has a number where the topic remembers it (`client.numbering`), unless its caller gave it a txn_id: so
+  it can be repeated when its outcome is not known.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,15 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from sulina.client.batches import BatchCodec
+from sulina.client.batches import LIMITS, BatchCodec
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked, checked_number, checked_text
 from sulina.client.lanes import Lanes, Sending
 from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, value_bytes
+from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus
 from sulina.client.topics import KnownTopic, Topics
+from sulina.core.batch import split
 from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records import Headers
 from sulina.core.routing import partition_of, partitions_of
@@ -55,7 +57,7 @@ class PublishTerms:
     schema: Schema | str | None = None
     timeout_seconds: float | None = None
     is_idempotent: bool = True
-    own_id: str | None = None  # instead of one that the client makes, where it makes one
+    attempts: Attempts | None = None  # of a batch that its caller sends again until it is through
     producer: str | None = None  # as it is listed by its topic; None: it is not
     split: bool = False  # by partition, where the keys belong to several
     options: PublishOptions = NO_OPTIONS  # for subscribers
@@ -163,8 +165,6 @@ class Publisher:
         self._codec = codec
         self._topics = topics
         self._lanes = lanes
-        self._name = secrets.token_hex(8)
-        self._count = 0
 
     async def publish(self, topic: str | TopicName, messages: Iterable[object], terms: PublishTerms) -> PublishAck:
         """Return when the node has answered for every part. Faults of the system raise."""
@@ -206,7 +206,11 @@ class Publisher:
         if len(data) > DATA_BYTES_MAX:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), terms)
-        answer = await self._answer(self._sending(known, partition, data, terms.txn_id, terms), terms)
+        sending = Sending(
+            self._lanes.lane(known, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+            terms.options, terms.producer, is_repeatable=known.remembers and _have_origins(data),
+        )  # fmt: skip
+        answer = await self._answer(sending, terms)
         if isinstance(answer, SulinaError):
             raise answer
         return answer
@@ -226,17 +230,21 @@ class Publisher:
 
     async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         """Send each part, and return what the node says to it."""
-        txn_id = terms.txn_id
-        if txn_id is None and terms.is_idempotent and topic.remembers:
-            self._count += 1
-            txn_id = terms.own_id or f"{self._name}-{self._count}"
         places = self._places(topic, columns, terms)
         parts = [
             (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
             for place, numbers in places.items()
         ]
-        sendings = [self._sending(topic, *part, txn_id, terms) for part in parts]
-        answers = await self._answers(sendings, terms)
+        sendings = [self._sending(topic, *part, terms) for part in parts]
+        try:
+            answers = await self._answers(sendings, terms)
+        finally:
+            if terms.attempts is not None:
+                terms.attempts.numbers |= {
+                    (topic.topic_id, place): sending.origin
+                    for place, sending in zip(places, sendings, strict=True)
+                    if sending.origin is not None
+                }
         return [_part(*place, answer) for place, answer in zip(places.items(), answers, strict=True)]
 
     async def _answers(self, sendings: list[Sending], terms: PublishTerms) -> list[Published | SulinaError]:
@@ -254,8 +262,10 @@ class Publisher:
         count = len(columns.values)
         if terms.partition is not None:
             return {terms.partition: range(count)}
-        if (name := terms.txn_id or terms.own_id) is not None:
-            keyless = partition_of(name.encode(), topic.partitions)
+        if terms.txn_id is not None:
+            keyless = partition_of(terms.txn_id.encode(), topic.partitions)
+        elif terms.attempts is not None:
+            keyless = terms.attempts.pin % topic.partitions
         else:
             keyless = topic.next_turn()
         if terms.expected_version is not None and topic.partitions > 1 and columns.keys is None:
@@ -263,7 +273,7 @@ class Publisher:
         if topic.partitions == 1 or columns.keys is None:
             return {keyless: range(count)}
         named = partitions_of(set(columns.keys), topic.partitions)
-        if len(named) <= 1:  # records without a key go along
+        if len(named) <= 1 and terms.attempts is None:  # records without a key go along
             return {named.pop() if named else keyless: range(count)}
         if terms.split and terms.expected_version is None:
             return by_partition(columns.keys, topic.partitions, keyless)
@@ -275,11 +285,14 @@ class Publisher:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         return memoryview(data)
 
-    def _sending(
-        self, topic: KnownTopic, partition: int, data: memoryview, txn_id: str | None, terms: PublishTerms
-    ) -> Sending:
-        lane = self._lanes.lane(topic, partition)
-        return Sending(lane, data, txn_id, terms.expected_version, terms.schema_id, terms.options, terms.producer)
+    def _sending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> Sending:
+        attempts = terms.attempts
+        return Sending(
+            self._lanes.lane(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+            terms.options, terms.producer,
+            is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
+            origin=None if attempts is None else attempts.numbers.get((topic.topic_id, partition)),
+        )  # fmt: skip
 
     async def _answer(self, sending: Sending, terms: PublishTerms) -> Published | SulinaError:
         try:
@@ -287,6 +300,12 @@ class Publisher:
         except SulinaError as error:
             return error
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
+
+
+def _have_origins(data: memoryview) -> bool:
+    """Return whether every batch says who wrote it, so that a log knows it when it comes again."""
+    headers = split(data, LIMITS, check_crc=False)
+    return bool(headers) and all(header.producer_id >= 0 and header.base_sequence >= 0 for header in headers)
 
 
 def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sulina.core.commit import Add, Claim, Commit, Remove, SegmentRef, decode, encode
 from sulina.core.log_state import LogState
 from sulina.core.retention import Retention, expired
+from sulina.core.txn_run import is_run_name
 from sulina.errors import CorruptCommit
 from sulina.types import Epoch, Offset, Version
 
@@ -52,9 +53,10 @@ def objects_of(slice_: SegmentRef) -> list[str]:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a name is that of a slice's object; anything else in an archive is not ours to delete."""
+    """Whether a name is that of a slice's object or of a run of txn_ids; anything else is not ours to delete."""
     stem, _, ending = name.rpartition(".")
-    return f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
+    is_of_slice = f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
+    return is_of_slice or is_run_name(name)
 
 
 @dataclass(frozen=True, slots=True)

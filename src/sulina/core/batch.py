@@ -24,6 +24,7 @@ from sulina.types import Epoch, Offset
 MAGIC = 2
 RECORD_BYTES_MIN = 7  # length, attributes, timestamp, offset, key, value, header count: one byte each
 NO_PRODUCER = -1
+SEQUENCES = 1 << 31  # a producer's sequence starts again at 0 after 2^31 - 1
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = _HEADER.size
@@ -31,6 +32,9 @@ _LENGTH_END = 12  # batch_length counts from here
 _CRC_START = 21  # the CRC covers from the attributes to the end
 _CRC_POSITION = 17
 _U32 = struct.Struct(">I")
+_ORIGIN = struct.Struct(">qhi")  # producer id, epoch, sequence of the first record
+_ORIGIN_POSITION = 43
+_COUNT_POSITION = 57
 
 _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
@@ -196,6 +200,18 @@ def check_records(buffer: Bytes, headers: Sequence[BatchHeader], limits: BatchLi
         if header.codec != Codec.NONE:
             left = replace(left, decompressed_bytes_max=left.decompressed_bytes_max - len(body))
         position += header.size_bytes
+
+
+def record_count(buffer: Bytes) -> int:
+    """Return how many records the batch in `buffer` says it has."""
+    return int(_U32.unpack_from(buffer, _COUNT_POSITION)[0])
+
+
+def write_origin(buffer: bytearray | memoryview, *, producer_id: int, epoch: int, sequence: int) -> None:
+    """Say who wrote the batch that fills `buffer`, in place; its CRC32C is made anew, as that covers it."""
+    _ORIGIN.pack_into(buffer, _ORIGIN_POSITION, producer_id, epoch, sequence)
+    with memoryview(buffer) as view:
+        _U32.pack_into(buffer, _CRC_POSITION, crc32c(view[_CRC_START:]))
 
 
 def write_header(

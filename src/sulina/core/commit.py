@@ -9,11 +9,12 @@ A checkpoint may be compressed: then its file is that line as gzip. Readers tell
 
 import zlib
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
+from sulina.core.txn_run import TxnRef, TxnRun
 from sulina.errors import CorruptCommit
 from sulina.types import Epoch, Offset, Version
 
@@ -106,6 +107,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
     start_offset: Offset  # of the log after this commit
     next_offset: Offset
+    log_ms: int = 0  # the log's own time (`core.log_time`); 0 in commits of before there was one
 
 
 class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,15 +147,7 @@ class OriginRef(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     last_seq: int
     runs: tuple[Run, ...]
-
-
-class TxnRef(msgspec.Struct, frozen=True, array_like=True):
-    """What a txn_id wrote."""
-
-    txn_id: str
-    offset_start: Offset
-    offset_end: Offset
-    version: Version
+    log_ms: int = 0  # of its newest record, by the log's own time
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -167,10 +161,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Epoch
     segments: tuple[SegmentRef, ...]
     origins: tuple[OriginRef, ...]
-    txns: tuple[TxnRef, ...]
+    txns: tuple[TxnRef, ...]  # the newest; older ones are in runs
     log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
     holder: str | None = None  # of an archive: the directory that goes on from there
     claimer: str | None = None  # of an archive: the broker that made the newest claim
+    txn_runs: tuple[TxnRun, ...] = ()  # each in a file of its own, which is named here; oldest first
+    log_ms: int = 0
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,7 +213,7 @@ def _version(name: str, ending: str) -> Version | None:
 
 def encode(entry: Commit | Checkpoint | LastCheckpoint, *, compress: bool = False) -> bytes:
     """Return the bytes of the file: one line of JSON that ends in its own checksum, as gzip if asked to."""
-    body = msgspec.json.encode(entry)[:-1]
+    body = msgspec.json.encode(entry, enc_hook=_refer)[:-1]
     line = b"%b%b%d}\n" % (body, _CRC_FIELD, crc32c(body))
     return zlib.compress(line, wbits=_GZIP_WINDOW) if compress else line
 
@@ -241,9 +237,19 @@ def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
     if not found or crc != b"%d}\n" % crc32c(body):
         raise CorruptCommit(name=name, reason=f"its checksum does not hold over {len(data)} bytes")
     try:
-        return msgspec.json.decode(body + b"}", type=kind)
+        return msgspec.json.decode(body + b"}", type=kind, dec_hook=_referred)
     except msgspec.MsgspecError as error:
         raise CorruptCommit(name=name, reason=f"its checksum holds, its fields do not: {error}") from error
+
+
+def _refer(run: Any) -> Any:
+    assert isinstance(run, TxnRun)
+    return run.reference()
+
+
+def _referred(kind: type, reference: Any) -> Any:
+    assert kind is TxnRun
+    return TxnRun.referred(reference)
 
 
 def timestamp_text(now: float) -> str:

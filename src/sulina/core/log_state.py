@@ -14,6 +14,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from sulina.core.batch import SEQUENCES
 from sulina.core.commit import (
     NO_ORIGIN,
     Add,
@@ -26,26 +27,33 @@ from sulina.core.commit import (
     Run,
     Seal,
     SegmentRef,
-    TxnRef,
     commit_name,
     timestamp_ms,
 )
 from sulina.core.segment import segment_name
-from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, StaleOrigin
+from sulina.core.txn_memory import TxnLimits, TxnMemory
+from sulina.core.txn_run import TxnRef
+from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, SequenceSkipped, StaleOrigin
 from sulina.types import Epoch, Offset, Version
 
-SEQUENCES = 1 << 31  # a producer's sequence starts again at 0 after 2^31 - 1
 RUNS_KEPT = 5  # of each origin; what Kafka's producers may have in flight
+RUNS_KEPT_MAX = 1024  # of an origin, while there is room for them: what a client of ours may have in flight
 
 NO_EPOCH = Epoch(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """How many writers the log remembers. Past it the ones that wrote longest ago are forgotten."""
+    """How many writers the log remembers, and for how long.
+
+    An origin is forgotten a day after its newest record, as in Apache Kafka; past the bound the longest silent is. Then
+    it is a new one: whatever sequence it begins with is taken.
+    """
 
     origins_max: int = 10_000
-    txns_max: int = 10_000
+    origin_seconds: float = 24 * 3600.0
+    runs_max: int = 10_000  # beyond RUNS_KEPT of each origin; the longest silent have no more than those
+    txns: TxnLimits = field(default_factory=TxnLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,13 @@ class View:
     segments: tuple[SegmentRef, ...]
 
 
-def repeat_of(origin: OriginRef | None, *, origin_id: int, epoch: int, sequence: int, count: int) -> Appended | None:
-    """What a producer's batch was answered before; None when it is new and next in turn, else an error."""
+def repeat_of(
+    origin: OriginRef | None, *, origin_id: int, epoch: int, sequence: int, count: int, may_skip: bool = False
+) -> Appended | None:
+    """Return what a producer's batch was answered before; None when it is new and may come next, else an error.
+
+    `may_skip`: the producer leaves out sequences whose batches were refused, and sends in order otherwise.
+    """
     if origin is None or epoch > origin.epoch:
         if origin is not None and sequence != 0:
             raise SequenceGap(origin_id=origin_id, sequence=sequence, expected=0)
@@ -84,28 +97,38 @@ def repeat_of(origin: OriginRef | None, *, origin_id: int, epoch: int, sequence:
         if skipped + count <= run.offset_end - run.offset_start:
             start = Offset(run.offset_start + skipped)
             return Appended(start, Offset(start + count), run.version)
-    # Behind by less than half the circle is old; ahead is a gap.
-    if (expected - sequence) % SEQUENCES < SEQUENCES // 2:
-        raise DuplicateSequence(origin_id=origin_id, sequence=sequence, last=origin.last_seq)
-    raise SequenceGap(origin_id=origin_id, sequence=sequence, expected=expected)
+    if not _is_behind(sequence, expected):
+        if may_skip:
+            return None
+        raise SequenceGap(origin_id=origin_id, sequence=sequence, expected=expected)
+    if may_skip and _is_behind(origin.runs[0].sequence, sequence):
+        # All that was taken since then is known, and this is not among it.
+        raise SequenceSkipped(origin_id=origin_id, sequence=sequence, last=origin.last_seq)
+    raise DuplicateSequence(origin_id=origin_id, sequence=sequence, last=origin.last_seq)
 
 
-def advanced(origin: OriginRef | None, *, origin_id: int, epoch: int, run: Run) -> OriginRef:
-    """The origin after another run of its records."""
-    count = run.offset_end - run.offset_start
+def _is_behind(sequence: int, other: int) -> bool:
+    """Return whether `sequence` is the other one, or comes before it by less than half of the circle."""
+    return (other - sequence) % SEQUENCES < SEQUENCES // 2
+
+
+def advanced(origin: OriginRef | None, *, origin_id: int, epoch: int, run: Run, log_ms: int = 0) -> OriginRef:
+    """Return the origin after another run of its records."""
+    last_seq = _following(run) - 1
     older = origin.runs if origin is not None and origin.epoch == epoch else ()
-    return OriginRef(
-        origin_id=origin_id,
-        epoch=epoch,
-        last_seq=(run.sequence + count - 1) % SEQUENCES,
-        runs=(*older, run)[-RUNS_KEPT:],
-    )
+    if older and _continues(older[-1], run):
+        older, run = older[:-1], Run(older[-1].sequence, older[-1].offset_start, run.offset_end, run.version)
+    runs = (*older[-(RUNS_KEPT_MAX - 1) :], run)
+    return OriginRef(origin_id=origin_id, epoch=epoch, last_seq=last_seq % SEQUENCES, runs=runs, log_ms=log_ms)
 
 
-def grown(txn: TxnRef | None, txn_id: str, start: Offset, end: Offset, version: Version) -> TxnRef:
-    """The transaction after another add. Its adds follow one another in one commit."""
-    first = txn.offset_start if txn is not None and txn.version == version else start
-    return TxnRef(txn_id, first, end, version)
+def _following(run: Run) -> int:
+    return (run.sequence + run.offset_end - run.offset_start) % SEQUENCES
+
+
+def _continues(last: Run, run: Run) -> bool:
+    """Return whether two runs are one: of one commit, end to end."""
+    return (last.version, last.offset_end, _following(last)) == (run.version, run.offset_start, run.sequence)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +142,10 @@ class LogState:
     next_offset: Offset = Offset(0)
     segments: list[SegmentRef] = field(default_factory=list)
     origins: dict[int, OriginRef] = field(default_factory=dict)  # longest silent first
-    txns: dict[str, TxnRef] = field(default_factory=dict)  # oldest first
+    runs: int = 0  # of origins, beyond RUNS_KEPT of each
+    txns: TxnMemory = field(default_factory=TxnMemory)
+    log_ms: int = 0  # the log's own time
+    timestamp: str = field(default="", compare=False)  # of the newest commit, by its writer's clock; empty: none
     log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
     holder: str | None = None  # of an archive: the directory of the newest claim
     claimer: str | None = None  # of an archive: the broker of the newest claim
@@ -130,6 +156,7 @@ class LogState:
             raise self._corrupt(commit, f"it says version {commit.version}, {self.version + 1} is next")
         if commit.epoch < self.epoch:
             raise self._corrupt(commit, f"epoch {commit.epoch} comes after {self.epoch}")
+        self._pass_time(commit)
         for operation in commit.operations:
             match operation:
                 case Add(object=None):
@@ -152,6 +179,7 @@ class LogState:
         if commit.epoch != self.epoch:
             raise self._corrupt(commit, f"epoch {commit.epoch} was never claimed, {self.epoch} was")
         self.version = commit.version
+        self._keep_bounds()
 
     def check(self, commit: Commit) -> None:
         """CorruptCommit if `apply` would raise it; changes nothing."""
@@ -171,6 +199,7 @@ class LogState:
         """
         if commit.version != self.version + 1 or commit.epoch < self.epoch:
             raise self._corrupt(commit, f"it says version {commit.version} after {self.version} of epoch {self.epoch}")
+        self._pass_time(commit)
         for operation in commit.operations:
             if isinstance(operation, Add):
                 if operation.offset_start != self.next_offset or operation.offset_end <= operation.offset_start:
@@ -181,6 +210,7 @@ class LogState:
         if commit.next_offset != self.next_offset:
             raise self._corrupt(commit, f"it says {commit.next_offset}, its operations lead to {self.next_offset}")
         self.version, self.epoch, self.start_offset = commit.version, commit.epoch, self.next_offset
+        self._keep_bounds()
 
     def _add(self, commit: Commit, add: Add) -> None:
         active = self.segments[-1] if self.segments else None
@@ -217,17 +247,39 @@ class LogState:
 
     def _remember(self, commit: Commit, add: Add) -> None:
         if add.origin_id != NO_ORIGIN:
-            # Put at the end: the first ones are the longest silent.
             run = Run(add.origin_seq, add.offset_start, add.offset_end, commit.version)
             known = self.origins.pop(add.origin_id, None)
-            self.origins[add.origin_id] = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run)
-            while len(self.origins) > self.limits.origins_max:
-                del self.origins[next(iter(self.origins))]
+            origin = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run, log_ms=self.log_ms)
+            self.runs += _beyond_kept(origin) - _beyond_kept(known)
+            # Put at the end: the first ones are the longest silent.
+            self.origins[add.origin_id] = origin
         if add.txn_id is not None:
-            txn = self.txns.get(add.txn_id)
-            self.txns[add.txn_id] = grown(txn, add.txn_id, add.offset_start, add.offset_end, commit.version)
-            while len(self.txns) > self.limits.txns_max:
-                del self.txns[next(iter(self.txns))]
+            self.txns.remember(TxnRef(add.txn_id, add.offset_start, add.offset_end, commit.version, self.log_ms))
+
+    def _pass_time(self, commit: Commit) -> None:
+        self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
+        self.txns.forget(self.log_ms, self.limits.txns)
+
+    def _keep_bounds(self) -> None:
+        """Forget origins that have had their time, and those past a bound."""
+        self.txns.seal(self.limits.txns)
+        while self.origins:
+            oldest = self.origins[next(iter(self.origins))]
+            is_over = self.log_ms - oldest.log_ms > self.limits.origin_seconds * 1000
+            if len(self.origins) <= self.limits.origins_max and not is_over:
+                break
+            self.runs -= _beyond_kept(oldest)
+            del self.origins[oldest.origin_id]
+        if self.runs > self.limits.runs_max:
+            self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        """Leave the longest silent origins RUNS_KEPT runs each, until there is half of the room again."""
+        for origin in list(self.origins.values()):
+            if self.runs <= self.limits.runs_max // 2:
+                break
+            self.runs -= _beyond_kept(origin)
+            self.origins[origin.origin_id] = replace(origin, runs=origin.runs[-RUNS_KEPT:])
 
     def _add_slice(self, commit: Commit, add: Add) -> None:
         count, versions = add.offset_end - add.offset_start, add.version_end - add.version_start
@@ -359,7 +411,9 @@ class LogState:
             epoch=self.epoch,
             segments=tuple(self.segments),
             origins=tuple(self.origins.values()),
-            txns=tuple(self.txns.values()),
+            txns=self.txns.newest,
+            txn_runs=self.txns.sealed,
+            log_ms=self.log_ms,
             log_version=self.log_version,
             holder=self.holder,
             claimer=self.claimer,
@@ -367,7 +421,7 @@ class LogState:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, limits: MemoryLimits) -> Self:
-        """The state that `checkpoint` stored."""
+        """Return the state that `checkpoint` stored. Its runs of txn_ids have been loaded."""
         return cls(
             limits=limits,
             version=checkpoint.version,
@@ -376,8 +430,15 @@ class LogState:
             next_offset=checkpoint.next_offset,
             segments=list(checkpoint.segments),
             origins={origin.origin_id: origin for origin in checkpoint.origins},
-            txns={txn.txn_id: txn for txn in checkpoint.txns},
+            runs=sum(map(_beyond_kept, checkpoint.origins)),
+            txns=TxnMemory(checkpoint.txn_runs, checkpoint.txns),
+            log_ms=checkpoint.log_ms,
+            timestamp=checkpoint.timestamp,
             log_version=checkpoint.log_version,
             holder=checkpoint.holder,
             claimer=checkpoint.claimer,
         )
+
+
+def _beyond_kept(origin: OriginRef | None) -> int:
+    return 0 if origin is None else max(0, len(origin.runs) - RUNS_KEPT)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sulina.core.batch import BatchHeader
+from msgspec.structs import replace
+
+from sulina.core.batch import SEQUENCES, BatchHeader
 from sulina.core.commit import (
     CHECKPOINT_EVERY,
     NO_ORIGIN,
@@ -20,10 +22,9 @@ from sulina.core.commit import (
     OriginRef,
     Remove,
     Run,
-    TxnRef,
     timestamp_text,
 )
-from sulina.core.log_state import SEQUENCES, Appended, LogState, advanced, grown, repeat_of
+from sulina.core.log_state import Appended, LogState, advanced, repeat_of
 from sulina.core.segment import SegmentLimits, segment_name, takes_more
 from sulina.errors import Conflict, DuplicateSequence, InvalidInput, StaleEpoch, VersionConflict
 from sulina.types import Epoch, Offset, Version
@@ -38,6 +39,7 @@ class Request:
     batches: Sequence[BatchHeader]
     txn_id: str | None = None
     expected_version: Version | None = None
+    may_skip: bool = False  # its producer leaves out sequences that were refused
 
 
 class Placement(NamedTuple):
@@ -57,6 +59,7 @@ def next_commit(
     txn_id: str,
     now: float,
     epoch: Epoch,
+    log_ms: int = 0,
 ) -> Commit:
     """The commit that does `operations` after `state`; StaleEpoch when a newer owner has claimed the log.
 
@@ -87,6 +90,7 @@ def next_commit(
         epoch=epoch,
         start_offset=start_offset,
         next_offset=next_offset,
+        log_ms=max(log_ms, state.log_ms),
     )
 
 
@@ -132,14 +136,15 @@ class Plan:
     state: LogState
     limits: SegmentLimits
     now: float
+    log_ms: int = 0  # the log's own time
     placements: list[Placement] = field(default_factory=list)
     answers: list[Appended | Conflict] = field(default_factory=list)
     _adds: list[_OpenAdd] = field(default_factory=list)
     _next_offset: Offset = field(init=False)
     _segment: Offset = field(init=False)
     _size: int = field(init=False)
-    _origins: dict[int, OriginRef] = field(default_factory=dict)
-    _txns: dict[str, TxnRef] = field(default_factory=dict)
+    _origins: dict[int, OriginRef] = field(default_factory=dict)  # with the runs of this plan alone
+    _txns: dict[str, Appended] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._next_offset = self.state.next_offset
@@ -171,16 +176,21 @@ class Plan:
         self.answers.append(answer)
 
     def _repeat(self, request: Request) -> Appended | None:
-        if request.txn_id is not None:
-            txn = self._txns.get(request.txn_id) or self.state.txns.get(request.txn_id)
-            if txn is not None:
-                return Appended(txn.offset_start, txn.offset_end, txn.version)
+        if request.txn_id is not None and (answer := self._answer_to(request.txn_id)) is not None:
+            return answer
+        repeat = self._repeat_of_origins(request)
         expected = request.expected_version
         # Whatever was placed before makes another version than the one expected.
-        if expected is not None and (expected != self.state.version or self.placements):
+        if repeat is None and expected is not None and (expected != self.state.version or self.placements):
             current = self.version if self.placements else self.state.version
             raise VersionConflict(expected=expected, current=current)
-        return self._repeat_of_origins(request)
+        return repeat
+
+    def _answer_to(self, txn_id: str) -> Appended | None:
+        if (placed := self._txns.get(txn_id)) is not None:
+            return placed
+        txn = self.state.txns.find(txn_id, max(self.log_ms, self.state.log_ms), self.state.limits.txns)
+        return None if txn is None else Appended(txn.offset_start, txn.offset_end, txn.version)
 
     def _repeat_of_origins(self, request: Request) -> Appended | None:
         repeats: list[Appended] = []
@@ -191,15 +201,22 @@ class Plan:
                 fresh += 1
                 continue
             origin_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-            origin = seen.get(origin_id) or self._origin(origin_id)
-            repeat = repeat_of(origin, origin_id=origin_id, epoch=epoch, sequence=sequence, count=header.record_count)
+            newest = seen.get(origin_id) or self._origins.get(origin_id)
+            repeat = repeat_of(
+                self._with_stored(origin_id, newest, header),
+                origin_id=origin_id,
+                epoch=epoch,
+                sequence=sequence,
+                count=header.record_count,
+                may_skip=request.may_skip,
+            )
             if repeat is not None:
                 repeats.append(repeat)
                 continue
             fresh += 1
             # Where it goes does not matter here, only that the request's next batch may follow it.
             run = Run(sequence, Offset(0), Offset(header.record_count), self.version)
-            seen[origin_id] = advanced(origin, origin_id=origin_id, epoch=epoch, run=run)
+            seen[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
         if repeats and fresh:
             # A request commits whole, so half of one cannot have been here before.
             last = request.batches[-1]
@@ -208,8 +225,15 @@ class Plan:
             return Appended(repeats[0].offset_start, repeats[-1].offset_end, repeats[-1].version)
         return None
 
-    def _origin(self, origin_id: int) -> OriginRef | None:
-        return self._origins.get(origin_id) or self.state.origins.get(origin_id)
+    def _with_stored(self, origin_id: int, newest: OriginRef | None, header: BatchHeader) -> OriginRef | None:
+        """What is known of an origin: its runs in this plan, and behind them those that are stored, if they matter."""
+        stored = self.state.origins.get(origin_id)
+        if newest is None or stored is None:
+            return newest or stored
+        is_next = header.base_sequence == (newest.last_seq + 1) % SEQUENCES
+        if is_next or newest.epoch != stored.epoch:
+            return newest
+        return replace(newest, runs=stored.runs + newest.runs)
 
     def _place(self, request: Request) -> Appended:
         start, number_of_request, txn_id = self._next_offset, len(self.answers), request.txn_id
@@ -223,12 +247,14 @@ class Plan:
             if _has_origin(header):
                 origin_id, epoch = header.producer_id, header.producer_epoch
                 run = Run(header.base_sequence, offset, end, self.version)
-                self._origins[origin_id] = advanced(self._origin(origin_id), origin_id=origin_id, epoch=epoch, run=run)
+                newest = self._origins.get(origin_id)
+                self._origins[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
             self._next_offset = end
             self._size += size
+        placed = Appended(start, self._next_offset, self.version)
         if txn_id is not None:
-            self._txns[txn_id] = grown(None, txn_id, start, self._next_offset, self.version)
-        return Appended(start, self._next_offset, self.version)
+            self._txns[txn_id] = placed
+        return placed
 
     def _add(self, header: BatchHeader, txn_id: str | None, end: Offset) -> None:
         if _has_origin(header):

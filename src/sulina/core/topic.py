@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
+from sulina.core.txn_memory import TXN_IDS_MAX, TXN_SECONDS
 from sulina.errors import InvalidSettings
 from sulina.types import TopicName
 
@@ -59,6 +60,9 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     redelivery_delay_seconds: Annotated[float, Meta(ge=0, le=24 * 3600)] | None = None
     deliveries_max: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # then to the dead-letter topic
     dead_letter: Annotated[str, Meta(max_length=500)] | None = None  # absent: {topic}.dead-letter, beside the topic
+    # A txn_id again within this time gets the first answer; a partition remembers at most so many, and refuses more.
+    txn_id_seconds: Annotated[float, Meta(ge=1, le=24 * 3600)] | None = None
+    txn_ids_max: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
     # Of a topic that keeps nothing: what happens to what may not have arrived, and to what is for a node out of reach.
     delivery_policy: DeliveryPolicy | None = None
     partition_behavior: PartitionBehavior | None = None
@@ -79,6 +83,8 @@ SYSTEM_POLICY = Policy(
     batch_bytes_max=16 << 20,
     ack_timeout_seconds=30.0,
     redelivery_delay_seconds=1.0,
+    txn_id_seconds=TXN_SECONDS,
+    txn_ids_max=TXN_IDS_MAX,
     delivery_policy=DeliveryPolicy.AT_LEAST_ONCE,
     partition_behavior=PartitionBehavior.DELAY_QUEUE,
     archive_bytes=8 << 20,

@@ -290,6 +290,7 @@ class Session:
                 expected_version=frame.expected_version,
                 schema_id=frame.schema_id,
                 topic_id=frame.topic_id,
+                may_skip=frame.may_skip,
                 options=PublishOptions(
                     delivery_policy=frame.delivery_policy, partition_behavior=frame.partition_behavior
                 )

@@ -44,11 +44,12 @@ from sulina.core.log_state import LogState, MemoryLimits
 from sulina.core.plan import checkpoint_due
 from sulina.core.retention import Retention
 from sulina.core.segment import segment_name
+from sulina.core.txn_run import TxnRun
 from sulina.errors import ArchiveFailed, CorruptLog, CorruptSegment, EpochTaken, StaleEpoch, VersionConflict
 from sulina.ports import Bytes, Clock
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.archive_reader import ArchiveReader
-from sulina.storage.commit_log import CommitLog
+from sulina.storage.commit_log import CommitLog, load_runs
 from sulina.storage.objects import Objects
 from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Offset, Version
@@ -76,6 +77,7 @@ class NewSlice:
     data: Sequence[Bytes]
     commits: bytes
     state: bytes | None = None
+    runs: Sequence[TxnRun] = ()  # of txn_ids, that the state names
 
     @property
     def size(self) -> int:
@@ -136,6 +138,7 @@ class Archive(ArchiveReader):
         self._due: Checkpoint | None = None
         self._garbage: deque[tuple[float, list[str]]] = deque()
         self._in_flight: set[str] = set()
+        self._runs: set[str] | None = None  # of txn_ids, that are there; None: look first
 
     # Looking
 
@@ -207,11 +210,28 @@ class Archive(ArchiveReader):
         self._steps(Step.ARCHIVE_COMMITS_PUT)
 
     def put_state(self, new: NewSlice) -> None:
-        """Put the state of the log at its end, if it comes with one."""
+        """Put the state of the log at its end, if it comes with one, and the runs of txn_ids that it names."""
         if new.state is not None:
             self._in_flight.add(state_name(new.object))
+            self._put_runs(new.runs)
             self._objects.put(f"{self.path}/{state_name(new.object)}", [new.state])
             self._steps(Step.ARCHIVE_STATE_PUT)
+
+    def _put_runs(self, runs: Sequence[TxnRun]) -> None:
+        if runs and self._runs is None:
+            self._runs = self._named_runs()
+        for run in runs:
+            assert run.name is not None
+            assert self._runs is not None
+            self._in_flight.add(run.name)
+            if run.name not in self._runs:
+                self._objects.put(f"{self.path}/{run.name}", [run.encode()])
+                self._runs.add(run.name)
+
+    def _named_runs(self) -> set[str]:
+        """Return the runs of txn_ids that the newest state names: others are needed by nobody."""
+        state = self._newest_state()[1]
+        return {run.name for run in state.txn_runs if run.name is not None} if state is not None else set()
 
     def add(self, new: NewSlice) -> SegmentRef:
         """Make a slice that was put part of the archive: its newest. VersionConflict when it does not come next.
@@ -249,6 +269,7 @@ class Archive(ArchiveReader):
     def landed(self, new: NewSlice) -> None:
         """It is no longer on its way, whatever became of it."""
         self._in_flight -= {new.object, commits_name(new.object), state_name(new.object)}
+        self._in_flight.difference_update(run.name for run in new.runs if run.name is not None)
 
     def check_ours(self) -> None:
         """StaleEpoch when a newer owner is known: what the archive has since is not of our log."""
@@ -298,14 +319,10 @@ class Archive(ArchiveReader):
         From the newest state in the archive and the commits since. CorruptLog, CorruptCommit, ArchiveFailed.
         """
         view = self.view
-        at = next((at for at in reversed(range(len(view.slices))) if view.slices[at].state is not None), -1)
-        if at >= 0:
-            name = view.slices[at].state
-            assert name is not None
-            data = self._objects.get(f"{self.path}/{name}")
-            if data is None:
-                raise CorruptLog(path=self.location, reason=f"the state {name} is missing")
-            state = LogState.from_checkpoint(decode(name, bytes(data), Checkpoint), limits or MemoryLimits())
+        at, newest = self._newest_state()
+        if newest is not None:
+            self._load_runs(newest.txn_runs)
+            state = LogState.from_checkpoint(newest, limits or MemoryLimits())
         else:
             state = LogState(limits=limits or MemoryLimits())
         rest = [slice_ for slice_ in view.slices[at + 1 :] if slice_.commits_size]
@@ -318,6 +335,30 @@ class Archive(ArchiveReader):
             reason = f"its commits lead to version {state.version}, offset {state.next_offset}"
             raise CorruptLog(path=self.location, reason=f"{reason}; it holds {view.log_version}, {view.next_offset}")
         return seed_of(state.checkpoint(timestamp_text(self._clock.now())))
+
+    def _newest_state(self) -> tuple[int, Checkpoint | None]:
+        """Return the place of the slice that brought the newest state, and the state; -1 and None: there is none."""
+        slices = self.view.slices
+        at = next((at for at in reversed(range(len(slices))) if slices[at].state is not None), -1)
+        if at < 0:
+            return at, None
+        name = slices[at].state
+        assert name is not None
+        data = self._objects.get(f"{self.path}/{name}")
+        if data is None:
+            raise CorruptLog(path=self.location, reason=f"the state {name} is missing")
+        return at, decode(name, bytes(data), Checkpoint)
+
+    def _load_runs(self, runs: Sequence[TxnRun]) -> None:
+        def get(name: str) -> memoryview | None:
+            return self._objects.get(f"{self.path}/{name}")
+
+        try:
+            with ThreadPoolExecutor(max_workers=FETCHES_AT_ONCE) as threads:
+                for _ in threads.map(lambda run: load_runs([run], get), runs):
+                    pass
+        except FileNotFoundError as error:
+            raise CorruptLog(path=self.location, reason=str(error)) from None
 
     # Forgetting
 
@@ -408,7 +449,7 @@ class Archive(ArchiveReader):
         self.refresh()
         self.check_ours()
         known = {name for slice_ in self.view.slices for name in objects_of(slice_)} | self._in_flight
-        known |= {name for _, names in self._garbage for name in names}
+        known |= {name for _, names in self._garbage for name in names} | self._named_runs()
         before = self._clock.now() - ORPHAN_SECONDS
         orphans = [
             found.name
@@ -417,6 +458,8 @@ class Archive(ArchiveReader):
             and found.name not in known
             and (is_object_name(found.name) or found.name.endswith(_ASIDE))
         ]
+        if self._runs is not None:
+            self._runs -= set(orphans)
         self._delete(orphans)
         return len(orphans)
 
@@ -445,4 +488,6 @@ def seed_of(checkpoint: Checkpoint) -> Checkpoint:
         segments=(),
         origins=checkpoint.origins,
         txns=checkpoint.txns,
+        txn_runs=checkpoint.txn_runs,
+        log_ms=checkpoint.log_ms,
     )

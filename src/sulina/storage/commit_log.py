@@ -7,7 +7,7 @@ One thread commits; another may write checkpoints and clean up at the same time.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sulina.core.commit import (
@@ -23,13 +23,16 @@ from sulina.core.commit import (
     commit_version,
     decode,
     encode,
+    timestamp_ms,
     timestamp_text,
 )
 from sulina.core.log_state import LogState, MemoryLimits
+from sulina.core.log_time import next_log_ms
 from sulina.core.plan import next_commit
 from sulina.core.retention import CHECKPOINTS_KEPT, disposable_before
+from sulina.core.txn_run import TxnRun, is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, VersionConflict, VersionNotRetained
-from sulina.ports import Clock, CommitStore
+from sulina.ports import Bytes, Clock, CommitStore
 from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Version
 
@@ -39,11 +42,12 @@ LOAD_ATTEMPTS_MAX = 10  # clean-up may come between a listing and a read each ti
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A commit, the name of its file, and its bytes."""
+    """A commit, the name of its file, its bytes, and when it was made by the monotonic clock."""
 
     commit: Commit
     name: str
     data: bytes
+    monotonic: float
 
 
 @dataclass(slots=True)
@@ -52,12 +56,13 @@ class _Listing:
 
     commits: list[Version]
     checkpoints: list[Version]
+    runs: list[str]
 
     @classmethod
     def of(cls, names: list[str]) -> "_Listing":
         commits = [version for name in names if (version := commit_version(name)) is not None]
         checkpoints = [version for name in names if (version := checkpoint_version(name)) is not None]
-        return cls(commits, checkpoints)
+        return cls(commits, checkpoints, [name for name in names if is_run_name(name)])
 
 
 class CommitLog:
@@ -85,6 +90,13 @@ class CommitLog:
         self._oldest_kept: Version | None = None  # commits below it are gone, or just being removed
         # Written and read back by us, oldest first. Those of others serve recovery, but clean-up does not trust them.
         self._checkpoints: list[Version] = []
+        self._named: dict[Version, set[str]] = {}  # the runs of txn_ids that each of those needs
+        self._runs: set[str] = set()  # that are stored
+        self._measured: tuple[float, int] | None = None  # when we began to measure, by monotonic clock and log's time
+
+    def limit(self, limits: MemoryLimits) -> None:
+        """Remember writers by other limits from the next commit on."""
+        self._limits = self.state.limits = limits
 
     def load(self, names: list[str] | None = None) -> LogState:
         """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog.
@@ -93,7 +105,7 @@ class CommitLog:
         """
         for _ in range(LOAD_ATTEMPTS_MAX):
             try:
-                self.state = self._load(names)
+                self.state, self._measured = self._load(names), None
                 return self.state
             except FileNotFoundError as error:
                 # Somebody may have cleaned up since our listing: then the next one has a newer checkpoint.
@@ -133,6 +145,8 @@ class CommitLog:
         for version in reversed(listing.checkpoints):
             checkpoint = self._read_checkpoint(version)
             if checkpoint is not None:
+                load_runs(checkpoint.txn_runs, self.store.get)
+                self._runs = {run.name for run in checkpoint.txn_runs if run.name is not None}
                 return LogState.from_checkpoint(checkpoint, self._limits)
         return None
 
@@ -173,12 +187,21 @@ class CommitLog:
 
     def prepare(self, operations: Sequence[AnyOperation], *, epoch: Epoch) -> "Prepared":
         """The next version, not yet stored. StaleEpoch, InvalidInput; CorruptCommit if it breaks the rules."""
-        now = self._clock.now()
+        now, monotonic = self._clock.now(), self._clock.monotonic()
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
-        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch)
+        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch, log_ms=self.log_ms())
         # Before it is stored: no log with a commit that breaks the rules could ever be opened.
         self.state.check(commit)
-        return Prepared(commit, commit_name(commit.version), encode(commit))
+        return Prepared(commit, commit_name(commit.version), encode(commit), monotonic)
+
+    def log_ms(self) -> int:
+        """Return the log's own time at this moment. May be asked beside the thread that commits."""
+        now_ms, measured, state = int(self._clock.now() * 1000), self._measured, self.state
+        if measured is not None:
+            passed_ms = int((self._clock.monotonic() - measured[0]) * 1000)
+            return next_log_ms(measured[1], measured_ms=passed_ms, last_ms=0, now_ms=0)
+        last_ms = timestamp_ms(state.timestamp) if state.timestamp else now_ms
+        return next_log_ms(state.log_ms, measured_ms=None, last_ms=last_ms, now_ms=now_ms)
 
     def finish(self, prepared: "Prepared", put: Callable[[], bool]) -> Commit:
         """Store a prepared commit by `put`, and go on to its version. VersionConflict."""
@@ -187,6 +210,8 @@ class CommitLog:
             self.refresh()
             raise VersionConflict(expected=before, current=self.state.version)
         self.state.apply(commit)
+        if self._measured is None:
+            self._measured = prepared.monotonic, self.state.log_ms
         return commit
 
     def _has_predecessor(self, commit: Commit) -> bool:
@@ -203,6 +228,7 @@ class CommitLog:
             self.load()  # it was cleaned up while we slept
         while (commit := self._read(Version(self.state.version + 1))) is not None:
             self.state.apply(commit)
+            self._measured = None
 
     def entry(self, version: Version) -> Commit:
         """The commit of a version. VersionNotRetained when it was cleaned up or never was."""
@@ -229,13 +255,19 @@ class CommitLog:
         return self.state.checkpoint(timestamp_text(self._clock.now()))
 
     def write_checkpoint(self, checkpoint: Checkpoint, *, compress: bool = False) -> None:
-        """Store a checkpoint, and read it back: clean-up trusts only what can be read."""
-        version = checkpoint.version
+        """Store a checkpoint, and the runs of txn_ids that it is the first to name; read them back.
+
+        Clean-up trusts only what can be read.
+        """
+        version, names = checkpoint.version, {run.name for run in checkpoint.txn_runs if run.name is not None}
+        put_runs(self.store, (run for run in checkpoint.txn_runs if run.name not in self._runs))
+        self._runs |= names
         self.store.put_if_absent(checkpoint_name(version), encode(checkpoint, compress=compress))
         if self._read_checkpoint(version) is None:
             raise CorruptCommit(name=checkpoint_name(version), reason="it cannot be read back")
         self._steps(Step.CHECKPOINT_VERIFIED)
         self._checkpoints.append(version)
+        self._named[version] = names
         if version % HINT_EVERY == 0:
             self.store.delete(LAST_CHECKPOINT)
             self._steps(Step.CHECKPOINT_HINT_REMOVED)
@@ -253,6 +285,7 @@ class CommitLog:
             # Once: what came before us need not be without gaps.
             listing = _Listing.of(self.store.list())
             checkpoints = listing.checkpoints
+            self._runs.update(listing.runs)
             commits = [version for version in listing.commits if version < end]
             oldest = next((version for version in listing.commits if version >= end), end)
         else:
@@ -269,4 +302,29 @@ class CommitLog:
             self.store.delete(checkpoint_name(version))
             self._steps(Step.CLEANUP_CHECKPOINT_REMOVED)
         self._checkpoints = kept
-        return len(commits) + len(needless)
+        self._named = {version: self._named[version] for version in kept}
+        forgotten = self._runs.difference(*self._named.values())
+        for name in forgotten:
+            self.store.delete(name)
+        self._runs -= forgotten
+        return len(commits) + len(needless) + len(forgotten)
+
+
+def put_runs(store: CommitStore, runs: Iterable[TxnRun]) -> None:
+    """Store runs of txn_ids, and read them back. CorruptCommit."""
+    for run in runs:
+        assert run.name is not None
+        data = run.encode()
+        store.put_if_absent(run.name, data)  # their names say what is in them: it may be there already
+        if store.get(run.name) != data:
+            raise CorruptCommit(name=run.name, reason="it cannot be read back")
+
+
+def load_runs(runs: Iterable[TxnRun], get: Callable[[str], Bytes | None]) -> None:
+    """Read the runs that a checkpoint names. FileNotFoundError, CorruptCommit."""
+    for run in runs:
+        assert run.name is not None
+        data = get(run.name)
+        if data is None:
+            raise FileNotFoundError(f"{run.name} with {run.count} txn_ids is missing")
+        run.load(bytes(data))

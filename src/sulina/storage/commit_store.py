@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sulina.core.commit import LAST_CHECKPOINT, checkpoint_version
+from sulina.core.txn_run import is_run_name
 from sulina.errors import ArchiveFailed
 from sulina.ports import Files
 from sulina.storage.steps import Step, Steps, no_steps
@@ -120,7 +121,8 @@ class DirectoryCommits:
 
 
 def _kind(name: str) -> str:
-    return "checkpoint" if name == LAST_CHECKPOINT or checkpoint_version(name) is not None else "commit"
+    is_of_checkpoint = name == LAST_CHECKPOINT or checkpoint_version(name) is not None or is_run_name(name)
+    return "checkpoint" if is_of_checkpoint else "commit"
 
 
 class ObjectCommits:

@@ -34,6 +34,7 @@ from sulina.errors import (
     OffsetOutOfRange,
     StaleEpoch,
     SulinaError,
+    TxnMemoryFull,
     VersionConflict,
 )
 from sulina.ports import Clock, File, Files
@@ -219,7 +220,7 @@ class DirectoryLog:
         if self._failure is not None:
             return self._stopped_for(len(appends))
         try:
-            plan = Plan(self.commits.state, self.options.segments, self._clock.now())
+            plan = Plan(self.commits.state, self.options.segments, self._clock.now(), self.commits.log_ms())
             for append in appends:
                 plan.admit(append.request)
             self._steps(Step.APPEND_PLANNED)
@@ -235,6 +236,18 @@ class DirectoryLog:
             if isinstance(answer, SulinaError):
                 self._tell(self._metrics.conflicted)
         return list(plan.answers)
+
+    def check_txn_room(self, txn_id: str, waiting: int) -> None:
+        """TxnMemoryFull when a txn_id is new, and there is no room for it behind `waiting` others. From any thread."""
+        state, now_ms = self.commits.state, self.commits.log_ms()
+        limits = state.limits.txns
+        if not state.txns.has_room(waiting, now_ms, limits) and state.txns.find(txn_id, now_ms, limits) is None:
+            raise TxnMemoryFull(remembered=len(state.txns), limit=limits.txn_ids_max, seconds=limits.seconds)
+
+    def reconfigure(self, options: LogOptions) -> None:
+        """Go on with other limits."""
+        self.options = options
+        self.commits.limit(options.memory)
 
     def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
         batches = _placed(plan, appends, self.epoch)

@@ -36,7 +36,7 @@ from sulina.core.resume import (
 from sulina.errors import Corrupt, LogIncomplete, LogLocked, VersionNotRetained
 from sulina.ports import Files
 from sulina.storage.archive import Archive
-from sulina.storage.commit_log import CommitLog
+from sulina.storage.commit_log import CommitLog, put_runs
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE
 from sulina.storage.files import OsFiles, read_whole, remove_tree, write_whole
@@ -255,6 +255,7 @@ def seed(directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: 
     files.make_directory(f"{new}/{COMMITS_DIRECTORY}")
     if checkpoint is not None:
         commits = DirectoryCommits(files, f"{new}/{COMMITS_DIRECTORY}")
+        put_runs(commits, checkpoint.txn_runs)
         commits.put_if_absent(checkpoint_name(checkpoint.version), encode(checkpoint))
     _write_stamp(files, new, stamp)
     steps(Step.RESUME_SEEDED)

@@ -87,6 +87,7 @@ class PartitionLog:
         self._is_writing = False
         self._idle: list[asyncio.Future[None]] = []
         self._waiting_bytes = 0
+        self._waiting_txns = 0
         self._round_seconds = 0.0  # that the last group took
         self._gathering_since = 0.0
         self._gathered = self._quiet_turns = 0  # who wait; turns of the loop in which nobody came
@@ -218,7 +219,7 @@ class PartitionLog:
 
     def reconfigure(self, options: LogOptions) -> None:
         """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened."""
-        self._log.options = options
+        self._log.reconfigure(options)
 
     # Appending
 
@@ -245,16 +246,24 @@ class PartitionLog:
         txn_id: str | None = None,
         expected_version: Version | None = None,
         is_own: bool = False,
+        may_skip: bool = False,
     ) -> asyncio.Future[Appended]:
         """As `append`, for whoever has no time to wait: what is refused at once raises here, the rest is the future's.
 
         `data` must not change until the future is done, also if that is cancelled. `is_own`: this process has just
-        encoded it, so there is nothing to check but its size.
+        encoded it, so there is nothing to check but its size. `may_skip`: its producer leaves out sequences that were
+        refused.
         """
-        return self._submit(data, txn_id, expected_version, is_own=is_own).future
+        return self._submit(data, txn_id, expected_version, is_own=is_own, may_skip=may_skip).future
 
     def _submit(
-        self, data: Bytes, txn_id: str | None, expected_version: Version | None, *, is_own: bool = False
+        self,
+        data: Bytes,
+        txn_id: str | None,
+        expected_version: Version | None,
+        *,
+        is_own: bool = False,
+        may_skip: bool = False,
     ) -> _Waiting:
         if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
@@ -272,7 +281,11 @@ class PartitionLog:
         is_unchecked = not is_own and not is_quickly_checked(batches)
         if not is_own and not is_unchecked:
             check_records(data, batches, limits)
-        append = Append(Request(batches, txn_id, expected_version), memoryview(data))
+        if txn_id is not None:
+            # Here, where the order is made: what is refused later would be passed by those who wait behind it.
+            self._log.check_txn_room(txn_id, self._waiting_txns)
+            self._waiting_txns += 1
+        append = Append(Request(batches, txn_id, expected_version, may_skip), memoryview(data))
         self._waiting_bytes += size
         waiting = _Waiting(self._loop.create_future(), append=append, is_unchecked=is_unchecked)
         self._enqueue(waiting)
@@ -284,13 +297,18 @@ class PartitionLog:
             if waiting in self._queue:
                 self._queue.remove(waiting)
                 assert waiting.append is not None
-                self._waiting_bytes -= len(waiting.append.data)
+                self._count_out(waiting.append)
                 return
         # Being written: its bytes must not change under the writer's hands.
         while not waiting.is_settled:
             waiting.settled = self._loop.create_future()
             with contextlib.suppress(asyncio.CancelledError):
                 await waiting.settled
+
+    def _count_out(self, append: Append) -> None:
+        """It waits no more."""
+        self._waiting_bytes -= len(append.data)
+        self._waiting_txns -= append.request.txn_id is not None
 
     def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> "Transaction":
         """Start a transaction at the version that readers see now. Nothing is written before its commit."""
@@ -419,7 +437,7 @@ class PartitionLog:
     def _settle(self, group: list[_Waiting], answers: list[Any]) -> None:
         for waiting, answer in zip(group, answers, strict=True):
             if waiting.append is not None:
-                self._waiting_bytes -= len(waiting.append.data)
+                self._count_out(waiting.append)
             waiting.is_settled = True
             if waiting.settled is not None and not waiting.settled.done():
                 waiting.settled.set_result(None)

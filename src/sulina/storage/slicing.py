@@ -117,4 +117,5 @@ def _new(
         data=data,
         commits=encode_commits(commits),
         state=encode(seed_of(state)) if state is not None else None,
+        runs=state.txn_runs if state is not None else (),
     )

@@ -331,10 +331,13 @@ class TieredLog:
         txn_id: str | None = None,
         expected_version: Version | None = None,
         is_own: bool = False,
+        may_skip: bool = False,
     ) -> asyncio.Future[Appended]:
         """As `PartitionLog.append_nowait`."""
         self._check_room(len(data))
-        return self._log.append_nowait(data, txn_id=txn_id, expected_version=expected_version, is_own=is_own)
+        return self._log.append_nowait(
+            data, txn_id=txn_id, expected_version=expected_version, is_own=is_own, may_skip=may_skip
+        )
 
     def _check_room(self, size: int) -> None:
         if self._closed is not None:

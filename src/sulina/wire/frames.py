@@ -6,6 +6,11 @@
   a way that lets the client send it again (QueueFull, NotServing, …), it refuses all later ones of the run: what is on
   its way back is not overtaken by what was sent before the client knew. What it sends again is another run.
 - Records travel as record batches, encoded by whoever publishes, decoded by whoever reads.
+- A batch may say who wrote it: producer id, epoch, and the sequence of its first record in this partition. Sent again,
+  it gets the first answer, however much was published since; so a publish whose outcome is unknown is safe to repeat. A
+  client makes up a random producer id, numbers what it sends in the order of sending, and says `may_skip`: numbers of
+  what was refused stay unused. One that comes too late, after higher ones were taken without it, is refused with
+  `sequence_skipped`: it was not written, and is numbered again. A `txn_id` does the same for one publish, for a time.
 - A node sends a consumer no more records than it has credit for, except to complete a batch. `ranges` says which
   offsets of a delivery's batches are the consumer's; it acks, or nacks, those.
 - A subscriber of a topic (`Join`) is at home at the node that it is connected to, and gets every record, whoever owns
@@ -60,6 +65,7 @@ class Publish(Frame, frozen=True, tag="pub"):
     delivery_policy: DeliveryPolicy | None = None  # None: the topic's
     partition_behavior: PartitionBehavior | None = None
     producer: Name | None = None  # who publishes: listed among the topic's producers while connected
+    may_skip: bool = False  # sequences of its batches leave out what was refused
 
 
 class Fetch(Frame, frozen=True, tag="fetch"):

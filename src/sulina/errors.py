@@ -47,6 +47,7 @@ SulinaError
 │   │   ├── Draining                the topic is moving; names the new owner once known
 │   │   ├── NotOwner                another broker serves the partition; names it once known
 │   │   ├── Recovering              only a broker that is away has all of it
+│   │   ├── OwnersNotReached        what needs every owner of a topic could not ask one of them
 │   │   └── LeaseExpired            the broker may no longer acknowledge; the outcome is unknown
 │   ├── Disconnected                the connection is gone, the outcome may be unknown (retry)
 │   ├── LimitReached                the node has as many of them as it may
@@ -65,6 +66,7 @@ SulinaError
 """
 
 import re
+from collections.abc import Collection
 from typing import ClassVar
 
 _CODES: dict[str, type["SulinaError"]] = {}
@@ -459,6 +461,17 @@ class Recovering(NotServing):
             f"start that broker again, or give up what only it has: sulina topic move {topic} --to BROKER --force"
         )
         self.topic, self.partition, self.broker = topic, partition, broker
+
+
+class OwnersNotReached(NotServing):
+    """What needs the owners of all partitions of a topic could not ask some of them. `partitions` says where."""
+
+    def __init__(self, *, topic: str, partitions: Collection[int], what: str, reason: str) -> None:
+        self.topic, self.what = topic, what
+        self.partitions = ", ".join(map(str, sorted(partitions)))
+        super().__init__(
+            reason=f"{what}: the owners of partitions {self.partitions} of {topic} did not answer: {reason}"
+        )
 
 
 class LeaseExpired(NotServing):

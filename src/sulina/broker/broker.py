@@ -20,7 +20,7 @@ from sulina.broker.pubsub.totals import Taken
 from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
-from sulina.broker.topic import NO_OPTIONS, Accepted, Topic
+from sulina.broker.topic import NO_OPTIONS, Accepted, Topic, refuse_consumers
 from sulina.broker.whole import whole
 from sulina.core.cluster import Registration
 from sulina.core.commit import Commit
@@ -35,7 +35,6 @@ from sulina.errors import (
     NotReliable,
     NotServing,
     NotYet,
-    SubscriptionBusy,
     SubscriptionNotFound,
     SulinaError,
     TopicNotFound,
@@ -432,13 +431,18 @@ class Broker(ClusterMember):
 
     @whole
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
-        """With its cursors. SubscriptionBusy when consumers are attached, unless forced."""
+        """With its cursors. SubscriptionBusy when consumers are attached at any broker, unless forced.
+
+        OwnersNotReached when a broker that may have consumers does not answer.
+        """
+        self._known(name, subscription)
+        self._topic(name).check_served()
+        if not force:
+            await self._check_idle(name, subscription)
         async with self._changing():
-            topic, known = self._topic(name), self._known(name, subscription)
-            topic.check_served()
-            if known.members.present and not force:
-                reason = f"{len(known.members.present)} consumers are attached; force lets them go"
-                raise SubscriptionBusy(topic=str(name), subscription=subscription, reason=reason)
+            topic = self._topic(name)
+            if not force:
+                refuse_consumers(name, topic.consumers(), subscription)  # one may have come while others were asked
             await self._agreed(name, partial(self._delete_subscription, name, subscription))
             await self._sync_topic(name)
             with contextlib.suppress(Outdated):
@@ -460,6 +464,13 @@ class Broker(ClusterMember):
         await known.seek(position, partition)
         self.events.emit("subscription_moved", name, subscription=subscription, position=str(position))
         return await known.info()
+
+    async def consumers(self, name: TopicName, partition: int) -> dict[str, int]:
+        """Return how many consumers are attached here, by subscription, for the owner of a partition. NotOwner."""
+        topic = self._topic(name)
+        topic.check_number(partition)
+        topic.places[partition].check()
+        return topic.consumers()
 
     def _known(self, name: TopicName, subscription: str) -> Subscription:
         known = self._topic(name).subscriptions.get(checked_subscription(subscription))

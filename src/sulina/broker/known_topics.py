@@ -20,6 +20,7 @@ from sulina.broker.events import EventStream
 from sulina.broker.logs import Logs
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.other_owners import OtherOwners
 from sulina.broker.partition import Partition
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
@@ -49,9 +50,6 @@ AGREE_TRIES = 10
 WATCH_PAUSE_SECONDS = 0.5
 
 Result = TypeVar("Result")
-# Publishes a record of our own, under the schema of the topic, to a partition that another broker serves, once for its
-# txn_id.
-Remote = Callable[[TopicName, Record, int, str, str], Awaitable[None]]
 
 _logger = structlog.get_logger("sulina.topics")
 
@@ -113,7 +111,7 @@ class KnownTopics(ABC):
         self._deletes = asyncio.Lock()  # of what is left of topics
         self.changes: set[asyncio.Task[Any]] = set()
         self._state = "starting"
-        self.remote: Remote | None = None  # in a cluster
+        self.others: OtherOwners | None = None  # in a cluster
 
     async def _load(self) -> tuple[int, int]:
         """What exists; what was being deleted is finished. The revisions from which to follow changes."""

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -12,10 +13,11 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Ownership
 from sulina.broker.options import BrokerOptions
+from sulina.broker.other_owners import OtherOwners
 from sulina.broker.owner import Owner
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
-from sulina.broker.topic import Topic
+from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
@@ -23,9 +25,11 @@ from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
     BrokerNotFound,
+    Disconnected,
     InvalidSettings,
     LeaseExpired,
     NotServing,
+    OwnersNotReached,
     SubscriptionBusy,
     SulinaError,
 )
@@ -48,6 +52,9 @@ OBJECTS_SECONDS, OBJECTS_PAUSE_SECONDS = 20.0, 0.5  # for the object store to an
 REPORT_SECONDS = 1.0  # between two words on how far the logs have come
 TIDY_EVERY, LEFTOVERS_EVERY = 5, 300  # such rounds
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
+OWNERS_TRIES = 3  # to ask owners that are the same before and after
+
+Answer = TypeVar("Answer")
 
 _logger = structlog.get_logger("sulina.member")
 
@@ -296,6 +303,63 @@ class ClusterMember(Topics):
             if len(await self._catalogue.cursors(topic.name, subscription)) == topic.stored.partitions:
                 return
             await asyncio.sleep(CURSORS_SECONDS)
+
+    # What needs every owner
+
+    async def _check_idle(self, name: TopicName, subscription: str | None = None) -> None:
+        await super()._check_idle(name, subscription)
+        if self._standing is None:
+            return
+        what = "whether consumers are attached is not known, so nothing was deleted; try again, or force it"
+        for _ in range(OWNERS_TRIES):
+            topic, owners = self._topic(name), await self._owners(name)
+            elsewhere = {
+                at.broker_id: number for number, at in owners.items() if at.broker_id != self.options.broker_id
+            }
+            found = await self._ask_owners(topic, elsewhere.values(), lambda others: others.consumers, what)
+            for consumers in found.values():
+                refuse_consumers(name, consumers, subscription)
+            if owners == await self._owners(name):
+                return  # else a consumer may have moved along, from who had not been asked to who had
+        raise OwnersNotReached(topic=str(name), partitions=owners, what=what, reason="they keep moving")
+
+    async def _owners(self, name: TopicName) -> dict[int, Ownership]:
+        """Return who owns the partitions of a topic, but those that wait for a broker that is away. NotServing."""
+        names = [place.name for place in self._topic(name).places]
+        await self._homed(names)
+        view = self._cluster.view
+        return {each.partition: owned for each in names if (owned := view.owner(each)) is not None}
+
+    async def _ask_owners(
+        self,
+        topic: Topic,
+        numbers: Iterable[int],
+        question: Callable[[OtherOwners], Callable[[PartitionName], Awaitable[Answer]]],
+        what: str,
+    ) -> dict[int, Answer]:
+        """Ask the owners of partitions that are not served here, all at once; the answers by partition.
+
+        Raises:
+            OwnersNotReached: some did not answer.
+        """
+        asked = sorted(numbers)
+        if self.others is None and asked:
+            raise OwnersNotReached(topic=str(topic.name), partitions=asked, what=what, reason="nobody can be asked")
+        if self.others is None:
+            return {}
+        ask = question(self.others)
+        found = await asyncio.gather(
+            *(ask(PartitionName(topic.name, number)) for number in asked), return_exceptions=True
+        )
+        answers = dict(zip(asked, found, strict=True))
+        silent = {number: each for number, each in answers.items() if isinstance(each, NotServing | Disconnected)}
+        for each in found:
+            if isinstance(each, BaseException) and each not in silent.values():
+                raise each
+        if silent:
+            reason = str(next(iter(silent.values())))
+            raise OwnersNotReached(topic=str(topic.name), partitions=silent.keys(), what=what, reason=reason)
+        return {number: each for number, each in answers.items() if not isinstance(each, BaseException)}
 
     # What clients and operators ask
 

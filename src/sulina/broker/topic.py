@@ -6,7 +6,7 @@ state; what the log accepts is the log's to say.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,6 +61,14 @@ BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
 NO_OPTIONS = PublishOptions()
 
 _logger = structlog.get_logger("sulina.topic")
+
+
+def refuse_consumers(name: TopicName, consumers: Mapping[str, int], subscription: str | None = None) -> None:
+    """Raise SubscriptionBusy when a subscription has consumers; None: when any has."""
+    for each, count in consumers.items():
+        if subscription in (None, each):
+            reason = f"{count} consumers are attached; force lets them go"
+            raise SubscriptionBusy(topic=str(name), subscription=each, reason=reason)
 
 
 @dataclass(slots=True)
@@ -427,17 +435,15 @@ class Topic:
         """Where the cursors of its subscriptions are stored."""
         return [key for subscription in self.subscriptions.values() for key in subscription.cursor_keys()]
 
+    def consumers(self) -> dict[str, int]:
+        """Return how many consumers are attached here, by subscription."""
+        groups = {name: sub.members for name, sub in self.subscriptions.items()}
+        groups |= {name: sub.members for name, sub in self.passing.items()}
+        return {name: len(members.present) for name, members in groups.items() if members.present}
+
     def check_idle(self) -> None:
-        """SubscriptionBusy when a consumer is attached."""
-        attached = {name: len(sub.members.present) for name, sub in self.subscriptions.items()}
-        attached |= {name: len(sub.members.present) for name, sub in self.passing.items()}
-        for name, count in attached.items():
-            if count:
-                raise SubscriptionBusy(
-                    topic=str(self.name),
-                    subscription=name,
-                    reason=f"{count} consumers are attached; force lets them go",
-                )
+        """SubscriptionBusy when a consumer is attached here."""
+        refuse_consumers(self.name, self.consumers())
 
     async def stop_subscriptions(self, error: SulinaError) -> None:
         """Refuse more, let consumers go: no cursor moves any more."""

@@ -16,7 +16,7 @@ import msgspec
 from sulina.broker.catalogue import CatalogueTopic, Outdated
 from sulina.broker.known_topics import DEFAULT_NAMESPACE, KnownTopics
 from sulina.broker.stored_topic import StoredTopic
-from sulina.broker.topic import Topic
+from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.whole import whole
 from sulina.core.dead_letter import dead_letter, dead_letter_topic, txn_id_of
 from sulina.core.records import Record, encode
@@ -200,7 +200,12 @@ class Topics(KnownTopics):
 
     @whole
     async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:
-        """With all its data. SubscriptionBusy when consumers are attached, unless forced."""
+        """With all its data. SubscriptionBusy when consumers are attached at any broker, unless forced.
+
+        OwnersNotReached when a broker that may have consumers does not answer.
+        """
+        if not force and name not in self._deleting:
+            await self._check_idle(name)
         async with self._changing():
             if name not in self._deleting:
                 await self._agreed(name, partial(self._mark_deleting, name, force))
@@ -208,10 +213,14 @@ class Topics(KnownTopics):
         await self._finish_delete(name)
         self.events.emit("topic_deleted", name)
 
+    async def _check_idle(self, name: TopicName, subscription: str | None = None) -> None:
+        """Raise SubscriptionBusy when consumers of a topic, or of one subscription of it, are attached."""
+        refuse_consumers(name, self._topic(name).consumers(), subscription)
+
     async def _mark_deleting(self, name: TopicName, force: bool) -> None:
         topic = self._topic(name)
         if not force:
-            topic.check_idle()
+            topic.check_idle()  # one may have come while others were asked
         await self._catalogue.mark_deleting(name, topic.stored)
 
     async def _finish_delete(self, name: TopicName) -> None:
@@ -263,8 +272,8 @@ class Topics(KnownTopics):
     async def _send(self, topic: Topic, record: Record, partition: int, txn_id: str) -> None:
         """Publish a record of our own, wherever the partition is served. What is put aside need not fit the schema."""
         schema_id = topic.schema_id
-        if self.remote is not None and not topic.places[partition].is_here:
-            await self.remote(topic.name, record, partition, txn_id, schema_id)
+        if self.others is not None and not topic.places[partition].is_here:
+            await self.others.publish(PartitionName(topic.name, partition), record, txn_id, schema_id)
             return
         accepted = await topic.accept(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
         if accepted.appended is not None:

@@ -1,0 +1,19 @@
+"""The port to the owners of partitions that this broker does not serve. `node/remote.py` is it on a network."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from sulina.core.records import Record
+from sulina.types import PartitionName
+
+
+class OtherOwners(Protocol):
+    """Asks whoever owns a partition at that moment, for a few seconds. NotServing, Disconnected when nobody answers."""
+
+    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+        """Publish a record of ours under the topic's schema, once for its txn_id."""
+        ...
+
+    async def consumers(self, partition: PartitionName) -> Mapping[str, int]:
+        """Return how many consumers of the topic are attached at the owner, by subscription."""
+        ...

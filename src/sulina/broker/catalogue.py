@@ -143,6 +143,13 @@ class Catalogue:
         entry = await self._metadata.get(keys.delivery(name))
         return None if entry is None else (_read(entry, StoredTopic), Compare(entry.key, entry.revision))
 
+    async def read_policy(self, key: str) -> tuple[Policy, Compare]:
+        """Return the policy under a key as the store has it now, and what holds while it stays so. CorruptCommit."""
+        entry = await self._metadata.get(key)
+        if entry is None:
+            return Policy(), Compare(key, NO_REVISION)
+        return _read(entry, Policy), Compare(key, entry.revision)
+
     def _known(self, key: str) -> Entry | None:
         parts = key.split("/")
         if parts[1] == "namespaces":
@@ -171,17 +178,19 @@ class Catalogue:
 
     # Changes. Outdated: nothing was done.
 
-    async def put_namespace(self, namespace: str, policy: Policy) -> None:
-        """Create or change it."""
+    async def put_namespace(self, namespace: str, policy: Policy, unchanged: Sequence[Compare] = ()) -> None:
+        """Create or change it, while what it builds on is unchanged."""
         key = keys.namespace_policy(namespace)
-        await self._txn([key], puts=[Put(key, msgspec.json.encode(policy))])
+        await self._txn([key, *unchanged], puts=[Put(key, msgspec.json.encode(policy))])
 
     async def delete_namespace(self, namespace: str) -> None:
         """The caller has seen that it is empty. A topic made meanwhile would have changed the namespace."""
         key = keys.namespace_policy(namespace)
         await self._txn([key], deletes=[key])
 
-    async def create_topic(self, name: TopicName, topic: CatalogueTopic, *, unassigned_ms: int | None) -> None:
+    async def create_topic(
+        self, name: TopicName, topic: CatalogueTopic, *, unassigned_ms: int | None, unchanged: Sequence[Compare] = ()
+    ) -> None:
         """Its namespace is written with it, so that nobody deletes that meanwhile.
 
         `unassigned_ms`: in a cluster its partitions wait for an owner from now on.
@@ -201,12 +210,14 @@ class Catalogue:
         # What is left of a topic of this name must be gone: nobody may own a partition of it already.
         epochs = [] if unassigned_ms is None else [keys.epoch(PartitionName(name, number)) for number in first]
         unowned = [Compare(key, NO_REVISION) for key in epochs]
-        await self._txn([keys.delivery(name), namespace.key, *unowned], puts=puts)
+        await self._txn([keys.delivery(name), namespace.key, *unowned, *unchanged], puts=puts)
 
-    async def change_topic(self, name: TopicName, policy: Policy, schema: Schema | None) -> None:
+    async def change_topic(
+        self, name: TopicName, policy: Policy, schema: Schema | None, unchanged: Sequence[Compare] = ()
+    ) -> None:
         """Another policy; and another schema, if no record was accepted yet."""
         puts = [Put(keys.policy(name), msgspec.json.encode(policy))]
-        compares = [keys.delivery(name), keys.policy(name)]
+        compares: list[str | Compare] = [keys.delivery(name), keys.policy(name), *unchanged]
         if schema is not None:
             puts.append(Put(keys.schema(name), msgspec.json.encode(schema)))
             compares += [keys.schema(name), keys.schema_fixed(name)]

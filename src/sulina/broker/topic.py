@@ -25,7 +25,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
 from sulina.core.compression import Codec
-from sulina.core.dead_letter import DEAD_LETTER_SUFFIX, dead_letter_topic
+from sulina.core.dead_letter import is_end
 from sulina.core.dispatch import DispatchRules
 from sulina.core.log_state import Appended
 from sulina.core.pubsub import PublishOptions, PubSubEventType, TopicOptions
@@ -357,12 +357,10 @@ class Topic:
         policy = self.policy
         assert policy.ack_timeout_seconds is not None
         assert policy.redelivery_delay_seconds is not None
-        # A dead-letter topic is where it ends.
-        is_end = self.name.topic.endswith(DEAD_LETTER_SUFFIX) or dead_letter_topic(self.name, policy) == self.name
         return DispatchRules(
             ack_timeout_seconds=policy.ack_timeout_seconds,
             redelivery_delay_seconds=policy.redelivery_delay_seconds,
-            deliveries_max=None if is_end else policy.deliveries_max,
+            deliveries_max=None if is_end(self.name, policy) else policy.deliveries_max,
         )
 
     @property

@@ -21,7 +21,7 @@ __all__ = ["etcd"]  # a fixture
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 A, B, C = "/default/circle-a", "/default/circle-b", "/default/circle-c"
-QUICK = {"deliveries_max": 1, "redelivery_delay_seconds": 0}
+QUICK: dict[str, Any] = {"deliveries_max": 1, "redelivery_delay_seconds": 0}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

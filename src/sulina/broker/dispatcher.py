@@ -44,6 +44,7 @@ class Surroundings:
     bury: Bury  # puts records into the dead-letter topic
     changed: Callable[[], None]  # the cursor is to be written
     may_send: Callable[[], bool]  # whether the partition is surely ours at this moment
+    members_changed: Callable[[], None]  # what waits for one consumer may go to another, in every partition
 
 
 class Dispatcher:
@@ -148,10 +149,13 @@ class Dispatcher:
     async def _step(self) -> None:
         self._wake.clear()
         now = self._around.clock.monotonic()
+        known = self._members.version
         late = self.dispatch.tick(now)
         if late:
             self._around.metrics.timed_out_records.inc(late)
             self._around.changed()
+        if self._members.version != known:
+            self._around.members_changed()
         if self.dispatch.dying and (self._burying is None or self._burying.done()):
             self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition}")
         if self._log.view.start_offset > self.dispatch.cursor.offset:

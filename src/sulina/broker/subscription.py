@@ -253,6 +253,7 @@ class Subscription:
             bury=bury,
             changed=lambda: self._write(number, cursor),
             may_send=partial(place.may_ack, place.revision),
+            members_changed=self.wake,
         )
 
     # What consumers say

@@ -41,7 +41,7 @@ class NearbyOwners:
             partition.topic, [record], partition=partition.partition, txn_id=txn_id, schema_id=schema_id
         )
 
-    async def consumers(self, partition: PartitionName) -> Mapping[str, int]:
+    async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
         return await (await self._owner(partition)).consumers(partition.topic, partition.partition)
 
     async def _owner(self, partition: PartitionName) -> Broker:

@@ -465,8 +465,8 @@ class Broker(ClusterMember):
         self.events.emit("subscription_moved", name, subscription=subscription, position=str(position))
         return await known.info()
 
-    async def consumers(self, name: TopicName, partition: int) -> dict[str, int]:
-        """Return how many consumers are attached here, by subscription, for the owner of a partition. NotOwner."""
+    async def consumers(self, name: TopicName, partition: int) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached here, by subscription. NotOwner of the partition."""
         topic = self._topic(name)
         topic.check_number(partition)
         topic.places[partition].check()

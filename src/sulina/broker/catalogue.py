@@ -17,6 +17,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
 from sulina.core.cluster import Reason, Unassigned
 from sulina.core.cursor import Cursor
+from sulina.core.holder import Holder
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put
@@ -48,6 +49,7 @@ class CatalogueTopic:
     schema: Schema = field(default_factory=Schema)
     is_fixed: bool = False  # a record was accepted: its schema is for ever
     subscriptions: dict[str, StoredSubscription] = field(default_factory=dict)
+    holders: dict[str, tuple[Holder, int]] = field(default_factory=dict)  # with the revisions of their entries
 
 
 class Catalogue:
@@ -265,7 +267,20 @@ class Catalogue:
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
         """Itself first: cursors without a subscription mean nothing."""
         key = keys.subscription(name, subscription)
-        await self._txn([key], deletes=[key])
+        await self._txn([key], deletes=[key, keys.holder(name, subscription)])
+
+    async def read_holder(self, name: TopicName, subscription: str) -> tuple[Holder | None, Compare]:
+        """Return who holds a subscription as the store has it now, and what holds while it stays so. CorruptCommit."""
+        key = keys.holder(name, subscription)
+        entry = await self._metadata.get(key)
+        if entry is None:
+            return None, Compare(key, NO_REVISION)
+        return _read(entry, Holder), Compare(key, entry.revision)
+
+    async def put_holder(self, name: TopicName, subscription: str, holder: Holder, fences: Sequence[Compare]) -> int:
+        """Make another the holder while the fences hold; the revision of the entry."""
+        key = keys.holder(name, subscription)
+        return await self._txn(fences, puts=[Put(key, msgspec.json.encode(holder))])
 
     async def delete_cursors(self, name: TopicName, subscription: str, partitions: int) -> None:
         """Of a subscription that was deleted. Outdated when it was made anew: then they are the new one's."""
@@ -278,7 +293,7 @@ class Catalogue:
 
     async def _txn(
         self, unchanged: Sequence[str | Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
-    ) -> None:
+    ) -> int:
         compares = [self._as_known(key) if isinstance(key, str) else key for key in unchanged]
         done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
         if not done.is_done:
@@ -291,6 +306,7 @@ class Catalogue:
                 self._forget(key)
                 if self.is_followed:
                     self._gone[key] = done.revision
+        return done.revision
 
     # Cursors
 
@@ -347,4 +363,6 @@ def _topic_of(stored: StoredTopic, entries: Iterable[Entry]) -> CatalogueTopic:
             case ["subscriptions", subscription]:
                 settings = _read(entry, SubscriptionSettings)
                 topic.subscriptions[subscription] = StoredSubscription(settings, entry.revision)
+            case ["subscriptions", subscription, "holder"]:
+                topic.holders[subscription] = (_read(entry, Holder), entry.revision)
     return topic

@@ -19,7 +19,7 @@ DELAY_SECONDS = 0.2
 _logger = structlog.get_logger("sulina.cursors")
 
 Stored = Callable[[], bytes]
-TOGETHER_MAX = TXN_OPERATIONS_MAX // 2  # each may have two fences
+TOGETHER_MAX = TXN_OPERATIONS_MAX // 3  # each may have three fences
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,23 @@ from typing import TypeVar
 import structlog
 
 from sulina.broker.archives import Archives
+from sulina.broker.catalogue import Outdated
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Ownership
+from sulina.broker.consumer import Consumer
+from sulina.broker.known_topics import AGREE_TRIES
 from sulina.broker.options import BrokerOptions
 from sulina.broker.other_owners import OtherOwners
 from sulina.broker.owner import Owner
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
+from sulina.broker.subscription import Subscription
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
+from sulina.core.holder import Claim, Holder, claim
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
@@ -308,20 +313,65 @@ class ClusterMember(Topics):
 
     async def _check_idle(self, name: TopicName, subscription: str | None = None) -> None:
         await super()._check_idle(name, subscription)
-        if self._standing is None:
-            return
-        what = "whether consumers are attached is not known, so nothing was deleted; try again, or force it"
+        if self._standing is not None:
+            what = "whether consumers are attached is not known, so nothing was deleted; try again, or force it"
+            refuse_consumers(name, await self._consumers_elsewhere(name, what), subscription)
+
+    async def _consumers_elsewhere(self, name: TopicName, what: str) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached at other owners, by subscription.
+
+        Raises:
+            OwnersNotReached: some did not answer; `what` says what that is to whoever asks.
+        """
+        owners: dict[int, Ownership] = {}
         for _ in range(OWNERS_TRIES):
             topic, owners = self._topic(name), await self._owners(name)
-            elsewhere = {
-                at.broker_id: number for number, at in owners.items() if at.broker_id != self.options.broker_id
-            }
-            found = await self._ask_owners(topic, elsewhere.values(), lambda others: others.consumers, what)
-            for consumers in found.values():
-                refuse_consumers(name, consumers, subscription)
+            asked = {at.broker_id: number for number, at in owners.items() if at.broker_id != self.options.broker_id}
+            found = await self._ask_owners(topic, asked.values(), lambda others: others.consumers, what)
             if owners == await self._owners(name):
-                return  # else a consumer may have moved along, from who had not been asked to who had
+                together: dict[str, list[str]] = {}
+                for consumers in found.values():
+                    for subscription, attached in consumers.items():
+                        together[subscription] = [*together.get(subscription, ()), *attached]
+                return together
+            # A consumer may have moved along, from who had not been asked to who had.
         raise OwnersNotReached(topic=str(name), partitions=owners, what=what, reason="they keep moving")
+
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+        """Make a consumer the holder of a subscription, unless the one that there is is attached at any owner.
+
+        SubscriptionBusy when it is, NotServing while that is not known.
+        """
+        comer = consumer.holder
+        attached: set[str] | None = None
+        asked_of: Holder | None = None
+        for _ in range(AGREE_TRIES):
+            holder, unchanged = await self._catalogue.read_holder(topic.name, subscription.name)
+            verdict = claim(holder, comer, attached if asked_of == holder else None)
+            if verdict is Claim.MUST_ASK:
+                what = f"whether subscription {subscription.name} is held is not known"
+                elsewhere = await self._consumers_elsewhere(topic.name, what)
+                asked_of, attached = (
+                    holder,
+                    {*elsewhere.get(subscription.name, ()), *topic.consumers().get(subscription.name, ())},
+                )
+                continue
+            if verdict is Claim.REFUSED:
+                assert holder is not None
+                raise subscription.busy(f"consumer {holder.consumer} is attached")
+            revision = unchanged.revision
+            if verdict is Claim.MAY_TAKE:
+                if holder is not None and holder.consumer != comer.consumer:
+                    subscription.check_settled()
+                try:
+                    fences = [unchanged, subscription.exists]
+                    revision = await self._catalogue.put_holder(topic.name, subscription.name, comer, fences)
+                except Outdated:
+                    asked_of = None
+                    continue
+            await subscription.set_holder(comer, revision)
+            return
+        raise NotServing(reason=f"others keep claiming subscription {subscription.name} of {topic.name}")
 
     async def _owners(self, name: TopicName) -> dict[int, Ownership]:
         """Return who owns the partitions of a topic, but those that wait for a broker that is away. NotServing."""

@@ -14,6 +14,6 @@ class OtherOwners(Protocol):
         """Publish a record of ours under the topic's schema, once for its txn_id."""
         ...
 
-    async def consumers(self, partition: PartitionName) -> Mapping[str, int]:
-        """Return how many consumers of the topic are attached at the owner, by subscription."""
+    async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
+        """Return the ids of consumers of the topic that are attached at the owner, by subscription."""
         ...

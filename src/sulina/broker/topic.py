@@ -6,7 +6,7 @@ state; what the log accepts is the log's to say.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,11 +63,11 @@ NO_OPTIONS = PublishOptions()
 _logger = structlog.get_logger("sulina.topic")
 
 
-def refuse_consumers(name: TopicName, consumers: Mapping[str, int], subscription: str | None = None) -> None:
+def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], subscription: str | None = None) -> None:
     """Raise SubscriptionBusy when a subscription has consumers; None: when any has."""
-    for each, count in consumers.items():
+    for each, attached in consumers.items():
         if subscription in (None, each):
-            reason = f"{count} consumers are attached; force lets them go"
+            reason = f"{len(attached)} consumers are attached; force lets them go"
             raise SubscriptionBusy(topic=str(name), subscription=each, reason=reason)
 
 
@@ -433,11 +433,15 @@ class Topic:
         """Where the cursors of its subscriptions are stored."""
         return [key for subscription in self.subscriptions.values() for key in subscription.cursor_keys()]
 
-    def consumers(self) -> dict[str, int]:
-        """Return how many consumers are attached here, by subscription."""
+    def consumers(self) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached here, by subscription."""
         groups = {name: sub.members for name, sub in self.subscriptions.items()}
         groups |= {name: sub.members for name, sub in self.passing.items()}
-        return {name: len(members.present) for name, members in groups.items() if members.present}
+        return {
+            name: [member.holder.id for member in members.present if isinstance(member, Consumer)]
+            for name, members in groups.items()
+            if members.present
+        }
 
     def check_idle(self) -> None:
         """SubscriptionBusy when a consumer is attached here."""

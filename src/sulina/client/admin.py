@@ -230,9 +230,9 @@ class Admin:
                 infos.append(await self._change_at(topic, number, "seek", SubscriptionInfo, own))
         return merged(infos)
 
-    async def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, int]:
-        """Return how many consumers are attached at the owner of a partition, by subscription."""
-        return await self._read_at(topic, partition, "consumers", dict[str, int])
+    async def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached at the owner of a partition, by subscription."""
+        return await self._read_at(topic, partition, "consumers", dict[str, list[str]])
 
     async def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
         """Who is sent all that is published to a topic, by node and name; once for each partition that is served."""

@@ -474,8 +474,8 @@ class SyncClient:
         """Move its cursors."""
         return self._run(self._client.seek(topic, subscription, position, partition))
 
-    def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, int]:
-        """How many consumers are attached at the owner of a partition, by subscription."""
+    def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, list[str]]:
+        """The ids of consumers that are attached at the owner of a partition, by subscription."""
         return self._run(self._client.consumers(topic, partition))
 
     def producers(self, topic: TopicLike) -> list[ProducerInfo]:

@@ -25,6 +25,7 @@ from sulina.core.ranges import Range, RangeMap, RangeSet
 UNACKED_RECORDS_MAX = 10_000  # of one subscription in one partition, before nothing new is read
 PIECES_MAX = 10_000  # that a cursor is in, before nothing new is read
 END = 2**63 - 1
+SHARING = (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,8 @@ class Dispatch:
 
     def can_take(self, member: Member) -> bool:
         """Return whether a consumer may be sent something of this partition."""
-        is_alone = len(self._members.present) == 1
-        return member.is_able and (is_alone or self._holding[member] < max(1, self._unacked_max // 2))
+        is_bounded = len(self._members.present) > 1 and self._members.kind in SHARING
+        return member.is_able and (not is_bounded or self._holding[member] < max(1, self._unacked_max // 2))
 
     # What to read
 
@@ -125,9 +126,10 @@ class Dispatch:
         return (self.read_offset, END) if self.read_offset < end_offset and has_room and self._peek() else None
 
     def _peek(self) -> bool:
-        if self._members.kind in (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED):
+        if self._members.kind in SHARING:
             return any(map(self.can_take, self._members.timely))
-        return bool(self._members.present) and self.can_take(self._members.present[0])
+        first = self._members.first
+        return first is not None and self.can_take(first)
 
     def _first_ready(self) -> Range | None:
         """Return the span from the first record that can be sent on: what is ready in it goes out together."""
@@ -213,9 +215,12 @@ class Dispatch:
         self._holding[member] += end - start
         self._idle_since.pop(member, None)
         for low, high, failed in self.cursor.attempts.pieces(start, end, 0):
-            # One for each attempt: what has failed has given up its order, and the others are all of the first.
-            mine = (sent for sent in sendings if sent.member is member and sent.attempt == failed + 1)
-            sending = next(mine, None)
+            # To keep the order, only the last sending of a consumer may grow. Where consumers share, what has failed
+            # has given up its order: one sending for each attempt is enough.
+            mine = [sent for sent in sendings if sent.member is member]
+            if self._members.kind not in SHARING:
+                mine = mine[-1:]
+            sending = next((sent for sent in mine if sent.attempt == failed + 1), None)
             if sending is None:
                 sending = Sending(member, failed + 1)
                 sendings.append(sending)

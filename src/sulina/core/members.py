@@ -57,7 +57,9 @@ class Members:
 
     kind: SubscriptionKind
     present: list[Member] = field(default_factory=list)
-    version: int = 0  # of who is present and who is late
+    version: int = 0  # of who is present, who is late and who is active
+    is_held: bool = False  # exclusive and failover: `active` is chosen for the whole cluster, not who came first here
+    active: Member | None = None
     _turn: int = 0
     _owners: dict[int, Member] = field(default_factory=dict)
 
@@ -69,7 +71,21 @@ class Members:
     def detach(self, member: Member) -> None:
         """It has gone."""
         self.present.remove(member)
+        if self.active is member:
+            self.active = None
         self._changed()
+
+    def activate(self, member: Member | None) -> None:
+        """Deliver to this one from now on."""
+        self.active = member
+        self._changed()
+
+    @property
+    def first(self) -> Member | None:
+        """Who gets all there is of an exclusive or failover subscription."""
+        if self.is_held:
+            return self.active
+        return self.present[0] if self.present else None
 
     def _changed(self) -> None:
         self.version += 1
@@ -132,4 +148,4 @@ class Members:
                 if is_able(timely[self._turn]):
                     return timely[self._turn]
             return None
-        return self.present[0] if self.present and is_able(self.present[0]) else None
+        return self.first if self.first is not None and is_able(self.first) else None

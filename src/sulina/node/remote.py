@@ -33,8 +33,8 @@ class RemoteOwners:
         if ack.error is not None:
             raise ack.error
 
-    async def consumers(self, partition: PartitionName) -> Mapping[str, int]:
-        """Return how many consumers of the topic are attached at the owner, by subscription."""
+    async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
+        """Return the ids of consumers of the topic that are attached at the owner, by subscription."""
         client = await self._opened()
         async with _answered(partition):
             return await client.consumers(partition.topic, partition.partition)

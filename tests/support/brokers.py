@@ -12,6 +12,7 @@ from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, Span, no_span
 from sulina.broker.standing import Standing
 from sulina.core.cluster import Registration
+from sulina.core.position import Position
 from sulina.core.records import Record
 from sulina.core.rows import decode_rows
 from sulina.metadata.memory import MemoryMetadata
@@ -19,6 +20,7 @@ from sulina.ports import MetadataStore
 from sulina.storage.objects import Objects, open_objects
 from sulina.storage.partition_log import LogThreads
 from sulina.types import PartitionName, TopicName
+from sulina.wire.messages import SubscriptionInfo
 
 WAIT_SECONDS = 20.0
 
@@ -43,6 +45,13 @@ class NearbyOwners:
 
     async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
         return await (await self._owner(partition)).consumers(partition.topic, partition.partition)
+
+    async def locate(self, partition: PartitionName, position: Position) -> int:
+        return await (await self._owner(partition)).locate(partition.topic, partition.partition, position)
+
+    async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
+        owner = await self._owner(partition)
+        return await owner.seek(partition.topic, subscription, position, partition=partition.partition)
 
     async def _owner(self, partition: PartitionName) -> Broker:
         return await self._world.owner(partition.topic, partition.partition)

@@ -7,7 +7,7 @@ compares the revisions that it builds on: who was not up to date has changed not
 Cursors are not kept here: they belong to the owner of their partition.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -257,12 +257,25 @@ class Catalogue:
         return Compare(key, NO_REVISION if known is None else known.revision)
 
     async def create_subscription(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings, partitions: int
+        self,
+        name: TopicName,
+        subscription: str,
+        settings: SubscriptionSettings,
+        partitions: int,
+        cursors: Mapping[int, Cursor],
     ) -> None:
-        """Its cursors are made by the owners of the partitions; those that an earlier one has left go first."""
+        """Make it with these cursors; those that an earlier one has left go first.
+
+        The others are made by the owners of the partitions.
+        """
         await self.delete_cursors(name, subscription, partitions)
         key = keys.subscription(name, subscription)
-        await self._txn([keys.delivery(name), key], puts=[Put(key, msgspec.json.encode(settings))])
+        puts = [Put(keys.cursor(name, subscription, number), cursor.stored()) for number, cursor in cursors.items()]
+        puts.append(Put(key, msgspec.json.encode(settings)))
+        while len(puts) > TXN_OPERATIONS_MAX:  # cursors without a subscription mean nothing
+            await self._txn([keys.delivery(name), key], puts=puts[: TXN_OPERATIONS_MAX - 1])
+            puts = puts[TXN_OPERATIONS_MAX - 1 :]
+        await self._txn([keys.delivery(name), key], puts=puts)
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
         """Itself first: cursors without a subscription mean nothing."""

@@ -26,6 +26,7 @@ from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, LoadReport, Registration, Step, Unload
 from sulina.core.holder import Claim, Holder, claim
+from sulina.core.position import LATEST
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
@@ -372,6 +373,27 @@ class ClusterMember(Topics):
             await subscription.set_holder(comer, revision)
             return
         raise NotServing(reason=f"others keep claiming subscription {subscription.name} of {topic.name}")
+
+    async def _end_offsets(self, topic: Topic) -> dict[int, int]:
+        """Return where the partitions of a topic end now, for a subscription to what comes.
+
+        A partition that waits for a broker is left out: it takes nothing before its owner has made the cursors.
+
+        Raises:
+            OwnersNotReached: some did not answer.
+        """
+        if self._standing is None:
+            return {}
+        owners = await self._owners(topic.name)
+        here = [number for number, at in owners.items() if topic.places[number].is_here]
+        what = "where its partitions end is not known, so the subscription was not made; try again"
+        ends = await self._ask_owners(
+            topic,
+            owners.keys() - here,
+            lambda others: lambda partition: others.locate(partition, LATEST),
+            what,
+        )
+        return ends | {number: await topic.partition(number).locate(LATEST) for number in here}
 
     async def _owners(self, name: TopicName) -> dict[int, Ownership]:
         """Return who owns the partitions of a topic, but those that wait for a broker that is away. NotServing."""

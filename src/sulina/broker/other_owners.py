@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from sulina.core.position import Position
 from sulina.core.records import Record
 from sulina.types import PartitionName
+from sulina.wire.messages import SubscriptionInfo
 
 
 class OtherOwners(Protocol):
@@ -16,4 +18,12 @@ class OtherOwners(Protocol):
 
     async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
         """Return the ids of consumers of the topic that are attached at the owner, by subscription."""
+        ...
+
+    async def locate(self, partition: PartitionName, position: Position) -> int:
+        """Return the offset that a position means now."""
+        ...
+
+    async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
+        """Move a subscription in the partition."""
         ...

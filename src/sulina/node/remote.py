@@ -8,9 +8,11 @@ from sulina.client.client import Client
 from sulina.client.connection import Connector
 from sulina.client.message import Message
 from sulina.client.options import ClientOptions
+from sulina.core.position import Position
 from sulina.core.records import Record
 from sulina.errors import NotServing
 from sulina.types import PartitionName
+from sulina.wire.messages import SubscriptionInfo
 
 ANSWER_SECONDS = 5.0  # somebody waits: it is told that an owner does not answer
 
@@ -38,6 +40,18 @@ class RemoteOwners:
         client = await self._opened()
         async with _answered(partition):
             return await client.consumers(partition.topic, partition.partition)
+
+    async def locate(self, partition: PartitionName, position: Position) -> int:
+        """Return the offset that a position means now."""
+        client = await self._opened()
+        async with _answered(partition):
+            return await client.locate(partition.topic, str(position), partition.partition)
+
+    async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
+        """Move a subscription in the partition."""
+        client = await self._opened()
+        async with _answered(partition):
+            return await client.seek(partition.topic, subscription, str(position), partition.partition)
 
     async def close(self) -> None:
         """Close the client, if there is one."""

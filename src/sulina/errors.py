@@ -53,6 +53,7 @@ SulinaError
 │   │   ├── Recovering              only a broker that is away has all of it
 │   │   ├── LogIncomplete           records that were reported before are missing; nothing is served until they are back
 │   │   ├── MetadataWentBack        the metadata store was restored to an older state, or lost: recover the cluster
+│   │   ├── OwnersNotReached        what needs every owner of a topic could not ask one of them
 │   │   └── LeaseExpired            the broker may no longer acknowledge; the outcome is unknown
 │   ├── Disconnected                the connection is gone, the outcome may be unknown (retry)
 │   ├── LimitReached                the node has as many of them as it may
@@ -72,6 +73,7 @@ SulinaError
 """
 
 import re
+from collections.abc import Collection
 from typing import ClassVar
 
 _CODES: dict[str, type["SulinaError"]] = {}
@@ -537,6 +539,17 @@ class MetadataWentBack(NotServing):
             "until an operator runs: sulina cluster recover"
         )
         self.evidence = evidence
+
+
+class OwnersNotReached(NotServing):
+    """What needs the owners of all partitions of a topic could not ask some of them. `partitions` says where."""
+
+    def __init__(self, *, topic: str, partitions: Collection[int], what: str, reason: str) -> None:
+        self.topic, self.what = topic, what
+        self.partitions = ", ".join(map(str, sorted(partitions)))
+        super().__init__(
+            reason=f"{what}: the owners of partitions {self.partitions} of {topic} did not answer: {reason}"
+        )
 
 
 class LeaseExpired(NotServing):

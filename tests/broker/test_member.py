@@ -217,7 +217,7 @@ async def test_consumers_resume_at_their_cursor_u10(tmp_path: Path) -> None:
         owner = await world.owner(ORDERS)
         target = other(world, owner.options.broker_id)
         async with connected(owner) as connection:
-            await connection.send(Subscribe(99, 1, str(ORDERS), "s", start="earliest"))
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s", start="earliest", name="me"))
             await connection.receive()
             await received(connection, 10)
             await connection.send(AckRecords(0, 1, 0, [(0, 5)]))
@@ -225,7 +225,7 @@ async def test_consumers_resume_at_their_cursor_u10(tmp_path: Path) -> None:
             await world.moved(ORDERS, target)
         assert await world.publish(ORDERS, b"10", b"11") == 10
         async with connected(world.running[target]) as connection:
-            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s", name="me"))
             await connection.receive()
             resumed = await received(connection, 7)
         assert [record.value for record in resumed] == [b"%d" % number for number in range(5, 12)]

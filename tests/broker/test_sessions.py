@@ -222,6 +222,7 @@ async def test_nack_redelivers_and_the_dead_letter_topic_ends_it_p12(tmp_path: P
                 "sulina-offset": b"0",
                 "sulina-subscription": b"s",
                 "sulina-deliveries": b"2",
+                "sulina-hops": b"1",
             }
             assert await is_quiet(connection)
             assert (await broker.subscription(ORDERS, "s")).lag == 0

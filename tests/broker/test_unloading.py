@@ -64,7 +64,7 @@ async def stored_cursor(world: Brokers, subscription: str) -> int | None:
 
 async def acked(owner: Broker, subscription: str, count: int, connection: Any) -> None:
     """Take ten records and ack some, without waiting until that is durable."""
-    await connection.send(Subscribe(99, 1, str(ORDERS), subscription, start="earliest"))
+    await connection.send(Subscribe(99, 1, str(ORDERS), subscription, start="earliest", name="me"))
     await connection.receive()
     await received(connection, 10)
     await connection.send(AckRecords(0, 1, 0, [(0, count)]))
@@ -114,7 +114,7 @@ async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(tmp
             await world.moved(ORDERS, target)
         assert (await stored_cursor(world, "left"), await stored_cursor(world, "stays")) == (3, 5)
         async with connected(world.running[target]) as connection:
-            await connection.send(Subscribe(99, 1, str(ORDERS), "stays"))
+            await connection.send(Subscribe(99, 1, str(ORDERS), "stays", name="me"))
             await connection.receive()
             assert [record.offset for record in await received(connection, 5)] == [5, 6, 7, 8, 9]
 
@@ -153,14 +153,14 @@ async def test_a_consumer_that_comes_back_goes_on_where_another_owner_has_let_it
         await owner.unload(ORDERS, to=target)
         taken = await world.moved(ORDERS, target)
         async with connected(taken) as connection:
-            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s", name="me"))
             await connection.receive()
             await received(connection, 8)
             await connection.send(AckRecords(0, 1, 0, [(2, 7)]))
         await taken.unload(ORDERS, to=owner.options.broker_id)
         await world.moved(ORDERS, owner.options.broker_id)
         async with connected(owner) as connection:
-            await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
+            await connection.send(Subscribe(99, 1, str(ORDERS), "s", name="me"))
             await connection.receive()
             assert [record.offset for record in await received(connection, 3)] == [7, 8, 9]
 

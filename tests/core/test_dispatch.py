@@ -318,7 +318,7 @@ def test_a_key_that_becomes_free_is_noticed_although_more_was_read_meanwhile_p12
     assert dispatch.want(4) is None
     assert len(dispatch.take((4, 2**63), [Batch(4, 5, [stays])], 0.0)) == 1
     dispatch.ack(first, [(0, 1)])
-    assert dispatch.want(5) == (3, 4)
+    assert dispatch.want(5) == (3, 5)
 
 
 @pytest.mark.parametrize("acked", [[(0, 1)], [(0, 1), (2, 3)]], ids=str)
@@ -330,7 +330,7 @@ def test_a_key_that_becomes_free_is_noticed_although_others_came_back_meanwhile_
     assert dispatch.want(4) is None
     dispatch.tick(5.0)
     dispatch.ack(first, acked)
-    assert dispatch.want(4) == (1, 2)
+    assert dispatch.want(4) == (1, 4)
 
 
 class Deliveries(RuleBasedStateMachine):
@@ -418,6 +418,14 @@ class Deliveries(RuleBasedStateMachine):
     def _sent(self, offset: int, sending: Sending) -> None:
         assert offset not in self.acked, "sent after it was acked"
         assert offset not in self.holder, "sent to two at a time"
+        if self.members.kind in (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED):
+            is_late = sending.member.late_until is not None
+            assert not is_late or all(member.late_until is not None for member in self.members.present), (
+                "sent to a late one"
+            )
+        if self.members.kind == SubscriptionKind.KEY_SHARED and len(self.members.present) > 1:
+            holding = sum(who is sending.member for who in self.holder.values())
+            assert holding < self.unacked_max // 2, "one of several holds more than half"
         if sending.attempt == 1 and self.members.kind in (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER):
             self._check_order(offset, range(offset))
         if self.members.kind == SubscriptionKind.KEY_SHARED:
@@ -451,6 +459,10 @@ class Deliveries(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.dispatch.tick(self.now)
+        lost = {who for offset, who in self.holder.items() if offset not in self._held(who)}
+        assert all(member.late_until is not None and member.late_until > self.now for member in lost), (
+            "not acked, not late"
+        )
         held = {o for member in self.members.present for o in self._held(member)}
         assert held <= set(self.holder)
         self.holder = {offset: who for offset, who in self.holder.items() if offset in held}
@@ -495,7 +507,7 @@ class Deliveries(RuleBasedStateMachine):
     def nobody_waits_who_could_be_served(self) -> None:
         if not hasattr(self, "dispatch") or self.dispatch.want(self.end) is not None:
             return
-        able = [member for member in self.members.present if member.is_able]
+        able = [member for member in self.members.timely if self.dispatch.can_take(member)]
         ready = [o for part in self.dispatch._ready for o in range(*part)]
         if self.members.kind == SubscriptionKind.SHARED:
             assert not (able and ready)
@@ -559,6 +571,69 @@ def test_credit_that_comes_while_the_log_is_read_lets_nothing_overtake_p12() -> 
     poor.credit = 100
     assert dispatch.take(wanted, batches[1:], 0.0) == [], "the one that waits goes first"
     assert [sending.ranges for sending in pump(dispatch, batches)] == [[(0, 2)]]
+
+
+@pytest.mark.parametrize("kind", [SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED])
+@pytest.mark.parametrize("takes", [True, False], ids=["takes and never acks", "takes nothing"])
+def test_a_consumer_that_never_acks_does_not_starve_the_others_p3(kind: SubscriptionKind, takes: bool) -> None:
+    bad, good = Member("bad", credit=10**9 if takes else 0), Member("good", credit=10**9)
+    dispatch = dispatch_of(kind, bad, good, unacked_max=100, ack_timeout_seconds=10, redelivery_delay_seconds=0)
+    keyed = kind == SubscriptionKind.KEY_SHARED
+    batches = [
+        Batch(n, n + 10, [slot_of(b"%d" % (k % 40)) for k in range(n, n + 10)] if keyed else [])
+        for n in range(0, 2000, 10)
+    ]
+    now, last = 0.0, 0.0
+    while dispatch.cursor.offset < 2000:
+        dispatch.tick(now)
+        for sending in pump(dispatch, batches, now):
+            if sending.member is good:
+                dispatch.ack(good, sending.ranges)
+                last = now
+        held = dispatch._holding[bad]
+        assert held <= 50 + 10, "at most half, and the batch that was begun"
+        if dispatch.want(2000) is None and dispatch.cursor.offset < 2000:
+            due = dispatch.next_tick()
+            assert due is not None, "stuck for ever"
+            assert due > now
+            assert due - last <= 10 + 10, "nothing came to the other for longer than two times to ack"
+            now = due
+
+
+def test_a_late_consumer_is_tried_again_after_a_time_that_doubles_until_it_acks_p8() -> None:
+    bad, good = Member("bad", credit=100), Member("good", credit=100)
+    members = Members(SubscriptionKind.KEY_SHARED, [bad, good])
+    slot = next(slot for slot in range(SLOTS) if members.owner_of(slot) is bad)
+    for count, now in enumerate((0.0, 100.0, 1000.0)):
+        members.is_late(bad, now, 10)
+        assert members.owner_of(slot) is good
+        assert members.next_try == now + 10 * 2**count
+        members.is_late(bad, now + 1, 10)
+        assert members.next_try == now + 10 * 2**count, "late once, until it is tried again"
+        members.pass_time(now + 10 * 2**count - 0.1)
+        assert members.owner_of(slot) is good
+        members.pass_time(now + 10 * 2**count)
+        assert members.owner_of(slot) is bad
+    members.is_late(bad, 2000.0, 10)
+    members.has_acked(bad)
+    assert (members.owner_of(slot), members.next_try) == (bad, None)
+    members.is_late(bad, 3000.0, 10)
+    assert members.next_try == 3010.0
+    members.is_late(good, 3000.0, 10)
+    assert members.owner_of(slot) is bad, "where all are late, all are asked"
+
+
+def test_the_keys_of_a_late_consumer_wait_for_what_it_still_holds_p12() -> None:
+    bad, good = Member("bad", credit=100), Member("good", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, bad, good, ack_timeout_seconds=10, redelivery_delay_seconds=0)
+    one, two = [slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is bad][:2]
+    batches = [Batch(0, 2, [one, two]), Batch(2, 4, [one, two]), Batch(4, 6, [one, two])]
+    pump(dispatch, batches[:1], 0.0)
+    pump(dispatch, batches[:2], 5.0)
+    assert dispatch.tick(10.0) == 2
+    assert pump(dispatch, batches, 10.0) == [], "it holds the second of each"
+    assert dispatch.tick(15.0) == 2
+    assert [(s.member, s.ranges) for s in pump(dispatch, batches, 15.0)] == [(good, [(0, 4)]), (good, [(4, 6)])]
 
 
 def test_what_waits_for_another_consumer_holds_up_its_own_key_only_p12() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,13 +12,15 @@ from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, Span, no_span
 from sulina.broker.standing import Standing
 from sulina.core.cluster import Registration
+from sulina.core.position import Position
 from sulina.core.records import Record
 from sulina.core.rows import decode_rows
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import MetadataStore
 from sulina.storage.objects import Objects, open_objects
 from sulina.storage.partition_log import LogThreads
-from sulina.types import TopicName
+from sulina.types import PartitionName, TopicName
+from sulina.wire.messages import SubscriptionInfo
 
 WAIT_SECONDS = 20.0
 
@@ -28,6 +30,31 @@ async def until(check: Callable[[], bool | Awaitable[bool]], seconds: float = WA
     async with asyncio.timeout(seconds):
         while not ((await found) if isinstance(found := check(), Awaitable) else found):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+class NearbyOwners:
+    """The other brokers of one process, as each of them asks them: see `sulina.broker.other_owners`."""
+
+    def __init__(self, world: "Brokers") -> None:
+        self._world = world
+
+    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+        await (await self._owner(partition)).publish_records(
+            partition.topic, [record], partition=partition.partition, txn_id=txn_id, schema_id=schema_id
+        )
+
+    async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
+        return await (await self._owner(partition)).consumers(partition.topic, partition.partition)
+
+    async def locate(self, partition: PartitionName, position: Position) -> int:
+        return await (await self._owner(partition)).locate(partition.topic, partition.partition, position)
+
+    async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
+        owner = await self._owner(partition)
+        return await owner.seek(partition.topic, subscription, position, partition=partition.partition)
+
+    async def _owner(self, partition: PartitionName) -> Broker:
+        return await self._world.owner(partition.topic, partition.partition)
 
 
 class Brokers:
@@ -74,6 +101,7 @@ class Brokers:
             cluster = ClusterOptions(
                 lease_seconds=self.lease_seconds, rescan_seconds=0.5, load_seconds=self.load_seconds
             )
+            broker.others = NearbyOwners(self)
             await broker.join(registration, cluster)
             self.running[name] = broker
         return [self.running[name] for name in names]

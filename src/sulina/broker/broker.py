@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from sulina.broker.cluster.view import Touched
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
+from sulina.broker.other_owners import OtherOwners
 from sulina.broker.partition import Log
 from sulina.broker.producers import Producers
 from sulina.broker.pubsub.hub import Hub
@@ -21,11 +22,12 @@ from sulina.broker.pubsub.totals import Taken
 from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
-from sulina.broker.topic import NO_OPTIONS, Accepted, Topic
+from sulina.broker.topic import NO_OPTIONS, Accepted, Topic, refuse_consumers
 from sulina.broker.whole import whole
 from sulina.core.cluster import Registration
 from sulina.core.commit import Commit
-from sulina.core.position import Position
+from sulina.core.cursor import Cursor
+from sulina.core.position import LATEST, Position
 from sulina.core.pubsub import PublishOptions, SubscriberInfo
 from sulina.core.records import Record, encode
 from sulina.core.rejects import reject_reason
@@ -37,14 +39,13 @@ from sulina.errors import (
     NotServing,
     NotYet,
     PositionDiverged,
-    SubscriptionBusy,
     SubscriptionNotFound,
     SulinaError,
     TopicNotFound,
 )
 from sulina.ports import Bytes, Clock, Files, MetadataStore
 from sulina.storage.partition_log import LogThreads
-from sulina.types import Offset, TopicName, Version, checked_subscription
+from sulina.types import Offset, PartitionName, TopicName, Version, checked_subscription
 from sulina.wire.messages import (
     Fetched,
     NodeInfo,
@@ -407,9 +408,13 @@ class Broker(ClusterMember):
         known = topic.subscriptions.get(subscription)
         is_new = False
         if known is None:
-            Position.parse(settings.start)
+            # What is new from now on is decided now, not when an owner hears of it.
+            is_latest = Position.parse(settings.start) == LATEST
+            ends = await self._end_offsets(topic) if is_latest else {}
             async with self._changing():
-                make = partial(self._create_subscription, topic.stored.topic_id, topic.name, subscription, settings)
+                make = partial(
+                    self._create_subscription, topic.stored.topic_id, topic.name, subscription, settings, ends
+                )
                 is_new = await self._agreed(topic.name, make)
                 await self._sync_topic(topic.name)
                 topic, known = self._topic(topic.name), self._known(topic.name, subscription)
@@ -419,7 +424,12 @@ class Broker(ClusterMember):
         return known, is_new
 
     async def _create_subscription(
-        self, topic_id: str, name: TopicName, subscription: str, settings: SubscriptionSettings
+        self,
+        topic_id: str,
+        name: TopicName,
+        subscription: str,
+        settings: SubscriptionSettings,
+        starts: Mapping[int, int],
     ) -> bool:
         topic = self._topic(name)
         if topic.stored.topic_id != topic_id:
@@ -430,7 +440,8 @@ class Broker(ClusterMember):
             raise LimitReached(kind="subscriptions", limit=self.options.subscriptions_max)
         if self.counts.cursors + len(topic.partitions) > self.options.cursors_max:
             raise LimitReached(kind="cursors", limit=self.options.cursors_max)
-        await self._catalogue.create_subscription(name, subscription, settings, topic.stored.partitions)
+        cursors = {number: Cursor(offset) for number, offset in starts.items()}
+        await self._catalogue.create_subscription(name, subscription, settings, topic.stored.partitions, cursors)
         return True
 
     async def subscription(self, name: TopicName, subscription: str) -> SubscriptionInfo:
@@ -446,13 +457,18 @@ class Broker(ClusterMember):
 
     @whole
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
-        """With its cursors. SubscriptionBusy when consumers are attached, unless forced."""
+        """With its cursors. SubscriptionBusy when consumers are attached at any broker, unless forced.
+
+        OwnersNotReached when a broker that may have consumers does not answer.
+        """
+        self._known(name, subscription)
+        self._topic(name).check_served()
+        if not force:
+            await self._check_idle(name, subscription)
         async with self._changing():
-            topic, known = self._topic(name), self._known(name, subscription)
-            topic.check_served()
-            if known.members.present and not force:
-                reason = f"{len(known.members.present)} consumers are attached; force lets them go"
-                raise SubscriptionBusy(topic=str(name), subscription=subscription, reason=reason)
+            topic = self._topic(name)
+            if not force:
+                refuse_consumers(name, topic.consumers(), subscription)  # one may have come while others were asked
             await self._agreed(name, partial(self._delete_subscription, name, subscription))
             await self._sync_topic(name)
             with contextlib.suppress(Outdated):
@@ -474,6 +490,33 @@ class Broker(ClusterMember):
         await known.seek(position, partition)
         self.events.emit("subscription_moved", name, subscription=subscription, position=str(position))
         return await known.info()
+
+    async def seek_everywhere(self, name: TopicName, subscription: str, position: Position) -> SubscriptionInfo:
+        """Move it in all partitions, whoever serves them.
+
+        Raises:
+            OwnersNotReached: it names the partitions in which it was not moved.
+        """
+        topic = self._topic(name)
+        info = await self.seek(name, subscription, position)
+        here = {cursor.partition for cursor in info.cursors}
+        elsewhere = [place.name.partition for place in topic.places if place.name.partition not in here]
+        what = f"subscription {subscription} was moved in other partitions only; seek again"
+
+        def ask(others: OtherOwners) -> Callable[[PartitionName], Awaitable[SubscriptionInfo]]:
+            return lambda partition: others.seek(partition, subscription, position)
+
+        infos = await self._ask_owners(topic, elsewhere, ask, what)
+        moved = [cursor for number, each in infos.items() for cursor in each.cursors if cursor.partition == number]
+        cursors = sorted([*info.cursors, *moved], key=lambda cursor: cursor.partition)
+        return replace(info, cursors=cursors, lag=sum(cursor.lag for cursor in cursors))
+
+    async def consumers(self, name: TopicName, partition: int) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached here, by subscription. NotOwner of the partition."""
+        topic = self._topic(name)
+        topic.check_number(partition)
+        topic.places[partition].check()
+        return topic.consumers()
 
     def _known(self, name: TopicName, subscription: str) -> Subscription:
         known = self._topic(name).subscriptions.get(checked_subscription(subscription))

@@ -7,7 +7,7 @@ compares the revisions that it builds on: who was not up to date has changed not
 Cursors are not kept here: they belong to the owner of their partition.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.core import keys
 from sulina.core.cluster import DeleteMark, Reason, Unassigned
 from sulina.core.cursor import Cursor
+from sulina.core.holder import Holder
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put
@@ -50,6 +51,7 @@ class CatalogueTopic:
     schema: Schema = field(default_factory=Schema)
     is_fixed: bool = False  # a record was accepted: its schema is for ever
     subscriptions: dict[str, StoredSubscription] = field(default_factory=dict)
+    holders: dict[str, tuple[Holder, int]] = field(default_factory=dict)  # with the revisions of their entries
 
 
 class Catalogue:
@@ -150,6 +152,13 @@ class Catalogue:
         entry = await self._metadata.get(keys.delivery(name))
         return None if entry is None else (_read(entry, StoredTopic), Compare(entry.key, entry.revision))
 
+    async def read_policy(self, key: str) -> tuple[Policy, Compare]:
+        """Return the policy under a key as the store has it now, and what holds while it stays so. CorruptCommit."""
+        entry = await self._metadata.get(key)
+        if entry is None:
+            return Policy(), Compare(key, NO_REVISION)
+        return _read(entry, Policy), Compare(key, entry.revision)
+
     def _known(self, key: str) -> Entry | None:
         parts = key.split("/")
         if parts[1] == "namespaces":
@@ -178,17 +187,19 @@ class Catalogue:
 
     # Changes. Outdated: nothing was done.
 
-    async def put_namespace(self, namespace: str, policy: Policy) -> None:
-        """Create or change it."""
+    async def put_namespace(self, namespace: str, policy: Policy, unchanged: Sequence[Compare] = ()) -> None:
+        """Create or change it, while what it builds on is unchanged."""
         key = keys.namespace_policy(namespace)
-        await self._txn([key], puts=[Put(key, msgspec.json.encode(policy))])
+        await self._txn([key, *unchanged], puts=[Put(key, msgspec.json.encode(policy))])
 
     async def delete_namespace(self, namespace: str) -> None:
         """The caller has seen that it is empty. A topic made meanwhile would have changed the namespace."""
         key = keys.namespace_policy(namespace)
         await self._txn([key], deletes=[key])
 
-    async def create_topic(self, name: TopicName, topic: CatalogueTopic, *, unassigned_ms: int | None) -> None:
+    async def create_topic(
+        self, name: TopicName, topic: CatalogueTopic, *, unassigned_ms: int | None, unchanged: Sequence[Compare] = ()
+    ) -> None:
         """Its namespace is written with it, so that nobody deletes that meanwhile.
 
         `unassigned_ms`: in a cluster its partitions wait for an owner from now on.
@@ -208,12 +219,14 @@ class Catalogue:
         # What is left of a topic of this name must be gone: nobody may own a partition of it already.
         epochs = [] if unassigned_ms is None else [keys.epoch(PartitionName(name, number)) for number in first]
         unowned = [Compare(key, NO_REVISION) for key in epochs]
-        await self._txn([keys.delivery(name), namespace.key, *unowned], puts=puts)
+        await self._txn([keys.delivery(name), namespace.key, *unowned, *unchanged], puts=puts)
 
-    async def change_topic(self, name: TopicName, policy: Policy, schema: Schema | None) -> None:
+    async def change_topic(
+        self, name: TopicName, policy: Policy, schema: Schema | None, unchanged: Sequence[Compare] = ()
+    ) -> None:
         """Another policy; and another schema, if no record was accepted yet."""
         puts = [Put(keys.policy(name), msgspec.json.encode(policy))]
-        compares = [keys.delivery(name), keys.policy(name)]
+        compares: list[str | Compare] = [keys.delivery(name), keys.policy(name), *unchanged]
         if schema is not None:
             puts.append(Put(keys.schema(name), msgspec.json.encode(schema)))
             compares += [keys.schema(name), keys.schema_fixed(name)]
@@ -272,17 +285,43 @@ class Catalogue:
         return Compare(key, NO_REVISION if known is None else known.revision)
 
     async def create_subscription(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings, partitions: int
+        self,
+        name: TopicName,
+        subscription: str,
+        settings: SubscriptionSettings,
+        partitions: int,
+        cursors: Mapping[int, Cursor],
     ) -> None:
-        """Its cursors are made by the owners of the partitions; those that an earlier one has left go first."""
+        """Make it with these cursors; those that an earlier one has left go first.
+
+        The others are made by the owners of the partitions.
+        """
         await self.delete_cursors(name, subscription, partitions)
         key = keys.subscription(name, subscription)
-        await self._txn([keys.delivery(name), key], puts=[Put(key, msgspec.json.encode(settings))])
+        puts = [Put(keys.cursor(name, subscription, number), cursor.stored()) for number, cursor in cursors.items()]
+        puts.append(Put(key, msgspec.json.encode(settings)))
+        while len(puts) > TXN_OPERATIONS_MAX:  # cursors without a subscription mean nothing
+            await self._txn([keys.delivery(name), key], puts=puts[: TXN_OPERATIONS_MAX - 1])
+            puts = puts[TXN_OPERATIONS_MAX - 1 :]
+        await self._txn([keys.delivery(name), key], puts=puts)
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
         """Itself first: cursors without a subscription mean nothing."""
         key = keys.subscription(name, subscription)
-        await self._txn([key], deletes=[key])
+        await self._txn([key], deletes=[key, keys.holder(name, subscription)])
+
+    async def read_holder(self, name: TopicName, subscription: str) -> tuple[Holder | None, Compare]:
+        """Return who holds a subscription as the store has it now, and what holds while it stays so. CorruptCommit."""
+        key = keys.holder(name, subscription)
+        entry = await self._metadata.get(key)
+        if entry is None:
+            return None, Compare(key, NO_REVISION)
+        return _read(entry, Holder), Compare(key, entry.revision)
+
+    async def put_holder(self, name: TopicName, subscription: str, holder: Holder, fences: Sequence[Compare]) -> int:
+        """Make another the holder while the fences hold; the revision of the entry."""
+        key = keys.holder(name, subscription)
+        return await self._txn(fences, puts=[Put(key, msgspec.json.encode(holder))])
 
     async def delete_cursors(self, name: TopicName, subscription: str, partitions: int) -> None:
         """Of a subscription that was deleted. Outdated when it was made anew: then they are the new one's."""
@@ -295,7 +334,7 @@ class Catalogue:
 
     async def _txn(
         self, unchanged: Sequence[str | Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
-    ) -> None:
+    ) -> int:
         compares = [self._as_known(key) if isinstance(key, str) else key for key in unchanged]
         done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
         if not done.is_done:
@@ -308,6 +347,7 @@ class Catalogue:
                 self._forget(key)
                 if self.is_followed:
                     self._gone[key] = done.revision
+        return done.revision
 
     # Cursors
 
@@ -364,4 +404,6 @@ def _topic_of(stored: StoredTopic, entries: Iterable[Entry]) -> CatalogueTopic:
             case ["subscriptions", subscription]:
                 settings = _read(entry, SubscriptionSettings)
                 topic.subscriptions[subscription] = StoredSubscription(settings, entry.revision)
+            case ["subscriptions", subscription, "holder"]:
+                topic.holders[subscription] = (_read(entry, Holder), entry.revision)
     return topic

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sulina.core.holder import Holder
 from sulina.core.members import Member, Members, SubscriptionKind
 from sulina.core.ranges import Range
 from sulina.errors import AlreadyExists, SubscriptionBusy, SulinaError
@@ -26,8 +27,14 @@ class Delivery:
 class Consumer(Member):
     """Deliveries go to `deliver`, which must not wait; when the broker lets it go, `dismissed` is told why."""
 
+    id: str = ""  # that no other of its name has; none: its name has to do
     deliver: Callable[[Delivery], None] = lambda _delivery: None
     dismissed: Callable[[SulinaError], None] = lambda _error: None
+
+    @property
+    def holder(self) -> Holder:
+        """Return it as the holder of a subscription."""
+        return Holder(consumer=self.name, id=self.id or self.name)
 
 
 @dataclass(frozen=True, slots=True)

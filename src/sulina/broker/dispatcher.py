@@ -14,6 +14,7 @@ from sulina.broker.consumer import Consumer, Delivery
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log
 from sulina.core.cursor import Cursor
+from sulina.core.dead_letter import HOPS_MAX, hops_of
 from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
 from sulina.core.members import Members, SubscriptionKind, slot_of
 from sulina.core.ranges import Range
@@ -43,6 +44,7 @@ class Surroundings:
     bury: Bury  # puts records into the dead-letter topic
     changed: Callable[[], None]  # the cursor is to be written
     may_send: Callable[[], bool]  # whether the partition is surely ours at this moment
+    members_changed: Callable[[], None]  # what waits for one consumer may go to another, in every partition
 
 
 class Dispatcher:
@@ -147,10 +149,13 @@ class Dispatcher:
     async def _step(self) -> None:
         self._wake.clear()
         now = self._around.clock.monotonic()
+        known = self._members.version
         late = self.dispatch.tick(now)
         if late:
             self._around.metrics.timed_out_records.inc(late)
             self._around.changed()
+        if self._members.version != known:
+            self._around.members_changed()
         if self.dispatch.dying and (self._burying is None or self._burying.done()):
             self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition}")
         if self._log.view.start_offset > self.dispatch.cursor.offset:
@@ -214,18 +219,30 @@ class Dispatcher:
         """Records that were delivered too often go to the dead-letter topic; only then are they acked here."""
         for start, end in list(self.dispatch.dying):
             for low, high, attempts in self.dispatch.cursor.attempts.pieces(start, end, 0):
+                due = self._around.clock.monotonic() + max(1.0, self.dispatch.rules.redelivery_delay_seconds)
                 try:
-                    await self._around.bury(await self._records(low, high), attempts)
+                    records = await self._records(low, high)
+                    going = [record for record in records if hops_of(record) < HOPS_MAX]
+                    if going:
+                        await self._around.bury(going, attempts)
                 except Exception as error:  # noqa: BLE001
                     # Whatever it is, the record must not be forgotten between here and there.
                     _logger.error("dead_letter_failed", partition=str(self._partition), offset=low, error=str(error))
-                    due = self._around.clock.monotonic() + max(1.0, self.dispatch.rules.redelivery_delay_seconds)
                     self.dispatch.spared(low, high, due)
                 else:
-                    self._around.metrics.dead_lettered_records.inc(high - low)
-                    self.dispatch.buried(low, high)
+                    self._settle_dying(low, high, records, due)
                 self._around.changed()
                 self.wake()
+
+    def _settle_dying(self, start: int, end: int, records: Sequence[Record], due: float) -> None:
+        """Ack what is in the dead-letter topic; what has come through too many of those stays here."""
+        for record in records:
+            if hops_of(record) >= HOPS_MAX:
+                _logger.error("dead_letter_stays", partition=str(self._partition), offset=record.offset, hops=HOPS_MAX)
+                self.dispatch.spared(record.offset, record.offset + 1, due)
+        for low, high in self.dispatch.dying.within(start, end):
+            self._around.metrics.dead_lettered_records.inc(high - low)
+            self.dispatch.buried(low, high)
 
     async def _records(self, start: int, end: int) -> list[Record]:
         records: list[Record] = []

@@ -15,11 +15,13 @@ import structlog
 
 from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue, CatalogueTopic, Outdated, StoredSubscription
+from sulina.broker.consumer import Consumer
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.logs import Logs
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.other_owners import OtherOwners
 from sulina.broker.partition import Partition
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
@@ -49,9 +51,6 @@ AGREE_TRIES = 10
 WATCH_PAUSE_SECONDS = 0.5
 
 Result = TypeVar("Result")
-# Publishes a record of our own, under the schema of the topic, to a partition that another broker serves, once for its
-# txn_id.
-Remote = Callable[[TopicName, Record, int, str, str], Awaitable[None]]
 
 _logger = structlog.get_logger("sulina.topics")
 
@@ -114,7 +113,7 @@ class KnownTopics(ABC):
         self._deletes = asyncio.Lock()  # of what is left of topics
         self.changes: set[asyncio.Task[Any]] = set()
         self._state = "starting"
-        self.remote: Remote | None = None  # in a cluster
+        self.others: OtherOwners | None = None  # in a cluster
 
     async def _load(self) -> tuple[int, int]:
         """What exists; what was being deleted is finished. The revisions from which to follow changes."""
@@ -277,6 +276,8 @@ class KnownTopics(ABC):
         for name, stored in known.subscriptions.items():
             if name not in topic.subscriptions:
                 self._add_subscription(topic, name, stored)
+            if (held := known.holders.get(name)) is not None:
+                await topic.subscriptions[name].set_holder(*held)
         if self._standing is None:
             await self._make_cursors_or_say(topic)
         elif any(sub.lacks(place.name.partition) for sub in topic.subscriptions.values() for place in topic.places):
@@ -319,9 +320,10 @@ class KnownTopics(ABC):
                     continue
                 stored = await self._catalogue.cursors(topic.name)
                 for subscription in lacking:
-                    cursor = stored.get((subscription.name, number)) or await self._new_cursor(subscription, partition)
+                    known = stored.get((subscription.name, number))
+                    cursor = known or await self._new_cursor(subscription, partition)
                     if cursor is not None:
-                        await subscription.adopt(number, cursor)
+                        await subscription.adopt(number, cursor, is_moved=known is not None)
 
     async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
         """None: the subscription has gone meanwhile, or the partition has."""
@@ -384,6 +386,7 @@ class KnownTopics(ABC):
             clock=self._clock,
             metrics=topic.metrics,
             bury=partial(self._bury, topic),
+            claim=None if self._standing is None else partial(self._claim, topic),
         )
         topic.subscriptions[name] = Subscription(name, stored, context, topic.rules)
         self.counts.subscriptions += 1
@@ -396,6 +399,10 @@ class KnownTopics(ABC):
         self.counts.cursors -= len(topic.partitions)
         await subscription.close(SubscriptionNotFound(topic=str(topic.name), subscription=subscription.name))
         await self._writer.forget(subscription.cursor_keys())
+
+    @abstractmethod
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+        """Make a consumer the holder of a subscription, if it may be."""
 
     @abstractmethod
     async def _bury(

@@ -3,30 +3,40 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 import structlog
 
 from sulina.broker.archives import Archives
+from sulina.broker.catalogue import Outdated
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Ownership
+from sulina.broker.consumer import Consumer
+from sulina.broker.known_topics import AGREE_TRIES
 from sulina.broker.options import BrokerOptions
+from sulina.broker.other_owners import OtherOwners
 from sulina.broker.owner import Owner
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
-from sulina.broker.topic import Topic
+from sulina.broker.subscription import Subscription
+from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, GivenUp, LoadReport, Registration, Step, Unload
+from sulina.core.holder import Claim, Holder, claim
+from sulina.core.position import LATEST
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
     BrokerNotFound,
+    Disconnected,
     InvalidSettings,
     NotServing,
+    OwnersNotReached,
     SubscriptionBusy,
     SulinaError,
 )
@@ -50,6 +60,9 @@ OBJECTS_SECONDS, OBJECTS_PAUSE_SECONDS = 20.0, 0.5  # for the object store to an
 REPORT_SECONDS = 1.0  # between two words on how far the logs have come
 TIDY_EVERY, LEFTOVERS_EVERY = 5, 300  # such rounds
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
+OWNERS_TRIES = 3  # to ask owners that are the same before and after
+
+Answer = TypeVar("Answer")
 
 _logger = structlog.get_logger("sulina.member")
 
@@ -357,6 +370,129 @@ class ClusterMember(Topics):
             if len(await self._catalogue.cursors(topic.name, subscription)) == topic.stored.partitions:
                 return
             await asyncio.sleep(CURSORS_SECONDS)
+
+    # What needs every owner
+
+    async def _check_idle(self, name: TopicName, subscription: str | None = None) -> None:
+        await super()._check_idle(name, subscription)
+        if self._standing is not None:
+            what = "whether consumers are attached is not known, so nothing was deleted; try again, or force it"
+            refuse_consumers(name, await self._consumers_elsewhere(name, what), subscription)
+
+    async def _consumers_elsewhere(self, name: TopicName, what: str) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached at other owners, by subscription.
+
+        Raises:
+            OwnersNotReached: some did not answer; `what` says what that is to whoever asks.
+        """
+        owners: dict[int, Ownership] = {}
+        for _ in range(OWNERS_TRIES):
+            topic, owners = self._topic(name), await self._owners(name)
+            asked = {at.broker_id: number for number, at in owners.items() if at.broker_id != self.options.broker_id}
+            found = await self._ask_owners(topic, asked.values(), lambda others: others.consumers, what)
+            if owners == await self._owners(name):
+                together: dict[str, list[str]] = {}
+                for consumers in found.values():
+                    for subscription, attached in consumers.items():
+                        together[subscription] = [*together.get(subscription, ()), *attached]
+                return together
+            # A consumer may have moved along, from who had not been asked to who had.
+        raise OwnersNotReached(topic=str(name), partitions=owners, what=what, reason="they keep moving")
+
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+        """Make a consumer the holder of a subscription, unless the one that there is is attached at any owner.
+
+        SubscriptionBusy when it is, NotServing while that is not known.
+        """
+        comer = consumer.holder
+        attached: set[str] | None = None
+        asked_of: Holder | None = None
+        for _ in range(AGREE_TRIES):
+            holder, unchanged = await self._catalogue.read_holder(topic.name, subscription.name)
+            verdict = claim(holder, comer, attached if asked_of == holder else None)
+            if verdict is Claim.MUST_ASK:
+                what = f"whether subscription {subscription.name} is held is not known"
+                elsewhere = await self._consumers_elsewhere(topic.name, what)
+                asked_of, attached = (
+                    holder,
+                    {*elsewhere.get(subscription.name, ()), *topic.consumers().get(subscription.name, ())},
+                )
+                continue
+            if verdict is Claim.REFUSED:
+                assert holder is not None
+                raise subscription.busy(f"consumer {holder.consumer} is attached")
+            revision = unchanged.revision
+            if verdict is Claim.MAY_TAKE:
+                if holder is not None and holder.consumer != comer.consumer:
+                    subscription.check_settled()
+                try:
+                    fences = [unchanged, subscription.exists]
+                    revision = await self._catalogue.put_holder(topic.name, subscription.name, comer, fences)
+                except Outdated:
+                    asked_of = None
+                    continue
+            await subscription.set_holder(comer, revision)
+            return
+        raise NotServing(reason=f"others keep claiming subscription {subscription.name} of {topic.name}")
+
+    async def _end_offsets(self, topic: Topic) -> dict[int, int]:
+        """Return where the partitions of a topic end now, for a subscription to what comes.
+
+        A partition that waits for a broker is left out: it takes nothing before its owner has made the cursors.
+
+        Raises:
+            OwnersNotReached: some did not answer.
+        """
+        if self._standing is None:
+            return {}
+        owners = await self._owners(topic.name)
+        here = [number for number, at in owners.items() if topic.places[number].is_here]
+        what = "where its partitions end is not known, so the subscription was not made; try again"
+        ends = await self._ask_owners(
+            topic,
+            owners.keys() - here,
+            lambda others: lambda partition: others.locate(partition, LATEST),
+            what,
+        )
+        return ends | {number: await topic.partition(number).locate(LATEST) for number in here}
+
+    async def _owners(self, name: TopicName) -> dict[int, Ownership]:
+        """Return who owns the partitions of a topic, but those that wait for a broker that is away. NotServing."""
+        names = [place.name for place in self._topic(name).places]
+        await self._homed(names)
+        view = self._cluster.view
+        return {each.partition: owned for each in names if (owned := view.owner(each)) is not None}
+
+    async def _ask_owners(
+        self,
+        topic: Topic,
+        numbers: Iterable[int],
+        question: Callable[[OtherOwners], Callable[[PartitionName], Awaitable[Answer]]],
+        what: str,
+    ) -> dict[int, Answer]:
+        """Ask the owners of partitions that are not served here, all at once; the answers by partition.
+
+        Raises:
+            OwnersNotReached: some did not answer.
+        """
+        asked = sorted(numbers)
+        if self.others is None and asked:
+            raise OwnersNotReached(topic=str(topic.name), partitions=asked, what=what, reason="nobody can be asked")
+        if self.others is None:
+            return {}
+        ask = question(self.others)
+        found = await asyncio.gather(
+            *(ask(PartitionName(topic.name, number)) for number in asked), return_exceptions=True
+        )
+        answers = dict(zip(asked, found, strict=True))
+        silent = {number: each for number, each in answers.items() if isinstance(each, NotServing | Disconnected)}
+        for each in found:
+            if isinstance(each, BaseException) and each not in silent.values():
+                raise each
+        if silent:
+            reason = str(next(iter(silent.values())))
+            raise OwnersNotReached(topic=str(topic.name), partitions=silent.keys(), what=what, reason=reason)
+        return {number: each for number, each in answers.items() if not isinstance(each, BaseException)}
 
     # What clients and operators ask
 

@@ -6,6 +6,7 @@ given to another broker takes its cursor along; its consumers are let go, and fi
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,8 @@ from sulina.broker.partition import Log, Partition
 from sulina.core import keys
 from sulina.core.cursor import Cursor
 from sulina.core.dispatch import DispatchRules
-from sulina.core.members import Members
+from sulina.core.holder import Holder
+from sulina.core.members import Members, SubscriptionKind
 from sulina.core.position import Position
 from sulina.core.ranges import Range
 from sulina.core.records import Record
@@ -31,13 +33,17 @@ from sulina.errors import (
     InvalidInput,
     NotServing,
     PartitionNotFound,
+    SubscriptionBusy,
     SulinaError,
 )
-from sulina.ports import Clock, Compare
+from sulina.ports import NO_REVISION, Clock, Compare
 from sulina.types import TopicName
 from sulina.wire.messages import CursorInfo, SubscriptionInfo, SubscriptionSettings
 
 ACKED_RANGES_SHOWN = 1000
+HELD_KINDS = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER)
+SETTLE_SECONDS = 3.0  # for the holder to follow a partition that has moved
+CLAIM_SECONDS = 0.5  # between two attempts to find out whether the holder has gone
 
 _logger = structlog.get_logger("sulina.subscription")
 
@@ -46,6 +52,12 @@ class Buries(Protocol):
     """Puts records into the dead-letter topic."""
 
     async def __call__(self, subscription: str, partition: int, records: Sequence[Record], attempts: int) -> None: ...
+
+
+class Claims(Protocol):
+    """Makes a consumer the one in the cluster that a subscription delivers to. SubscriptionBusy, NotServing."""
+
+    async def __call__(self, subscription: "Subscription", consumer: Consumer) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,7 @@ class TopicContext:
     clock: Clock
     metrics: TopicMetrics
     bury: Buries
+    claim: "Claims | None" = None  # None: the node is alone
 
 
 class Subscription:
@@ -80,6 +93,11 @@ class Subscription:
         self._dispatchers: dict[int, Dispatcher] = {}
         self._lock = asyncio.Lock()
         self._is_closed = False
+        self._holder: Holder | None = None
+        self._holder_revision = NO_REVISION
+        self._moved_at = -math.inf  # when a partition came that the holder has not followed yet
+        self._claiming: asyncio.Task[None] | None = None
+        self.members.is_held = context.claim is not None and stored.settings.kind in HELD_KINDS
 
     @property
     def rules(self) -> DispatchRules:
@@ -99,9 +117,14 @@ class Subscription:
 
         SubscriptionBusy, AlreadyExists when the subscription is of another kind.
         """
+        claim, kind = self._context.claim, self.members.kind
+        if claim is not None and kind == settings.kind == SubscriptionKind.EXCLUSIVE:
+            await claim(self, consumer)
         async with self._lock:
             self._check_open()
             topic = str(self._context.topic)
+            if self.members.is_held and kind == SubscriptionKind.EXCLUSIVE and self._holder != consumer.holder:
+                raise self.busy("another consumer has taken it")
             for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
                 self._remove(older)
                 older.dismissed(taken_over(topic, self.name))
@@ -112,7 +135,73 @@ class Subscription:
                     await self._stop()
                 raise
             self.members.attach(consumer)
+            self._activate()
             self.wake()
+
+    # The one that it delivers to
+
+    def busy(self, reason: str) -> SubscriptionBusy:
+        """Return what a consumer is told for which there is no room."""
+        return SubscriptionBusy(topic=str(self._context.topic), subscription=self.name, reason=reason)
+
+    @property
+    def exists(self) -> Compare:
+        """What holds while this very subscription does."""
+        return Compare(keys.subscription(self._context.topic, self.name), self.revision)
+
+    def check_settled(self) -> None:
+        """NotServing while the holder may be on its way here, after a partition that came."""
+        seconds = self._context.clock.monotonic() - self._moved_at
+        if self.members.kind == SubscriptionKind.EXCLUSIVE and seconds < SETTLE_SECONDS:
+            raise NotServing(reason=f"the consumer of subscription {self.name} may be about to follow a move")
+
+    async def set_holder(self, holder: Holder, revision: int) -> None:
+        """Deliver to this consumer alone from now on; of an exclusive subscription the others are let go."""
+        if not self.members.is_held or revision <= self._holder_revision:
+            return
+        async with self._lock:
+            if revision <= self._holder_revision:
+                return
+            self._holder, self._holder_revision = holder, revision
+            for member in list(self.members.present):
+                assert isinstance(member, Consumer)
+                if member.holder == holder:
+                    continue
+                for dispatcher in self._dispatchers.values():
+                    dispatcher.detach(member)
+                if self.members.kind == SubscriptionKind.EXCLUSIVE:
+                    self.members.detach(member)
+                    member.dismissed(self.busy("another consumer has taken its place"))
+            if self.members.present:
+                self._activate()
+            else:
+                await self._stop()
+
+    def _activate(self) -> None:
+        if not self.members.is_held:
+            return
+        active = next((m for m in self.members.present if isinstance(m, Consumer) and m.holder == self._holder), None)
+        if active is not None:
+            self._moved_at = -math.inf
+        if self.members.active is not active:
+            self.members.activate(active)
+        self.wake()
+        is_idle = self._claiming is None or self._claiming.done()
+        if active is None and self.members.present and is_idle and not self._is_closed:
+            self._claiming = asyncio.create_task(self._claim_until_one_is(), name=f"claim {self.name}")
+
+    async def _claim_until_one_is(self) -> None:
+        """Of a failover subscription: the holder may have gone, and then the next takes its place."""
+        while self.members.present and self.members.active is None and not self._is_closed:
+            first = self.members.present[0]
+            assert isinstance(first, Consumer)
+            assert self._context.claim is not None
+            try:
+                await self._context.claim(self, first)
+            except (SulinaError, OSError) as error:
+                _logger.debug("subscription_not_claimed", subscription=self.name, error=str(error))
+            if self.members.active is None:
+                await asyncio.sleep(CLAIM_SECONDS)
 
     async def detach(self, consumer: Consumer) -> None:
         """Send it no more; what it has not acked goes to others."""
@@ -121,11 +210,15 @@ class Subscription:
                 self._remove(consumer)
                 if not self.members.present:
                     await self._stop()
+                else:
+                    self._activate()
 
     async def close(self, error: SulinaError) -> None:
         """Let every consumer go, for good."""
         async with self._lock:
             self._is_closed = True
+            if self._claiming is not None:
+                self._claiming.cancel()
             await self._dismiss(error)
 
     async def seek(self, position: Position, partition: int | None) -> None:
@@ -179,10 +272,12 @@ class Subscription:
         """Whether it has no cursor in the partition."""
         return number not in self._cursors
 
-    async def adopt(self, number: int, cursor: Cursor) -> None:
-        """The partition is served here from now on."""
+    async def adopt(self, number: int, cursor: Cursor, *, is_moved: bool) -> None:
+        """The partition is served here from now on; `is_moved`: its consumers were elsewhere."""
         async with self._lock:
             self._cursors[number] = cursor
+            if is_moved:
+                self._moved_at = self._context.clock.monotonic()
             log = self._context.partitions[number].log_if_open
             if log is not None:
                 self.follow(number, log)
@@ -263,6 +358,7 @@ class Subscription:
             bury=bury,
             changed=lambda: self._write(number, cursor),
             may_send=partial(place.may_ack, place.revision),
+            members_changed=self.wake,
         )
 
     # What consumers say
@@ -295,10 +391,14 @@ class Subscription:
         return self._context.writer.durable(key, self._cursors[partition].stored, self.fences(partition))
 
     def fences(self, number: int) -> list[Compare]:
-        """What must hold for this node to write the cursor of a partition: it is ours, and this subscription exists."""
+        """What must hold for this node to write the cursor of a partition: it is ours, this subscription exists, and
+        the consumer that it delivers to holds it."""
         fence = self._context.partitions[number].place.fence
-        key = keys.subscription(self._context.topic, self.name)
-        return [] if fence is None else [fence, Compare(key, self.revision)]
+        if fence is None:
+            return []
+        held = self._holder_revision != NO_REVISION
+        key = keys.holder(self._context.topic, self.name)
+        return [fence, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
 
     def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)

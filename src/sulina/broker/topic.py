@@ -6,7 +6,7 @@ state; what the log accepts is the log's to say.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
 from sulina.core.compression import Codec
-from sulina.core.dead_letter import DEAD_LETTER_SUFFIX, dead_letter_topic
+from sulina.core.dead_letter import is_end
 from sulina.core.dispatch import DispatchRules
 from sulina.core.log_state import Appended
 from sulina.core.pubsub import PublishOptions, PubSubEventType, TopicOptions
@@ -61,6 +61,14 @@ BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
 NO_OPTIONS = PublishOptions()
 
 _logger = structlog.get_logger("sulina.topic")
+
+
+def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], subscription: str | None = None) -> None:
+    """Raise SubscriptionBusy when a subscription has consumers; None: when any has."""
+    for each, attached in consumers.items():
+        if subscription in (None, each):
+            reason = f"{len(attached)} consumers are attached; force lets them go"
+            raise SubscriptionBusy(topic=str(name), subscription=each, reason=reason)
 
 
 @dataclass(slots=True)
@@ -354,12 +362,10 @@ class Topic:
         policy = self.policy
         assert policy.ack_timeout_seconds is not None
         assert policy.redelivery_delay_seconds is not None
-        # A dead-letter topic is where it ends.
-        is_end = self.name.topic.endswith(DEAD_LETTER_SUFFIX) or dead_letter_topic(self.name, policy) == self.name
         return DispatchRules(
             ack_timeout_seconds=policy.ack_timeout_seconds,
             redelivery_delay_seconds=policy.redelivery_delay_seconds,
-            deliveries_max=None if is_end else policy.deliveries_max,
+            deliveries_max=None if is_end(self.name, policy) else policy.deliveries_max,
         )
 
     @property
@@ -432,17 +438,19 @@ class Topic:
         """Where the cursors of its subscriptions are stored."""
         return [key for subscription in self.subscriptions.values() for key in subscription.cursor_keys()]
 
+    def consumers(self) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached here, by subscription."""
+        groups = {name: sub.members for name, sub in self.subscriptions.items()}
+        groups |= {name: sub.members for name, sub in self.passing.items()}
+        return {
+            name: [member.holder.id for member in members.present if isinstance(member, Consumer)]
+            for name, members in groups.items()
+            if members.present
+        }
+
     def check_idle(self) -> None:
-        """SubscriptionBusy when a consumer is attached."""
-        attached = {name: len(sub.members.present) for name, sub in self.subscriptions.items()}
-        attached |= {name: len(sub.members.present) for name, sub in self.passing.items()}
-        for name, count in attached.items():
-            if count:
-                raise SubscriptionBusy(
-                    topic=str(self.name),
-                    subscription=name,
-                    reason=f"{count} consumers are attached; force lets them go",
-                )
+        """SubscriptionBusy when a consumer is attached here."""
+        refuse_consumers(self.name, self.consumers())
 
     async def stop_subscriptions(self, error: SulinaError) -> None:
         """Refuse more, let consumers go: no cursor moves any more."""

@@ -7,7 +7,7 @@ for them has gone. Records never wait for them.
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -16,9 +16,17 @@ import msgspec
 from sulina.broker.catalogue import CatalogueTopic, Outdated
 from sulina.broker.known_topics import DEFAULT_NAMESPACE, KnownTopics
 from sulina.broker.stored_topic import StoredTopic
-from sulina.broker.topic import Topic
+from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.whole import whole
-from sulina.core.dead_letter import dead_letter, dead_letter_topic, txn_id_of
+from sulina.core import keys
+from sulina.core.dead_letter import (
+    DEAD_LETTER_SUFFIX,
+    check_way,
+    dead_letter,
+    dead_letter_topic,
+    is_end,
+    txn_id_of,
+)
 from sulina.core.records import Record, encode
 from sulina.core.routing import partition_of
 from sulina.core.topic import Policy, TopicSettings, check_policy, resolved
@@ -73,7 +81,11 @@ class Topics(KnownTopics):
         is_new = namespace not in self._namespaces
         if is_new and len(self._namespaces) >= self.options.namespaces_max:
             raise LimitReached(kind="namespaces", limit=self.options.namespaces_max)
-        await self._catalogue.put_namespace(namespace, policy)
+        unchanged: list[Compare] = []
+        if policy.dead_letter is not None:
+            target = TopicName.parse(policy.dead_letter)
+            unchanged = await self._check_dead_letters([target], namespaces={namespace: policy})
+        await self._catalogue.put_namespace(namespace, policy, unchanged)
         return is_new
 
     async def namespace(self, namespace: str) -> NamespaceInfo:
@@ -108,6 +120,29 @@ class Topics(KnownTopics):
         if namespace == DEFAULT_NAMESPACE:
             raise InvalidInput(f"namespace {namespace} is always there")
         await self._catalogue.delete_namespace(namespace)
+
+    async def _check_dead_letters(
+        self, way: list[TopicName], policy: Policy | None = None, *, namespaces: Mapping[str, Policy]
+    ) -> list[Compare]:
+        """Follow dead letters from the last topic of `way` on; what must stay as it is for the way to end.
+
+        `policy` is the topic's; None: the stored one. `namespaces` are about to get these policies.
+        InvalidSettings when they would go in a circle, or too far.
+        """
+        unchanged: list[Compare] = []
+        while not way[-1].topic.endswith(DEAD_LETTER_SUFFIX):
+            own, own_stays = await self._catalogue.read_policy(keys.policy(way[-1]))
+            namespace, namespace_stays = await self._catalogue.read_policy(keys.namespace_policy(way[-1].namespace))
+            if policy is None:
+                unchanged.append(own_stays)
+            if way[-1].namespace not in namespaces:
+                unchanged.append(namespace_stays)
+            found = resolved(policy or own, namespaces.get(way[-1].namespace, namespace))
+            if is_end(way[-1], found):
+                break
+            way, policy = [*way, dead_letter_topic(way[-1], found)], None
+            check_way(way)
+        return list(dict.fromkeys(unchanged))
 
     def _check_policy(self, policy: Policy) -> None:
         check_policy(policy, is_archiving=self._archives is not None)
@@ -146,6 +181,13 @@ class Topics(KnownTopics):
         await self._create_topic(name, settings)
         return True
 
+    async def _dead_letters_end(self, name: TopicName, policy: Policy) -> list[Compare]:
+        """Return what must stay as it is for dead letters of a topic with this policy to come to an end."""
+        namespace = self._namespaces.get(name.namespace, Policy())
+        if resolved(policy, namespace).dead_letter is None:
+            return []  # they go beside the topic
+        return await self._check_dead_letters([name], policy, namespaces={})
+
     async def _create_topic(self, name: TopicName, settings: TopicSettings) -> None:
         options = self.options
         if len(self._topics) >= options.topics_max:
@@ -155,7 +197,12 @@ class Topics(KnownTopics):
         now_ms = int(self._clock.now() * 1000)
         stored = StoredTopic(settings.delivery, settings.partitions, now_ms, secrets.token_hex(8))
         known = CatalogueTopic(stored, settings.policy, settings.value_schema)
-        await self._catalogue.create_topic(name, known, unassigned_ms=None if self._standing is None else now_ms)
+        await self._catalogue.create_topic(
+            name,
+            known,
+            unassigned_ms=None if self._standing is None else now_ms,
+            unchanged=await self._dead_letters_end(name, settings.policy),
+        )
 
     async def _change_topic(self, topic: Topic, settings: TopicSettings) -> None:
         stored = topic.stored
@@ -166,12 +213,15 @@ class Topics(KnownTopics):
             if old != new:
                 raise AlreadyExists(kind="topic", name=str(topic.name), difference=f"{what} is {old}, not {new}")
         schema = settings.value_schema
+        unchanged: list[Compare] = []
+        if settings.policy != topic.own_policy:
+            unchanged = await self._dead_letters_end(topic.name, settings.policy)
         if schema.fingerprint != topic.schema_id:
             if topic.is_fixed:
                 raise SchemaConflict(topic=str(topic.name), ours=schema.fingerprint, current=topic.schema_id)
-            await self._catalogue.change_topic(topic.name, settings.policy, schema)
+            await self._catalogue.change_topic(topic.name, settings.policy, schema, unchanged)
         elif settings.policy != topic.own_policy:
-            await self._catalogue.change_topic(topic.name, settings.policy, None)
+            await self._catalogue.change_topic(topic.name, settings.policy, None, unchanged)
 
     async def _placed(self, topic: Topic) -> None:
         """Return when the partitions of a new topic have owners; a node that is alone has them at once."""
@@ -200,7 +250,12 @@ class Topics(KnownTopics):
 
     @whole
     async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:
-        """With all its data. SubscriptionBusy when consumers are attached, unless forced."""
+        """With all its data. SubscriptionBusy when consumers are attached at any broker, unless forced.
+
+        OwnersNotReached when a broker that may have consumers does not answer.
+        """
+        if not force and name not in self._deleting:
+            await self._check_idle(name)
         async with self._changing():
             if name not in self._deleting:
                 await self._agreed(name, partial(self._mark_deleting, name, force))
@@ -208,10 +263,14 @@ class Topics(KnownTopics):
         await self._finish_delete(name)
         self.events.emit("topic_deleted", name)
 
+    async def _check_idle(self, name: TopicName, subscription: str | None = None) -> None:
+        """Raise SubscriptionBusy when consumers of a topic, or of one subscription of it, are attached."""
+        refuse_consumers(name, self._topic(name).consumers(), subscription)
+
     async def _mark_deleting(self, name: TopicName, force: bool) -> None:
         topic = self._topic(name)
         if not force:
-            topic.check_idle()
+            topic.check_idle()  # one may have come while others were asked
         await self._catalogue.mark_deleting(name, topic.stored)
 
     async def _finish_delete(self, name: TopicName) -> None:
@@ -263,8 +322,8 @@ class Topics(KnownTopics):
     async def _send(self, topic: Topic, record: Record, partition: int, txn_id: str) -> None:
         """Publish a record of our own, wherever the partition is served. What is put aside need not fit the schema."""
         schema_id = topic.schema_id
-        if self.remote is not None and not topic.places[partition].is_here:
-            await self.remote(topic.name, record, partition, txn_id, schema_id)
+        if self.others is not None and not topic.places[partition].is_here:
+            await self.others.publish(PartitionName(topic.name, partition), record, txn_id, schema_id)
             return
         accepted = await topic.accept(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
         if accepted.appended is not None:

@@ -28,7 +28,6 @@ from sulina.core.commit import Commit
 from sulina.core.members import SubscriptionKind
 from sulina.core.pubsub import SubscriberInfo
 from sulina.core.topic import Delivery, Policy, Schema, TopicSettings
-from sulina.errors import SubscriptionBusy
 from sulina.types import TopicName
 from sulina.wire.frames import Call, Fetch
 from sulina.wire.messages import (
@@ -212,14 +211,8 @@ class Admin:
         return merged_all(await self._read_owners(topic, "subscriptions", list[SubscriptionInfo], arguments))
 
     async def delete_subscription(self, topic: TopicLike, subscription: str, *, force: bool = False) -> None:
-        """With its cursors. SubscriptionBusy while consumers are attached, unless forced."""
-        name = topic_text(topic)
-        if not force and not (await self._place(topic)).is_alone:  # each broker knows of its own consumers only
-            consumers = (await self.subscription(topic, subscription)).consumers
-            if consumers:
-                reason = f"{len(consumers)} consumers are attached; force lets them go"
-                raise SubscriptionBusy(topic=name, subscription=subscription, reason=reason)
-        arguments = {"topic": name, "subscription": subscription, "force": force}
+        """With its cursors. SubscriptionBusy while consumers are attached at any broker, unless forced."""
+        arguments = {"topic": topic_text(topic), "subscription": subscription, "force": force}
         await self._change_at(topic, await self._lowest(topic), "delete_subscription", None, arguments)
 
     async def seek(
@@ -244,6 +237,10 @@ class Admin:
                 own = {**arguments, "partition": number}
                 infos.append(await self._change_at(topic, number, "seek", SubscriptionInfo, own))
         return merged(infos)
+
+    async def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, list[str]]:
+        """Return the ids of consumers that are attached at the owner of a partition, by subscription."""
+        return await self._read_at(topic, partition, "consumers", dict[str, list[str]])
 
     async def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
         """Who is sent all that is published to a topic, by node and name; once for each partition that is served."""

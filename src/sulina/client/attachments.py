@@ -8,8 +8,10 @@
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -63,6 +65,7 @@ class Terms:
     start: str
     credit: int
     name: str
+    consumer_id: str = field(default_factory=partial(secrets.token_hex, 8))
 
     def __post_init__(self) -> None:
         if not isinstance(self.credit, int) or not 1 <= self.credit <= CREDIT_MAX:
@@ -363,7 +366,7 @@ class Attachments:
             self.live[attachment] = None
             return Subscribe(
                 number, attachment.handle, terms.topic, terms.subscription,
-                terms.kind, terms.start, attachment.credit, terms.name,
+                terms.kind, terms.start, attachment.credit, terms.name, terms.consumer_id,
             )  # fmt: skip
 
         try:

@@ -482,6 +482,10 @@ class SyncClient:
         """Move its cursors."""
         return self._run(self._client.seek(topic, subscription, position, partition))
 
+    def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, list[str]]:
+        """The ids of consumers that are attached at the owner of a partition, by subscription."""
+        return self._run(self._client.consumers(topic, partition))
+
     def producers(self, topic: TopicLike) -> list[ProducerInfo]:
         """Who publishes to a topic."""
         return self._run(self._client.producers(topic))

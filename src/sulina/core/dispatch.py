@@ -5,13 +5,16 @@
   does not make its records fail, it gives them back.
 - key_shared: a record waits while another consumer holds records of its slot, so the order within a key is kept.
 - Whoever nacks a record, or is late with it, gives up its order: what comes after it does not wait for it.
-- Everything is bounded: when too many records are unacked, nothing new is read until some are.
+- Whoever does not ack in time, or takes nothing for as long while records wait for it, is late: what it does not hold
+  goes to others (see `members`), so that they are not held up for longer than that.
+- Everything is bounded: when too many records are unacked, nothing new is read until some are. One of several consumers
+  holds no more than half of those.
 
 `want` says what to read, `take` shares it out; time is an argument.
 """
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +25,7 @@ from sulina.core.ranges import Range, RangeMap, RangeSet
 UNACKED_RECORDS_MAX = 10_000  # of one subscription in one partition, before nothing new is read
 PIECES_MAX = 10_000  # that a cursor is in, before nothing new is read
 END = 2**63 - 1
+SHARING = (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,8 @@ class Dispatch:
         self._ready = RangeSet()
         self._delayed: list[tuple[float, int, int]] = []  # a heap: due, range
         self._held: dict[Member, RangeMap] = {}  # by number of sending
+        self._holding: Counter[Member] = Counter()  # how many records
+        self._idle_since: dict[Member, float] = {}  # of those who cannot take what waits for them
         self._outstanding: OrderedDict[int, _Outstanding] = OrderedDict()
         self._number = 0
         self._slots: dict[int, int] = {}  # of records that were read and are not acked
@@ -102,6 +108,11 @@ class Dispatch:
     def _unacked(self) -> int:
         return self.read_offset - self.cursor.offset - self.cursor.acked.count
 
+    def can_take(self, member: Member) -> bool:
+        """Return whether a consumer may be sent something of this partition."""
+        is_bounded = len(self._members.present) > 1 and self._members.kind in SHARING
+        return member.is_able and (not is_bounded or self._holding[member] < max(1, self._unacked_max // 2))
+
     # What to read
 
     def want(self, end_offset: int) -> Range | None:
@@ -111,22 +122,20 @@ class Dispatch:
             if ready is not None:
                 return ready
         pieces = len(self.cursor.acked) + len(self.cursor.attempts)
-        if self.read_offset < end_offset and self._unacked < self._unacked_max and pieces < PIECES_MAX:
-            keyed = self._members.kind == SubscriptionKind.KEY_SHARED
-            able = any(member.is_able for member in self._members.present) if keyed else self._peek()
-            if able:
-                return (self.read_offset, END)
-        return None
+        has_room = self._unacked < self._unacked_max and pieces < PIECES_MAX
+        return (self.read_offset, END) if self.read_offset < end_offset and has_room and self._peek() else None
 
     def _peek(self) -> bool:
-        if self._members.kind == SubscriptionKind.SHARED:
-            return any(member.is_able for member in self._members.present)
-        return bool(self._members.present) and self._members.present[0].is_able
+        if self._members.kind in SHARING:
+            return any(map(self.can_take, self._members.timely))
+        first = self._members.first
+        return first is not None and self.can_take(first)
 
     def _first_ready(self) -> Range | None:
+        """Return the span from the first record that can be sent on: what is ready in it goes out together."""
         if self._members.kind != SubscriptionKind.KEY_SHARED:
-            return next(iter(self._ready)) if self._peek() else None
-        now = (self._changes, *((member, member.is_able) for member in self._members.present))
+            return (next(iter(self._ready))[0], self.read_offset) if self._peek() else None
+        now = (self._changes, self._members.version, *map(self.can_take, self._members.present))
         if self._stuck == now:
             return None
         blocked: set[int] = set()
@@ -135,14 +144,14 @@ class Dispatch:
                 slot = self._slots[offset]
                 if slot not in blocked:
                     if self._receiver(slot) is not None:
-                        return (offset, end)
+                        return (offset, self.read_offset)
                     blocked.add(slot)
         self._stuck = now
         return None
 
     def _receiver(self, slot: int) -> Member | None:
         owner = self._members.owner_of(slot)
-        if owner is None or not owner.is_able:
+        if owner is None or not self.can_take(owner):
             return None
         holder = self._holders.get(slot)
         return owner if holder is None or holder[0] is owner else None
@@ -167,7 +176,7 @@ class Dispatch:
             if batch.slots:
                 self._share_by_slot(batch, number, pieces, blocked, sendings)
             elif pieces:
-                member = self._members.next_able()
+                member = self._members.next_able(self.can_take)
                 if member is None:
                     break
                 for low, high in pieces:
@@ -203,10 +212,16 @@ class Dispatch:
     def _send(self, start: int, end: int, member: Member, batch: int, sendings: list[Sending]) -> None:
         self._ready.remove(start, end)
         member.credit -= end - start
+        self._holding[member] += end - start
+        self._idle_since.pop(member, None)
         for low, high, failed in self.cursor.attempts.pieces(start, end, 0):
-            # To keep the order, only the last sending of a consumer may grow.
-            sending = next((sent for sent in reversed(sendings) if sent.member is member), None)
-            if sending is None or sending.attempt != failed + 1:
+            # To keep the order, only the last sending of a consumer may grow. Where consumers share, what has failed
+            # has given up its order: one sending for each attempt is enough.
+            mine = [sent for sent in sendings if sent.member is member]
+            if self._members.kind not in SHARING:
+                mine = mine[-1:]
+            sending = next((sent for sent in mine if sent.attempt == failed + 1), None)
+            if sending is None:
                 sending = Sending(member, failed + 1)
                 sendings.append(sending)
             sending.add(low, high, batch)
@@ -230,6 +245,7 @@ class Dispatch:
         count = 0
         for start, end in ranges:
             for low, high in self._release(member, start, end):
+                self._members.has_acked(member)
                 count += self.cursor.ack(low, high)
                 if self._slots:
                     for offset in range(low, high):
@@ -239,6 +255,8 @@ class Dispatch:
     def nack(self, member: Member, ranges: Sequence[Range], due: float) -> int:
         """These are to be sent again, once they are due; how many of them the consumer held."""
         pieces = [piece for start, end in ranges for piece in self._release(member, start, end)]
+        if pieces:
+            self._members.has_acked(member)  # it is at work, whatever came of it
         self._fail(pieces, due)
         return sum(end - start for start, end in pieces)
 
@@ -246,7 +264,8 @@ class Dispatch:
         """The consumer has left, or is being replaced: what it holds is anybody's."""
         for start, end in self._release(member, 0, END):
             self._ready.add(start, end)
-        self._held.pop(member, None)
+        for known in (self._held, self._holding, self._idle_since):
+            known.pop(member, None)
 
     def _release(self, member: Member, start: int, end: int, number: int | None = None) -> list[Range]:
         held = self._held.get(member)
@@ -256,6 +275,7 @@ class Dispatch:
         for low, high, sent in held.pop(start, end, number):
             outstanding = self._outstanding[sent]
             outstanding.remaining -= high - low
+            self._holding[member] -= high - low
             if not outstanding.remaining:
                 del self._outstanding[sent]
             released.append((low, high))
@@ -290,10 +310,12 @@ class Dispatch:
     def tick(self, now: float) -> int:
         """Let pass what is due; how many records were not acked in time."""
         late = 0
+        self._members.pass_time(now)
         while self._outstanding:
             number, oldest = next(iter(self._outstanding.items()))
             if oldest.deadline > now:
                 break
+            self._members.is_late(oldest.member, now, self.rules.ack_timeout_seconds)
             pieces = self._release(oldest.member, *oldest.span, number)
             late += sum(end - start for start, end in pieces)
             self._fail(pieces, now + self.rules.redelivery_delay_seconds)
@@ -302,13 +324,28 @@ class Dispatch:
             self._changes += 1
             for low, high in self.cursor.unacked(start, end):
                 self._ready.add(low, high)
+        if self._members.kind == SubscriptionKind.KEY_SHARED:
+            self._look_for_idle(now)
         return late
+
+    def _look_for_idle(self, now: float) -> None:
+        """Find consumers that take nothing while keyed records wait: nothing of theirs may be under way to time out."""
+        seconds = self.rules.ack_timeout_seconds
+        for member in self._members.present:
+            if not self._ready or self.can_take(member):
+                self._idle_since.pop(member, None)
+            elif now - self._idle_since.setdefault(member, now) >= seconds:
+                self._members.is_late(member, now, seconds)
 
     def next_tick(self) -> float | None:
         """When `tick` will have something to do."""
         times = [self._delayed[0][0]] if self._delayed else []
         if self._outstanding:
             times.append(next(iter(self._outstanding.values())).deadline)
+        if (next_try := self._members.next_try) is not None:
+            times.append(next_try)
+        timely = [since for member, since in self._idle_since.items() if member.late_until is None]
+        times += [since + self.rules.ack_timeout_seconds for since in timely]
         return min(times, default=None)
 
     def change_rules(self, rules: DispatchRules, now: float) -> None:

@@ -66,6 +66,11 @@ def cursor(topic: TopicName, name: str, partition: int) -> str:
     return f"{subscription(topic, name)}/cursor/{partition}"
 
 
+def holder(topic: TopicName, name: str) -> str:
+    """The consumer that an exclusive or failover subscription delivers to."""
+    return f"{subscription(topic, name)}/holder"
+
+
 # The cluster
 
 CLUSTER = "/cluster/"

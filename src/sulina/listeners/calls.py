@@ -182,6 +182,7 @@ METHODS: dict[str, _Method] = {
             _name(a.topic), a.subscription, Position.parse(a.position), partition=a.partition
         ),
     ),
+    "consumers": (_Partition, lambda broker, a: broker.consumers(_name(a.topic), a.partition)),
     "subscribers": (_Topic, _subscribers),
     "producers": (_Topic, lambda broker, a: broker.producers_of(_name(a.topic))),
     "pubsub_metrics": (_PubSubMetrics, _pubsub_metrics),

@@ -192,8 +192,11 @@ class Admin:
             return
         if asked.kind is not UNSET or asked.start is not UNSET:
             raise InvalidInput("a body has either seek, for what exists, or kind and start, to create it")
-        partition = None if asked.partition is UNSET else asked.partition
-        info = await self._broker.seek(name, exchange.path["sub"], Position.parse(asked.seek), partition=partition)
+        position, subscription = Position.parse(asked.seek), exchange.path["sub"]
+        if asked.partition is UNSET:
+            info = await self._broker.seek_everywhere(name, subscription, position)
+        else:
+            info = await self._broker.seek(name, subscription, position, partition=asked.partition)
         await show(exchange, info)
 
     async def delete_subscription(self, exchange: Exchange) -> None:

@@ -376,6 +376,7 @@ class Session:
         consumer = Consumer(
             name=frame.name or f"{self._name}/{frame.consumer}",
             credit=frame.credit,
+            id=frame.consumer_id,
             deliver=partial(self._deliver, frame.consumer),
             dismissed=partial(self._dismissed, frame.consumer),
         )

@@ -35,7 +35,7 @@ from sulina.listeners.peer import PeerNetwork, split_address
 from sulina.listeners.websocket import WebSocketListener
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node.cluster import kill_steps, open_archives, open_metadata, take_directory
-from sulina.node.remote import Remote
+from sulina.node.remote import RemoteOwners
 from sulina.node.tracing import Tracing
 from sulina.ports import Files, MetadataStore
 from sulina.storage.files import OsFiles, VolatileFiles
@@ -108,9 +108,9 @@ class Node:
 
     async def _join(self, store_id: str, peers: PeerNetwork, exits: contextlib.AsyncExitStack) -> None:
         settings = self.settings
-        remote = Remote(self.connector)
-        exits.push_async_callback(remote.close)
-        self.broker.remote = remote.publish
+        others = RemoteOwners(self.connector)
+        exits.push_async_callback(others.close)
+        self.broker.others = others
         self.broker.hub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         registration = Registration(

@@ -97,6 +97,7 @@ class Subscribe(Frame, frozen=True, tag="sub"):
     start: Name = "latest"
     credit: Credit = 1000
     name: Name = ""
+    consumer_id: Name = ""  # the same at every broker, and no other's of this name; none: the name has to do
 
 
 class AddCredit(Frame, frozen=True, tag="credit"):

@@ -1,0 +1,70 @@
+"""What several brokers have to agree on: dead letters that end, consumers that are one, cursors of all partitions."""
+
+from pathlib import Path
+
+import pytest
+
+from sulina.broker.consumer import Consumer
+from sulina.core import keys
+from sulina.core.cursor import Cursor
+from sulina.core.holder import Claim, Holder, claim
+from sulina.core.topic import Policy, TopicSettings
+from sulina.errors import InvalidSettings, NotServing
+from sulina.types import TopicName
+from sulina.wire.messages import SubscriptionSettings
+from tests.support.brokers import brokers
+
+ONE, TWO = TopicName.parse("/default/one"), TopicName.parse("/default/two")
+
+
+async def test_p12_of_two_brokers_that_make_the_halves_of_a_circle_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        for name in (ONE, TWO):
+            await a.put_topic(name, TopicSettings())
+            await b.fetch_topic(name)
+        change = a._catalogue.change_topic
+
+        async def after_the_other(*arguments: object) -> None:
+            """What was checked is not so any more when it is written."""
+            monkeypatch.undo()
+            await b.put_topic(TWO, TopicSettings(policy=Policy(dead_letter=str(ONE))))
+            await change(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(a._catalogue, "change_topic", after_the_other)
+        with pytest.raises(InvalidSettings, match="circle"):
+            await a.put_topic(ONE, TopicSettings(policy=Policy(dead_letter=str(TWO))))
+
+
+async def test_p12_the_cursor_of_a_former_holder_is_not_written(tmp_path: Path) -> None:
+    """The entry has changed, and the owner has not heard of it yet."""
+    async with brokers(tmp_path, "a") as world:
+        a = world.running["a"]
+        await a.put_topic(ONE, TopicSettings())
+        await world.publish(ONE, b"0")
+        consumer = Consumer(name="one", id="1", credit=1)
+        await a.attach(ONE, "s", SubscriptionSettings(start="earliest"), consumer)
+        subscription = a._topics[ONE].subscriptions["s"]
+        fences = subscription.fences(0)
+        await a._claim(a._topics[ONE], subscription, Consumer(name="one", id="2"))
+        cursor = Cursor(1)
+        with pytest.raises(NotServing):
+            await a._writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, fences)
+        await a._writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, subscription.fences(0))
+
+
+@pytest.mark.parametrize(
+    ("holder", "attached", "verdict"),
+    [
+        (None, None, Claim.MAY_TAKE),
+        (Holder(consumer="me", id="1"), None, Claim.HOLDS),
+        (Holder(consumer="me", id="0"), None, Claim.MAY_TAKE),
+        (Holder(consumer="you", id="2"), None, Claim.MUST_ASK),
+        (Holder(consumer="you", id="2"), {"2", "3"}, Claim.REFUSED),
+        (Holder(consumer="you", id="2"), {"3"}, Claim.MAY_TAKE),
+    ],
+)
+def test_p12_who_may_hold_a_subscription(holder: Holder | None, attached: set[str] | None, verdict: Claim) -> None:
+    assert claim(holder, Holder(consumer="me", id="1"), attached) is verdict

@@ -79,7 +79,13 @@ class Broker(ClusterMember):
             metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
         )
         self._readers = Readers(
-            metadata, self._catalogue, options, self._topics.get, clock=self._clock, events=self.events
+            metadata,
+            self._catalogue,
+            options,
+            self._topics.get,
+            clock=self._clock,
+            shown_time=self._timekeeper.now,
+            events=self.events,
         )
         self.producers = Producers(
             metadata, self._catalogue, broker_id=options.broker_id, present=self._present, clock=self._clock
@@ -179,14 +185,18 @@ class Broker(ClusterMember):
         )
 
     async def _retain_regularly(self) -> None:
+        await self._timekeeper.look()
         while True:
             await asyncio.sleep(self.options.retention_interval_seconds)
             await self.retain()
 
     async def retain(self) -> int:
         """Let topics forget what their policies say and no registered reader needs; how many segments went."""
+        shown = await self._timekeeper.look()
         await self._readers.look()
-        return await self._logs.retain(list(self._topics.values()), self._readers.keep_from)
+        removed = await self._logs.retain(list(self._topics.values()), self._readers.keep_from, shown)
+        self.metrics.retention_rounds.inc()
+        return removed
 
     # Records
 

@@ -20,7 +20,7 @@ from sulina.broker.partition import Log, Partition
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
-from sulina.core.retention import Retention
+from sulina.core.retention import KnownTime, Retention
 from sulina.core.segment import SegmentLimits
 from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
@@ -174,16 +174,21 @@ class Logs:
         else:
             log.reconfigure(self._options_of(topic))
 
-    async def retain(self, topics: Iterable[Topic], keep_from: Callable[[PartitionName], Offset | None]) -> int:
+    async def retain(
+        self, topics: Iterable[Topic], keep_from: Callable[[PartitionName], Offset | None], shown: float | None
+    ) -> int:
         """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
 
-        What is in the archive may go from the disk all the same: it can still be read.
+        What is in the archive may go from the disk all the same: it can still be read. `shown` is the time that ages
+        are told by (`core.shown_time`); None: it is not known, so nothing goes because of its age.
         """
         removed = 0
         for topic in topics:
             policy = topic.policy
             limits = Retention(bytes_max=policy.retention_bytes, age_seconds_max=policy.retention_seconds)
             local = Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
+            if shown is None:
+                limits, local = replace(limits, age_seconds_max=None), replace(local, age_seconds_max=None)
             if limits == FOR_EVER and (local == FOR_EVER or self._tiers is None):
                 continue
             for partition in topic.partitions:
@@ -191,12 +196,18 @@ class Logs:
                     continue
                 try:
                     async with partition.using() as log:
-                        kept = replace(limits, keep_from=keep_from(partition.name))
+                        kept = replace(
+                            limits, keep_from=keep_from(partition.name), time=self._time(partition, log, shown)
+                        )
                         removed += len(await _retained(log, kept, local))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.
                     _logger.error("retention_failed", partition=str(partition.name), error=str(error))
         return removed
+
+    def _time(self, partition: Partition, log: Log, shown: float | None) -> KnownTime:
+        now = self._clock.monotonic()
+        return KnownTime(shown=shown or 0.0, monotonic=now, sightings=partition.sighted(log, now))
 
     # Directories and archives of partitions that are not ours
 

@@ -15,6 +15,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.broker.owner import Owner
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
+from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic
 from sulina.broker.topics import Topics
 from sulina.core import keys
@@ -70,6 +71,8 @@ class ClusterMember(Topics):
             metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
         )
         self._owner: Owner | None = None
+        self._timekeeper = Timekeeper(metadata, clock=self._clock, events=self.events, others=self._other_clocks)
+        self.metrics.collect_clock(lambda: self._timekeeper.ahead_seconds)
         self._news = asyncio.Event()  # set, and replaced, when a topic has come or changed
         self._sampled = (0.0, 0, 0.0)  # when, the bytes published until then, and the rate before
 
@@ -78,6 +81,11 @@ class ClusterMember(Topics):
         if self._standing is None or self._standing.cluster is None:
             raise InvalidSettings("this node is not part of a cluster: start it with --metadata etcd://…")
         return self._standing.cluster
+
+    def _other_clocks(self) -> list[float]:
+        if self._standing is None or self._standing.cluster is None:
+            return []
+        return self._standing.cluster.view.clocks(but=self.options.broker_id)
 
     # Joining and leaving
 
@@ -271,6 +279,7 @@ class ClusterMember(Topics):
             connections=self.counts.connections,
             consumers=self.counts.consumers,
             published_bytes_per_second=self._published_rate(),
+            clock_ahead_seconds=round(self._timekeeper.ahead_seconds, 1),
         )
 
     def _published_rate(self) -> float:
@@ -353,6 +362,7 @@ class ClusterMember(Topics):
             connections=self.counts.connections,
             published_bytes_per_second=self._published_rate(),
             uptime_seconds=None,
+            clock_ahead_seconds=round(self._timekeeper.ahead_seconds, 1),
         )
 
     async def unload(

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from sulina.broker.place import Place
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
+from sulina.core.retention import Sightings
 from sulina.errors import LogClosed, NotOwner, StaleEpoch, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
@@ -32,6 +33,15 @@ class Partition:
         self._log: Log | None = None
         self._turn: asyncio.Task[Log | None] | None = None  # being opened, or being closed because idle
         self._users = 0
+        self._sightings = Sightings()
+        self._sighted_epoch = -1
+
+    def sighted(self, log: Log, now: float) -> Sightings:
+        """Note where the log ends now, by the monotonic clock; all that was noted under this epoch."""
+        if log.view.epoch != self._sighted_epoch:
+            self._sightings, self._sighted_epoch = Sightings(), log.view.epoch
+        self._sightings.note(log.end_offset if isinstance(log, TieredLog) else log.view.next_offset, now)
+        return self._sightings
 
     @property
     def log_if_open(self) -> Log | None:

@@ -54,6 +54,13 @@ class LoadReport(Struct, frozen=True, kw_only=True):
     consumers: int
     published_bytes_per_second: float = 0.0
     delivered_bytes_per_second: float = 0.0
+    clock_ahead_seconds: float = 0.0  # as it knows itself; 0: about right
+
+
+class RememberedTime(Struct, frozen=True, kw_only=True):
+    """The newest time that has been shown (`core.shown_time`), so that it outlives the brokers."""
+
+    shown_ms: int
 
 
 class Assignment(Struct, frozen=True, kw_only=True):

@@ -77,6 +77,7 @@ UNASSIGNED = "/cluster/unassigned/"
 EPOCHS = "/cluster/epochs/"
 UNLOADS = "/cluster/unloads/"
 OBJECTS = "/cluster/objects"  # which object store all brokers share
+SHOWN_TIME = "/cluster/time"  # the newest time that a broker's retention went by
 
 
 def register(broker_id: str) -> str:

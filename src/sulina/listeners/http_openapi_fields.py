@@ -240,6 +240,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("BrokerInfo", "connections"): "Open sessions, as it last reported.",
     ("BrokerInfo", "published_bytes_per_second"): "What it takes, as it last reported.",
     ("BrokerInfo", "uptime_seconds"): "Since it started; null while it is away.",
+    ("BrokerInfo", "clock_ahead_seconds"): "How far its clock is off; negative: behind the others; 0: about right.",
     ("UnloadInfo", "topic"): "`/namespace/topic`",
     ("UnloadInfo", "partition"): "Its number.",
     ("UnloadInfo", "step"): "How far it has come: `requested`, `quiesced`, `paused`, `sealed`, `unassigned`, `moved`.",

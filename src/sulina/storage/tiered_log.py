@@ -388,6 +388,7 @@ class TieredLog:
             age_seconds_max=local.age_seconds_max if local is not None else None,
             before_offset=view.start_offset,
             keep_from=view.next_offset,
+            time=retention.time,
         )
         removed = await self._log.retain(limits)
         self._update()

@@ -271,6 +271,7 @@ class BrokerInfo(Struct, frozen=True, kw_only=True):
     connections: int
     published_bytes_per_second: float
     uptime_seconds: float | None
+    clock_ahead_seconds: float = 0.0  # of the time that retention goes by; negative: behind the others; 0: about right
 
 
 class UnloadInfo(Struct, frozen=True, kw_only=True):

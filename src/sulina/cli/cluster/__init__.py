@@ -11,7 +11,7 @@ from sulina.cli.broker import COLUMNS, RIGHT, row
 from sulina.cli.remote import HERE, Remote
 
 if TYPE_CHECKING:
-    from sulina.wire.messages import UnloadInfo
+    from sulina.wire.messages import BrokerInfo, UnloadInfo
 
 DEFAULT_DIRECTORY = "./sulina-cluster"
 BROKERS_MAX = 50
@@ -39,6 +39,9 @@ def status(*, remote: Remote = HERE) -> None:
     )
     terminal.write(b"\n")
     terminal.print_table(COLUMNS, [row(info) for info in cluster.brokers], right=RIGHT)
+    for info in cluster.brokers:
+        if info.clock_ahead_seconds:
+            terminal.say(_clock_line(info))
     if cluster.unloads:
         terminal.write(b"\n")
         _print_moves(cluster.unloads)
@@ -94,6 +97,15 @@ def start(
         os.path.abspath(data), brokers=brokers, port=port, lease_seconds=lease_seconds, restart_seconds=restart_seconds
     )
     asyncio.run(Run(cluster, as_json=json).run())
+
+
+def _clock_line(info: "BrokerInfo") -> str:
+    off = terminal.seconds_text(abs(info.clock_ahead_seconds))
+    if info.clock_ahead_seconds < 0:
+        return f"the clock of {info.broker_id} is {off} behind the others: set it"
+    return (
+        f"the clock of {info.broker_id} is {off} ahead of the time that has been shown: set it; nothing expires by it"
+    )
 
 
 def _print_moves(moves: "list[UnloadInfo]") -> None:

@@ -32,6 +32,8 @@ from sulina.errors import (
     AlreadyExists,
     InvalidInput,
     LimitReached,
+    LogClosed,
+    LogStopped,
     NotReliable,
     NotServing,
     NotYet,
@@ -102,8 +104,15 @@ class Broker(ClusterMember):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it serves."""
+        """Whether it takes requests: it neither starts nor stops."""
         return self._state == "ready"
+
+    @property
+    def unready(self) -> str | None:
+        """Why it does not serve what it should; None: it does."""
+        if not self.is_ready:
+            return f"it is {self._state}"
+        return None if self._standing is None else self._standing.cut_off()
 
     async def start(self) -> None:
         """Load what exists. Logs are opened when they are first used."""
@@ -176,7 +185,7 @@ class Broker(ClusterMember):
         return NodeInfo(
             broker_id=self.options.broker_id,
             version=self.options.software,
-            is_ready=self.is_ready,
+            is_ready=self.unready is None,
             topics=len(self._topics),
             connections=self.counts.connections,
             uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
@@ -263,7 +272,9 @@ class Broker(ClusterMember):
                 options=options,
             )
         if accepted.appended is not None:
-            await accepted.appended
+            # Whatever it raises, the answer says in the words of the cluster.
+            with contextlib.suppress(LogClosed, LogStopped):
+                await accepted.appended
         return accepted.published()
 
     async def publish_records(
@@ -300,11 +311,15 @@ class Broker(ClusterMember):
         min_version: int | None = None,
         min_offset: int | None = None,
         wait_seconds: float = 0,
+        stale: bool = False,
     ) -> Fetched:
         """Read batches from `offset` on, waiting for the first if there is none yet.
 
+        `stale`: what is here will do, also while another broker may own the partition, and have more.
+
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
+            LeaseExpired: this broker has lost touch with the metadata store, and `stale` was not asked for.
         """
         await self.wait_for(
             name,
@@ -315,7 +330,8 @@ class Broker(ClusterMember):
             min_offset=min_offset,
             wait_seconds=wait_seconds,
         )
-        async with self._topic(name).partition(partition).using() as log:
+        read = self._topic(name).partition(partition)
+        async with read.reading(stale=stale) as log:
             found = await log.read(
                 Offset(offset),
                 max_bytes=min(max(max_bytes, 0), FETCH_BYTES_MAX),
@@ -327,6 +343,7 @@ class Broker(ClusterMember):
             next_offset=found.next_offset,
             version=found.version,
             end_offset=found.end_offset,
+            is_stale=read.is_stale,
         )
 
     async def wait_for(
@@ -365,16 +382,16 @@ class Broker(ClusterMember):
         """The commits of versions [start, end), a thousand at most."""
         if start < 0 or end < start:
             raise InvalidInput(f"[{start}, {end}) is not a range of versions")
-        async with self._topic(name).partition(partition).using() as log:
+        async with self._topic(name).partition(partition).reading() as log:
             return await log.commits(Version(start), Version(min(end, start + COMMITS_MAX)))
 
-    async def partition(self, name: TopicName, partition: int) -> PartitionInfo:
-        """Its offsets, version and segments."""
-        return await self._topic(name).partition(partition).info()
+    async def partition(self, name: TopicName, partition: int, *, stale: bool = False) -> PartitionInfo:
+        """Its offsets, version and segments. LeaseExpired, unless what is `stale` will do."""
+        return await self._topic(name).partition(partition).info(stale=stale)
 
-    async def locate(self, name: TopicName, partition: int, position: Position) -> int:
-        """The offset that a position means now."""
-        return await self._topic(name).partition(partition).locate(position)
+    async def locate(self, name: TopicName, partition: int, position: Position, *, stale: bool = False) -> int:
+        """The offset that a position means now. LeaseExpired, unless what is `stale` will do."""
+        return await self._topic(name).partition(partition).locate(position, stale=stale)
 
     # Subscriptions
 

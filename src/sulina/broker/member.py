@@ -185,6 +185,8 @@ class ClusterMember(Topics):
         """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
         for number in itertools.count(1):
             await asyncio.sleep(REPORT_SECONDS)
+            if not self._cluster.membership.may_ack():
+                await self._dismiss_clients()
             self._logs.report()
             if number % LEFTOVERS_EVERY == 0:
                 await self._let_go_of_leftovers()
@@ -195,6 +197,12 @@ class ClusterMember(Topics):
                     await self._finish_delete(name)
                 except (SulinaError, OSError) as error:
                     self.events.emit("topic_not_deleted", name, reason=str(error))
+
+    async def _dismiss_clients(self) -> None:
+        """While others may own what is ours, nothing is delivered here: whoever waits for records looks elsewhere."""
+        error = LeaseExpired(broker=self.options.broker_id)
+        for topic in list(self._topics.values()):
+            await topic.dismiss(error)
 
     async def _sync_topic(self, name: TopicName) -> None:
         before = self._topics.get(name)
@@ -349,6 +357,7 @@ class ClusterMember(Topics):
             unassigned=len(view.unassigned),
             recovering=sum(held.value.is_recovering for held in view.unassigned.values()),
             unloads=[self._unload_info(name, held.value) for name, held in sorted(view.unloads.items())],
+            is_stale=not self._standing.may_ack(),
         )
 
     def _alone(self, partitions: int) -> BrokerInfo:

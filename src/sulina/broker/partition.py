@@ -68,6 +68,23 @@ class Partition:
         finally:
             self._users -= 1
 
+    @asynccontextmanager
+    async def reading(self, *, stale: bool = False) -> AsyncIterator[Log]:
+        """The log, for an answer to a reader: raises at the end unless the partition was ours all the while.
+
+        `stale`: the reader has asked for what is here, also if another broker has more by now. LeaseExpired, NotOwner.
+        """
+        async with self.using() as log:
+            revision = self.place.revision
+            yield log
+            if not stale:
+                self.place.check_held(revision)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether another broker may have more than is here."""
+        return not self.place.may_ack(self.place.revision)
+
     async def _open(self) -> None:
         if not self.place.is_ours:
             raise self.place.refusal()
@@ -124,9 +141,9 @@ class Partition:
             await log.close()
         self.place.state = TopicState.CLOSED
 
-    async def locate(self, position: Position) -> Offset:
-        """The offset that a position means now, never outside the log."""
-        async with self.using() as log:
+    async def locate(self, position: Position, *, stale: bool = False) -> Offset:
+        """The offset that a position means now, never outside the log; of what is here, if `stale` will do."""
+        async with self.reading(stale=stale) as log:
             view = log.view
             match position.at:
                 case At.EARLIEST:
@@ -141,9 +158,9 @@ class Partition:
                 case At.VERSION:
                     return await _offset_of_version(log, position.value)
 
-    async def info(self) -> PartitionInfo:
-        """What the log has now."""
-        async with self.using() as log:
+    async def info(self, *, stale: bool = False) -> PartitionInfo:
+        """What the log has now; what is here, if `stale` will do."""
+        async with self.reading(stale=stale) as log:
             view = log.view
             return PartitionInfo(
                 topic=str(self.name.topic),
@@ -166,6 +183,7 @@ class Partition:
                 ],
                 error=str(log.stopped or log.damage or "") or None,
                 archived_offset=log.archived.next_offset if isinstance(log, TieredLog) else None,
+                is_stale=self.is_stale,
             )
 
 

@@ -20,6 +20,19 @@ class Standing:
     def may_ack(self) -> bool:
         return self.cluster is not None and self.cluster.membership.may_ack()
 
+    def cut_off(self) -> str | None:
+        """Return why this broker may not speak for what is assigned to it; None: it may."""
+        if self.cluster is None:
+            return "it has not joined its cluster yet"
+        member = self.cluster.membership
+        if member.is_replaced:
+            return (
+                f"another process serves as broker {self.broker_id}, with a copy of its data directory: end one of them"
+            )
+        if not member.may_ack():
+            return "it has lost touch with the metadata store: what it owned may be another's by now"
+        return None
+
     def elsewhere(self, partition: PartitionName) -> NotServing:
         if self.cluster is None:
             return NotServing(reason="it has not joined its cluster yet")

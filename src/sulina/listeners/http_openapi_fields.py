@@ -87,6 +87,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("PartitionInfo", "segments"): "Its files.",
     ("PartitionInfo", "error"): "Why it takes no records, if it does not.",
     ("PartitionInfo", "archived_offset"): "Everything before it is in the archive; null: there is no archive.",
+    ("PartitionInfo", "is_stale"): "Another broker may have more: `stale` was asked for.",
     ("SegmentInfo", "name"): "Of the file.",
     ("SegmentInfo", "start_offset"): "Its first record.",
     ("SegmentInfo", "end_offset"): "One past its last record.",
@@ -261,6 +262,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("ClusterInfo", "unassigned"): "Partitions that wait for an owner.",
     ("ClusterInfo", "recovering"): "Those among them that wait for a broker that alone has all of them.",
     ("ClusterInfo", "unloads"): "What is on its way from one broker to another.",
+    ("ClusterInfo", "is_stale"): "The broker that answers has lost touch with the metadata store: so it was before.",
     ("Rebalanced", "moves"): "What has been asked for; none when there is nothing to gain.",
 }  # fmt: skip
 

@@ -63,6 +63,10 @@ PARAMETERS: dict[str, Shape] = {
 }
 
 
+_YES_OR_NO: Shape = {"type": "boolean", "default": False}
+_STALE = "What this broker has will do, also if another may own the partition by now, and have more."
+
+
 def _whole(least: int = 0, most: int = NUMBER_MAX) -> Shape:
     return {"type": "integer", "minimum": least, "maximum": most}
 
@@ -234,6 +238,7 @@ def _fetch(limits: HttpLimits) -> Shape:
             {**_whole(0, wait_ms), "default": 0},
             "How long to wait if there is no record yet; the answer may then still have none.",
         ),
+        _asked("stale", _YES_OR_NO, _STALE),
     ]
     content = {
         "application/json": {"schema": _ref("RecordsOut"), "example": answer},
@@ -293,7 +298,8 @@ def _topics() -> Shape:
         PARTITION: {
             "get": _operation(
                 "topics", "getPartition", "Show a partition", "Its offsets, its version and its segments.",
-                {"200": _json("PartitionInfo", "The partition.")}, (307, 422), at=of,
+                {"200": _json("PartitionInfo", "The partition.")}, (307, 422, 503), at=of,
+                parameters=[_asked("stale", _YES_OR_NO, _STALE)],
             )
         },
         f"{PARTITION}/commits": {
@@ -544,7 +550,7 @@ def _node() -> Shape:
         },
         "/ready": {
             "get": _operation(
-                "node", "getReady", "Is it ready?", "Whether it serves; 503 while it starts and stops.",
+                "node", "getReady", "Is it ready?", "Whether it serves; 503 with the reason while it cannot.",
                 fine, (503,), common=_SIMPLE,
             )
         },

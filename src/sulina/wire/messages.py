@@ -63,6 +63,7 @@ class PartitionInfo(Struct, frozen=True, kw_only=True):
     segments: list[SegmentInfo]
     error: str | None = None  # why it takes no records
     archived_offset: int | None = None  # everything before it is in the archive; None: there is none
+    is_stale: bool = False  # another broker may have more: the reader has asked for what is here all the same
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):
@@ -192,6 +193,7 @@ class Fetched(Struct, frozen=True, kw_only=True):
     next_offset: int
     version: int
     end_offset: int
+    is_stale: bool = False  # another broker may have more: the reader has asked for what is here all the same
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):
@@ -296,6 +298,7 @@ class ClusterInfo(Struct, frozen=True, kw_only=True):
     unassigned: int
     recovering: int
     unloads: list[UnloadInfo]
+    is_stale: bool = False  # that broker has lost touch with the metadata store: so it was when it last heard
 
 
 class Rebalanced(Struct, frozen=True, kw_only=True):

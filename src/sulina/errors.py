@@ -549,13 +549,15 @@ class LogLocked(PubSubError):
 
 
 class LogStopped(PubSubError):
-    """A write failed, so what is on disk is unknown until the log is opened again.
+    """A write failed, so what is on disk is unknown until the log is opened again, which a broker does by itself.
 
-    Nothing acknowledged is affected. What was waiting may be written: reopen, then retry it as the same txn or origin.
+    Nothing acknowledged is affected. What was waiting may be written: retry it as the same txn or origin.
     """
 
+    retryable = True
+
     def __init__(self, *, path: str, cause: BaseException) -> None:
-        super().__init__(f"the log in {path} stopped: {cause}; repair the cause, then open it again")
+        super().__init__(f"the log in {path} stopped: {cause}; it is opened again when the disk takes writes")
         self.path, self.cause = path, cause
         self.__cause__ = cause
 

@@ -61,6 +61,7 @@ from sulina.wire.messages import (
 
 COMMITS_MAX = 1000
 FETCH_BYTES_MAX = 16 << 20
+REOPEN_LOOK_SECONDS = 1.0  # between two looks at logs that have stopped
 
 
 class Broker(ClusterMember):
@@ -112,7 +113,11 @@ class Broker(ClusterMember):
         """Why it does not serve what it should; None: it does."""
         if not self.is_ready:
             return f"it is {self._state}"
-        return None if self._standing is None else self._standing.cut_off()
+        cut_off = None if self._standing is None else self._standing.cut_off()
+        if cut_off is not None or not (stopped := self._logs.stopped()):
+            return cut_off
+        name, reason = min(stopped.items())
+        return f"{len(stopped)} of its partitions take no records, among them {name}: {reason}"
 
     async def start(self) -> None:
         """Load what exists. Logs are opened when they are first used."""
@@ -152,6 +157,7 @@ class Broker(ClusterMember):
         self.producers.start()
         self.hub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
+        self._tasks.append(asyncio.create_task(self._reopen_regularly(), name="reopen-logs"))
         self._state = "ready"
         self.events.emit("broker_started", broker_id=self.options.broker_id, topics=len(self._topics))
 
@@ -198,6 +204,11 @@ class Broker(ClusterMember):
         while True:
             await asyncio.sleep(self.options.retention_interval_seconds)
             await self.retain()
+
+    async def _reopen_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(REOPEN_LOOK_SECONDS)
+            await self._logs.reopen_stopped()
 
     async def retain(self) -> int:
         """Let topics forget what their policies say and no registered reader needs; how many segments went."""

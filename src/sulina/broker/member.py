@@ -407,6 +407,18 @@ class ClusterMember(Topics):
             await self._heard(owners)
         return asked
 
+    async def cancel_unloads(self, name: TopicName, *, partition: int | None = None) -> list[UnloadInfo]:
+        """Take back the wishes that partitions leave their owners; which. One that is carried out stays as it is.
+
+        A broker that drains wishes again, and is to be activated instead.
+        """
+        topic = self._topic(name)
+        if partition is not None:
+            topic.check_number(partition)
+        places = [place for place in topic.places if partition in (None, place.name.partition)]
+        wishes = {place.name: await self._cluster.cancel_unload(place.name) for place in places}
+        return [self._unload_info(place, wish) for place, wish in wishes.items() if wish is not None]
+
     async def _homed(self, partitions: Sequence[PartitionName]) -> None:
         """Each has an owner, or waits for the one that alone has its records. NotServing: not even after a while."""
         view = self._cluster.view

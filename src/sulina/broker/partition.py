@@ -12,7 +12,7 @@ from sulina.broker.place import Place
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
 from sulina.core.retention import Sightings
-from sulina.errors import LogClosed, NotOwner, StaleEpoch, VersionNotRetained
+from sulina.errors import LogClosed, NotOwner, NotServing, StaleEpoch, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
@@ -52,14 +52,18 @@ class Partition:
     async def using(self) -> AsyncIterator[Log]:
         """The log; opened if need be, by one for all. LogLocked, Corrupt, NotServing, LimitReached."""
         self._users += 1
+        log: Log | None = None
         try:
             while self._log is None:
                 await self._open()
-            yield self._log
+            log = self._log
+            yield log
         except LogClosed:
-            if self.place.is_here:
+            if not self.place.is_here:
+                raise self.place.refusal() from None
+            if log is self._log:
                 raise
-            raise self.place.refusal() from None
+            raise NotServing(reason=f"the log of {self.name} is being opened again") from None
         except StaleEpoch:
             if self.place.rights is None:
                 raise
@@ -119,6 +123,23 @@ class Partition:
             await log.close()
 
         self._begin(close())
+        assert self._turn is not None
+        await asyncio.shield(self._turn)
+
+    async def reopen(self) -> None:
+        """Close a log that has stopped, and recover it from what is on disk; what follows goes into a new file."""
+        log, self._log = self._log, None
+        if log is None:
+            return
+
+        async def again() -> Log:
+            await log.close()
+            opened = await self._opener(self)
+            # Of the file in which a sync has failed nobody knows what a later sync would say.
+            await opened.fsync_and_rotate()
+            return opened
+
+        self._begin(again())
         assert self._turn is not None
         await asyncio.shield(self._turn)
 

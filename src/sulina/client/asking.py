@@ -10,6 +10,7 @@ from sulina.errors import (
     ArchiveFailed,
     Disconnected,
     LeaseExpired,
+    LogStopped,
     MetadataFailed,
     NotServing,
     QueueFull,
@@ -33,7 +34,7 @@ class Outcome(Enum):
 
 def outcome(error: BaseException) -> Outcome:
     """Of a request that was sent."""
-    if isinstance(error, Disconnected | LeaseExpired | ArchiveFailed | MetadataFailed):
+    if isinstance(error, Disconnected | LeaseExpired | LogStopped | ArchiveFailed | MetadataFailed):
         return Outcome.UNKNOWN
     return Outcome.REFUSED if isinstance(error, QueueFull | NotServing) else Outcome.FINAL
 

@@ -113,6 +113,11 @@ class _Unload(Struct, forbid_unknown_fields=True):
     partition: int | None = None
 
 
+class _CancelUnloads(Struct, forbid_unknown_fields=True):
+    topic: Name
+    partition: int | None = None
+
+
 class _Broker(Struct, forbid_unknown_fields=True):
     broker_id: Name
 
@@ -189,6 +194,7 @@ METHODS: dict[str, _Method] = {
     "lookup": (_Topic, lambda broker, a: broker.lookup(_name(a.topic))),
     "cluster": (_Nothing, lambda broker, _: broker.cluster()),
     "unload": (_Unload, _unload),
+    "cancel_unloads": (_CancelUnloads, lambda broker, a: broker.cancel_unloads(_name(a.topic), partition=a.partition)),
     "unloads": (_Topic, lambda broker, a: broker.unloads(_name(a.topic))),
     "drain_broker": (_Broker, lambda broker, a: broker.drain_broker(checked_broker(a.broker_id))),
     "activate_broker": (_Broker, lambda broker, a: broker.activate_broker(checked_broker(a.broker_id))),

@@ -478,7 +478,12 @@ def _cluster() -> Shape:
             "get": _operation(
                 "cluster", "listUnloads", "Show how unloads go on", "Those under way; none when all are done.",
                 {"200": _json("UnloadsOut", "What is under way.")}, (422,), at=at,
-            )
+            ),
+            "delete": _operation(
+                "cluster", "cancelUnloads", "Cancel unloads", "Those not carried out yet; their owners stay.",
+                {"200": _json("UnloadsOut", "What was taken back.")}, (422, 503), at=at,
+                parameters=[_asked("partition", _whole(0, PARTITIONS_MAX - 1), "Only this one.")],
+            ),
         },
         CLUSTER: {
             "get": _operation(

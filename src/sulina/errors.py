@@ -453,12 +453,16 @@ class NotOwner(NotServing):
 class Recovering(NotServing):
     """Its owner died, and only that broker has everything it acknowledged: it must return, or be given up."""
 
-    def __init__(self, *, topic: str, partition: int, broker: str) -> None:
+    def __init__(self, *, topic: str, partition: int, broker: str, only_there: tuple[int, int] | None = None) -> None:
+        what = "what is not in the archive"
+        if only_there is not None:
+            start, end = only_there
+            what = f"everything from offset {start} on" + (f", as far as it said up to {end}" if end > start else "")
         super().__init__(
-            reason=f"partition {partition} of {topic} waits for broker {broker}, which alone has all of it; "
+            reason=f"partition {partition} of {topic} waits for broker {broker}, which alone has {what}; "
             f"start that broker again, or give up what only it has: sulina topic move {topic} --to BROKER --force"
         )
-        self.topic, self.partition, self.broker = topic, partition, broker
+        self.topic, self.partition, self.broker, self.only_there = topic, partition, broker, only_there
 
 
 class LeaseExpired(NotServing):
@@ -557,7 +561,8 @@ class LogStopped(PubSubError):
     retryable = True
 
     def __init__(self, *, path: str, cause: BaseException) -> None:
-        super().__init__(f"the log in {path} stopped: {cause}; it is opened again when the disk takes writes")
+        then = "; it is opened again when the disk takes writes" if isinstance(cause, OSError) else ""
+        super().__init__(f"the log in {path} stopped: {cause}{then}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
 

@@ -109,6 +109,12 @@ async def test_u2_a_move_that_fails_says_why_and_can_be_cancelled(world: World) 
     print(f"the move says: {await until('the move says why it fails', error, 20.0)}")
     answer = await world.tell(f"/v1/topics{TOPIC}/unloads", method="DELETE")
     assert len(answer["unloads"]) == 1
+    objects = Path(world.objects.removeprefix("file://"))
+
+    async def is_clean() -> bool:
+        return not [path for path in objects.rglob("topic=*/*/*.*") if path.is_file()]
+
+    await until("what was put in vain is gone", is_clean, 10.0)
     found = await world.ask(f"/v1/topics{TOPIC}/unloads")
     assert found["unloads"] == []
     assert await world.owner_of(TOPIC) == "a"

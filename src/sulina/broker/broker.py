@@ -234,6 +234,8 @@ class Broker(ClusterMember):
     ) -> Accepted:
         """Take batches without waiting for them to be durable: the answer's future says when they are."""
         self._check_serving()
+        if topic not in self._by_text:
+            await self.hear_of(TopicName.parse(topic))
         with self._rejecting(topic):
             return await self.topic_named(topic).accept(
                 data,

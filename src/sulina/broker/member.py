@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
 import structlog
 
 from sulina.broker.archives import Archives
@@ -48,6 +49,9 @@ REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
 OBJECTS_SECONDS, OBJECTS_PAUSE_SECONDS = 20.0, 0.5  # for the object store to answer when a broker starts
 REPORT_SECONDS = 1.0  # between two words on how far the logs have come
 TIDY_EVERY, LEFTOVERS_EVERY = 5, 300  # such rounds
+UNHEARD_SECONDS, UNHEARD_MAX = 0.05, 1000  # that a topic is known not to exist; how many such
+LOOKUPS_MAX = 16  # of topics that are not known here, at a time; whoever comes then is told that there is none
+NEWS_SECONDS = 0.5  # for a watch to bring a topic that exists, before it is fetched
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
 
 _logger = structlog.get_logger("sulina.member")
@@ -73,6 +77,8 @@ class ClusterMember(Topics):
         self._owner: Owner | None = None
         self._timekeeper = Timekeeper(metadata, clock=self._clock, events=self.events, others=self._other_clocks)
         self.metrics.collect_clock(lambda: self._timekeeper.ahead_seconds)
+        self._lookups = 0
+        self._unheard: dict[TopicName, float] = {}  # topics that there are not, and until when nobody looks again
         self._news = asyncio.Event()  # set, and replaced, when a topic has come or changed
         self._sampled = (0.0, 0, 0.0)  # when, the bytes published until then, and the rate before
 
@@ -271,6 +277,27 @@ class ClusterMember(Topics):
             self._sync_namespace(name.namespace)
             await self._sync_topic(name)
         return self._topics.get(name)
+
+    async def hear_of(self, name: TopicName) -> None:
+        """See to it that a topic is known here if it exists: another broker may have made it a moment ago."""
+        if name in self._topics or self._standing is None or self._state != "ready":
+            return
+        now = self._clock.monotonic()
+        if now < self._unheard.get(name, 0.0) or self._lookups >= LOOKUPS_MAX:
+            return  # it was looked up just now, and there was none
+        self._lookups += 1
+        try:
+            entry = await self._metadata.get(keys.delivery(name))
+            if entry is not None and not msgspec.json.decode(entry.value, type=StoredTopic).is_deleting:
+                await self.topic_when_known(name, NEWS_SECONDS) or await self.fetch_topic(name)
+                return
+        except (SulinaError, OSError, msgspec.DecodeError) as error:
+            _logger.warning("topic_not_looked_up", topic=str(name), error=str(error))
+        finally:
+            self._lookups -= 1
+        if len(self._unheard) >= UNHEARD_MAX:
+            self._unheard.clear()
+        self._unheard[name] = now + UNHEARD_SECONDS
 
     async def take_cursors(self, topic: Topic, partition: int) -> None:
         """Give every subscription its cursor in a partition that has become ours."""

@@ -44,7 +44,13 @@ class Standing:
                 reason=f"partition {partition.partition} of {topic} is assigned to this broker, but {why}"
             )
         if at.state == TopicState.RECOVERING:
-            return Recovering(topic=topic, partition=partition.partition, broker=at.waits_for or "?")
+            waiting = self.cluster.view.unassigned.get(partition)
+            return Recovering(
+                topic=topic,
+                partition=partition.partition,
+                broker=at.waits_for or "?",
+                only_there=waiting.value.only_there if waiting is not None else None,
+            )
         return NotOwner(topic=topic, partition=partition.partition, owner=at.broker_id, url=at.url)
 
     def fence(self, partition: PartitionName, revision: int) -> Compare:

@@ -99,6 +99,7 @@ class Unassigned(Struct, frozen=True, kw_only=True):
     from_store: str | None = None
     to: str | None = None  # who is to have it, if that one is there
     is_recovering: bool = False  # only `from_broker`, with that store, may have it
+    only_there: tuple[int, int] | None = None  # the offsets that only that one has, as it last reported; None: unknown
 
 
 class Step(StrEnum):

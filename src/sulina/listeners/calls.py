@@ -212,4 +212,6 @@ async def call(broker: Broker, method: str, arguments: dict[str, Any]) -> Any:
         typed = msgspec.convert(arguments, shape)
     except msgspec.ValidationError as error:
         raise InvalidSettings(f"{method}: {error}") from None
+    if isinstance(topic := getattr(typed, "topic", None), str):
+        await broker.hear_of(_name(topic))
     return await ask(broker, typed)

@@ -242,6 +242,10 @@ class Archive(ArchiveReader):
         finally:
             self.landed(new)
 
+    def discard(self, new: NewSlice) -> None:
+        """Delete what was put of a slice that nobody has tried to add. What cannot be deleted now is swept later."""
+        self._delete([new.object, commits_name(new.object), state_name(new.object)])
+
     def landed(self, new: NewSlice) -> None:
         """It is no longer on its way, whatever became of it."""
         self._in_flight -= {new.object, commits_name(new.object), state_name(new.object)}

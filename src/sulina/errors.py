@@ -561,7 +561,8 @@ class LogStopped(PubSubError):
     retryable = True
 
     def __init__(self, *, path: str, cause: BaseException) -> None:
-        then = "; it is opened again when the disk takes writes" if isinstance(cause, OSError) else ""
+        is_disk = isinstance(cause, OSError)
+        then = "; open it again when the disk takes writes, as a broker does by itself" if is_disk else ""
         super().__init__(f"the log in {path} stopped: {cause}{then}")
         self.path, self.cause = path, cause
         self.__cause__ = cause

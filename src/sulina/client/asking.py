@@ -10,7 +10,6 @@ from sulina.errors import (
     ArchiveFailed,
     Disconnected,
     LeaseExpired,
-    LogStopped,
     MetadataFailed,
     NotServing,
     QueueFull,
@@ -34,7 +33,7 @@ class Outcome(Enum):
 
 def outcome(error: BaseException) -> Outcome:
     """Of a request that was sent."""
-    if isinstance(error, Disconnected | LeaseExpired | LogStopped | ArchiveFailed | MetadataFailed):
+    if isinstance(error, Disconnected | LeaseExpired | ArchiveFailed | MetadataFailed):
         return Outcome.UNKNOWN
     return Outcome.REFUSED if isinstance(error, QueueFull | NotServing) else Outcome.FINAL
 

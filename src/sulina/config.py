@@ -29,6 +29,7 @@ DEFAULT_HISTORY_SECONDS = 300.0
 DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS = 5.0
 DEFAULT_SUSPENDED_TTL_SECONDS = 60.0
 DEFAULT_METRICS_EVENT_SECONDS = 10.0
+DEFAULT_RETENTION_INTERVAL_SECONDS = 60.0
 ETCD_PORT = 2379
 ETCD_PREFIX = "/sulina"
 PREFIX = "SULINA_"
@@ -73,6 +74,7 @@ class Settings:
     otlp_endpoint: str | None = None  # None: no traces
     limits: Limits = field(default_factory=Limits)
     compress_checkpoints: bool = False  # of the logs on disk
+    retention_interval_seconds: float = DEFAULT_RETENTION_INTERVAL_SECONDS  # between two rounds of retention
     subscriber_timeout_seconds: float = DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS  # for a subscriber to ack a batch
     suspended_ttl_seconds: float = DEFAULT_SUSPENDED_TTL_SECONDS  # without a success, until a subscriber is removed
     metrics_event_seconds: float = DEFAULT_METRICS_EVENT_SECONDS  # between snapshots of metrics on the event stream
@@ -451,6 +453,7 @@ _KEYS: dict[str, Callable[[Any, str], Any]] = {
     "log_level": _one_of(get_args(LogLevel)),
     "otlp_endpoint": _endpoint("http://127.0.0.1:4318"),
     "compress_checkpoints": _yes_or_no,
+    "retention_interval_seconds": _seconds(0.1, 3600),
     "subscriber_timeout_seconds": _seconds(0.05, 3600),
     "suspended_ttl_seconds": _seconds(0.05, 86400),
     "metrics_event_seconds": _seconds(0.05, 86400),

@@ -507,12 +507,16 @@ class NotOwner(NotServing):
 class Recovering(NotServing):
     """Its owner died, and only that broker has everything it acknowledged: it must return, or be given up."""
 
-    def __init__(self, *, topic: str, partition: int, broker: str) -> None:
+    def __init__(self, *, topic: str, partition: int, broker: str, only_there: tuple[int, int] | None = None) -> None:
+        what = "what is not in the archive"
+        if only_there is not None:
+            start, end = only_there
+            what = f"everything from offset {start} on" + (f", as far as it said up to {end}" if end > start else "")
         super().__init__(
-            reason=f"partition {partition} of {topic} waits for broker {broker}, which alone has all of it; "
+            reason=f"partition {partition} of {topic} waits for broker {broker}, which alone has {what}; "
             f"start that broker again, or give up what only it has: sulina topic move {topic} --to BROKER --force"
         )
-        self.topic, self.partition, self.broker = topic, partition, broker
+        self.topic, self.partition, self.broker, self.only_there = topic, partition, broker, only_there
 
 
 class LogIncomplete(NotServing):
@@ -640,13 +644,17 @@ class LogLocked(PubSubError):
 
 
 class LogStopped(PubSubError):
-    """A write failed, so what is on disk is unknown until the log is opened again.
+    """A write failed, so what is on disk is unknown until the log is opened again, which a broker does by itself.
 
-    Nothing acknowledged is affected. What was waiting may be written: reopen, then retry it as the same txn or origin.
+    Nothing acknowledged is affected. What was waiting may be written: retry it as the same txn or origin.
     """
 
+    retryable = True
+
     def __init__(self, *, path: str, cause: BaseException) -> None:
-        super().__init__(f"the log in {path} stopped: {cause}; repair the cause, then open it again")
+        is_disk = isinstance(cause, OSError)
+        then = "; open it again when the disk takes writes, as a broker does by itself" if is_disk else ""
+        super().__init__(f"the log in {path} stopped: {cause}{then}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
 

@@ -93,6 +93,9 @@ class FakeCluster:
     async def unloads(self, topic: str) -> list[UnloadInfo]:
         return self._answer("unloads", topic)  # type: ignore[no-any-return]
 
+    async def cancel_unloads(self, topic: str, *, partition: int | None) -> list[UnloadInfo]:
+        return self._answer("cancel_unloads", topic, partition=partition)  # type: ignore[no-any-return]
+
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
         return self._answer("drain_broker", broker_id)  # type: ignore[no-any-return]
 

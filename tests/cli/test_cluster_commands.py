@@ -325,3 +325,18 @@ def _before() -> Any:
 )
 def test_long_times_are_told_in_two_units(seconds: float, text: str) -> None:
     assert terminal.seconds_text(seconds) == text
+
+
+def test_status_says_whose_clock_is_off(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    ahead, behind = a_broker("b1", clock_ahead_seconds=172_800.0), a_broker("b2", clock_ahead_seconds=-7200.0)
+    cluster.says("cluster", a_cluster(ahead, behind, a_broker("b3")))
+    said = told(capfd, "cluster", "status").err
+    assert "the clock of b1 is 2 d 0 h ahead" in said
+    assert "the clock of b2 is 2 h 0 min behind" in said
+    assert "b3" not in said
+
+
+def test_a_move_is_taken_back_f5(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    cluster.says("cancel_unloads", [an_unload("requested", error="no room")], [])
+    assert "1 partition of /default/orders" in told(capfd, "topic", "cancel-move", "orders", "--partition", "0").out
+    assert "nothing of /default/orders is about to move" in told(capfd, "topic", "cancel-move", "orders").out

@@ -52,7 +52,7 @@ SECONDS_MAX = 10.0
         (LimitReached, 429, False),
         (ProducerStopped, 503, False),
         (ProtocolError, 400, False),
-        (LogStopped, 503, False),
+        (LogStopped, 503, True),
         (MetadataFailed, 503, True),
         (ArchiveFailed, 503, True),
         (Corrupt, 500, False),

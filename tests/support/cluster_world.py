@@ -58,6 +58,7 @@ class BrokerProcess:
         self.address = f"127.0.0.1:{self._reserved[0].getsockname()[1]}"
         self.data = folder / broker_id
         self.is_paused = False
+        self.is_forked = True  # False: it is a process from its start, so that libraries can be preloaded
         self.etcd_proxy: FaultProxy | None = None
         self.store_proxy: HttpFaultProxy | None = None
         self.peer_proxy: PeerProxy | None = None
@@ -91,7 +92,7 @@ class BrokerProcess:
             environment=environment,
             http=self.address,
             arguments=self._arguments,
-            is_forked=True,
+            is_forked=self.is_forked,
         )
 
     async def start_killed(self, kill_at: str) -> None:

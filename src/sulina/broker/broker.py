@@ -35,6 +35,8 @@ from sulina.errors import (
     AlreadyExists,
     InvalidInput,
     LimitReached,
+    LogClosed,
+    LogStopped,
     NotReliable,
     NotServing,
     NotYet,
@@ -62,6 +64,7 @@ from sulina.wire.messages import (
 
 COMMITS_MAX = 1000
 FETCH_BYTES_MAX = 16 << 20
+REOPEN_LOOK_SECONDS = 1.0  # between two looks at logs that have stopped
 
 
 class Broker(ClusterMember):
@@ -82,7 +85,13 @@ class Broker(ClusterMember):
             metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
         )
         self._readers = Readers(
-            metadata, self._catalogue, options, self._topics.get, clock=self._clock, events=self.events
+            metadata,
+            self._catalogue,
+            options,
+            self._topics.get,
+            clock=self._clock,
+            shown_time=self._timekeeper.now,
+            events=self.events,
         )
         self.producers = Producers(
             metadata, self._catalogue, broker_id=options.broker_id, present=self._present, clock=self._clock
@@ -99,8 +108,19 @@ class Broker(ClusterMember):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it serves."""
+        """Whether it takes requests: it neither starts nor stops."""
         return self._state == "ready"
+
+    @property
+    def unready(self) -> str | None:
+        """Why it does not serve what it should; None: it does."""
+        if not self.is_ready:
+            return f"it is {self._state}"
+        cut_off = None if self._standing is None else self._standing.cut_off()
+        if cut_off is not None or not (stopped := self._logs.stopped()):
+            return cut_off
+        name, reason = min(stopped.items())
+        return f"{len(stopped)} of its partitions take no records, among them {name}: {reason}"
 
     async def start(self) -> None:
         """Load what exists. Logs are opened when they are first used."""
@@ -140,6 +160,7 @@ class Broker(ClusterMember):
         self.producers.start()
         self.hub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
+        self._tasks.append(asyncio.create_task(self._reopen_regularly(), name="reopen-logs"))
         self._state = "ready"
         self.events.emit("broker_started", broker_id=self.options.broker_id, topics=len(self._topics))
 
@@ -173,7 +194,7 @@ class Broker(ClusterMember):
         return NodeInfo(
             broker_id=self.options.broker_id,
             version=self.options.software,
-            is_ready=self.is_ready,
+            is_ready=self.unready is None,
             topics=len(self._topics),
             connections=self.counts.connections,
             uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
@@ -182,14 +203,23 @@ class Broker(ClusterMember):
         )
 
     async def _retain_regularly(self) -> None:
+        await self._timekeeper.look()
         while True:
             await asyncio.sleep(self.options.retention_interval_seconds)
             await self.retain()
 
+    async def _reopen_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(REOPEN_LOOK_SECONDS)
+            await self._logs.reopen_stopped()
+
     async def retain(self) -> int:
         """Let topics forget what their policies say and no registered reader needs; how many segments went."""
+        shown = await self._timekeeper.look()
         await self._readers.look()
-        return await self._logs.retain(list(self._topics.values()), self._readers.keep_from)
+        removed = await self._logs.retain(list(self._topics.values()), self._readers.keep_from, shown)
+        self.metrics.retention_rounds.inc()
+        return removed
 
     # Records
 
@@ -208,6 +238,8 @@ class Broker(ClusterMember):
     ) -> Accepted:
         """Take batches without waiting for them to be durable: the answer's future says when they are."""
         self._check_serving()
+        if topic not in self._by_text:
+            await self.hear_of(TopicName.parse(topic))
         with self._rejecting(topic):
             return await self.topic_named(topic).accept(
                 data,
@@ -258,7 +290,9 @@ class Broker(ClusterMember):
                 options=options,
             )
         if accepted.appended is not None:
-            await accepted.appended
+            # Whatever it raises, the answer says in the words of the cluster.
+            with contextlib.suppress(LogClosed, LogStopped):
+                await accepted.appended
         return accepted.published()
 
     async def publish_records(
@@ -296,14 +330,17 @@ class Broker(ClusterMember):
         min_offset: int | None = None,
         wait_seconds: float = 0,
         epoch: int | None = None,
+        stale: bool = False,
     ) -> Fetched:
         """Read batches from `offset` on, waiting for the first if there is none yet.
 
-        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it.
+        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it. `stale`: what
+        is here will do, also while another broker may own the partition, and have more.
 
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
             PositionDiverged: something of what was read in that epoch was given up since.
+            LeaseExpired: this broker has lost touch with the metadata store, and `stale` was not asked for.
         """
         await self.wait_for(
             name,
@@ -315,7 +352,8 @@ class Broker(ClusterMember):
             wait_seconds=wait_seconds,
             epoch=epoch,
         )
-        async with self._topic(name).partition(partition).using() as log:
+        read = self._topic(name).partition(partition)
+        async with read.reading(stale=stale) as log:
             _check_position(log, name, partition, offset, epoch)
             found = await log.read(
                 Offset(offset),
@@ -329,6 +367,7 @@ class Broker(ClusterMember):
             version=found.version,
             end_offset=found.end_offset,
             epoch=log.view.epoch,
+            is_stale=read.is_stale,
         )
 
     async def wait_for(
@@ -370,16 +409,16 @@ class Broker(ClusterMember):
         """The commits of versions [start, end), a thousand at most."""
         if start < 0 or end < start:
             raise InvalidInput(f"[{start}, {end}) is not a range of versions")
-        async with self._topic(name).partition(partition).using() as log:
+        async with self._topic(name).partition(partition).reading() as log:
             return await log.commits(Version(start), Version(min(end, start + COMMITS_MAX)))
 
-    async def partition(self, name: TopicName, partition: int) -> PartitionInfo:
-        """Its offsets, version and segments."""
-        return await self._topic(name).partition(partition).info()
+    async def partition(self, name: TopicName, partition: int, *, stale: bool = False) -> PartitionInfo:
+        """Its offsets, version and segments. LeaseExpired, unless what is `stale` will do."""
+        return await self._topic(name).partition(partition).info(stale=stale)
 
-    async def locate(self, name: TopicName, partition: int, position: Position) -> int:
-        """The offset that a position means now."""
-        return await self._topic(name).partition(partition).locate(position)
+    async def locate(self, name: TopicName, partition: int, position: Position, *, stale: bool = False) -> int:
+        """The offset that a position means now. LeaseExpired, unless what is `stale` will do."""
+        return await self._topic(name).partition(partition).locate(position, stale=stale)
 
     # Subscriptions
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -22,10 +22,10 @@ from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.core.epochs import EpochHistory
 from sulina.core.log_state import MemoryLimits
-from sulina.core.retention import Retention
+from sulina.core.retention import KnownTime, Retention
 from sulina.core.segment import SegmentLimits
 from sulina.core.txn_memory import TxnLimits
-from sulina.errors import InvalidName, LimitReached, NotOwner, SulinaError, TopicNotFound
+from sulina.errors import InvalidName, LimitReached, NotOwner, NotServing, StaleEpoch, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
 from sulina.storage.directory_log import LogOptions
@@ -35,9 +35,21 @@ from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, PartitionName, TopicName
 
 FOR_EVER = Retention()
+REOPEN_SECONDS, REOPEN_SECONDS_MAX = 1.0, 30.0  # until a log that stopped is opened again; twice as long each time
+STEADY_SECONDS = 60.0  # that it must go well before the first of these counts again
 RETRY_SECONDS = 1.0  # until a change of settings that failed is tried again
 
 _logger = structlog.get_logger("sulina.logs")
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A log that has stopped because of its disk, until it has gone well again for a while."""
+
+    reason: str
+    due: float  # when to try next; or since when it goes well
+    pause_seconds: float = REOPEN_SECONDS
+    is_mended: bool = False
 
 
 class Logs:
@@ -65,6 +77,7 @@ class Logs:
         self._tiers = tiers  # None: there is no archive
         self._background: set[asyncio.Task[None]] = set()
         self._opened: dict[Partition, None] = {}  # in the order in which they were
+        self._troubles: dict[Partition, _Trouble] = {}
 
     async def open(self, partition: Partition) -> Log:
         """Recover the log of a partition, or start one. LimitReached when all that may be open are in use."""
@@ -227,17 +240,23 @@ class Logs:
             log.reconfigure(self._options_of(topic))
 
     async def retain(
-        self, topics: Iterable[Topic], keep_from: Callable[[PartitionName, EpochHistory], Offset | None]
+        self,
+        topics: Iterable[Topic],
+        keep_from: Callable[[PartitionName, EpochHistory], Offset | None],
+        shown: float | None,
     ) -> int:
         """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
 
-        What is in the archive may go from the disk all the same: it can still be read.
+        What is in the archive may go from the disk all the same: it can still be read. `shown` is the time that ages
+        are told by (`core.shown_time`); None: it is not known, so nothing goes because of its age.
         """
         removed = 0
         for topic in topics:
             policy = topic.policy
             limits = Retention(bytes_max=policy.retention_bytes, age_seconds_max=policy.retention_seconds)
             local = Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
+            if shown is None:
+                limits, local = replace(limits, age_seconds_max=None), replace(local, age_seconds_max=None)
             if limits == FOR_EVER and (local == FOR_EVER or self._tiers is None):
                 continue
             for partition in topic.partitions:
@@ -245,12 +264,70 @@ class Logs:
                     continue
                 try:
                     async with partition.using() as log:
-                        kept = replace(limits, keep_from=keep_from(partition.name, log.epochs))
+                        kept = replace(
+                            limits,
+                            keep_from=keep_from(partition.name, log.epochs),
+                            time=self._time(partition, log, shown),
+                        )
                         removed += len(await _retained(log, kept, local))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.
                     _logger.error("retention_failed", partition=str(partition.name), error=str(error))
         return removed
+
+    def _time(self, partition: Partition, log: Log, shown: float | None) -> KnownTime:
+        now = self._clock.monotonic()
+        return KnownTime(shown=shown or 0.0, monotonic=now, sightings=partition.sighted(log, now))
+
+    # Logs that stopped because of the disk
+
+    def stopped(self) -> dict[PartitionName, str]:
+        """Return which logs take no records because of the disk, and why."""
+        return {partition.name: it.reason for partition, it in self._troubles.items() if not it.is_mended}
+
+    async def reopen_stopped(self) -> None:
+        """Open logs again that stopped because of the disk, if it takes writes. To be called every second or so.
+
+        Nothing is tried again as if it could succeed: what is on disk decides, by its checksums.
+        """
+        for partition in list(self._opened):
+            log = partition.log_if_open
+            if log is not None and log.stopped is not None and not isinstance(log.stopped.cause, StaleEpoch):
+                self._note_stopped(partition, str(log.stopped.cause))
+        for partition, trouble in list(self._troubles.items()):
+            now = self._clock.monotonic()
+            if not partition.place.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
+                del self._troubles[partition]
+            elif not trouble.is_mended and now >= trouble.due:
+                await self._mend(partition, trouble)
+
+    def _note_stopped(self, partition: Partition, reason: str) -> None:
+        known = self._troubles.get(partition)
+        if known is not None and not known.is_mended:
+            return
+        trouble = _Trouble(reason, self._clock.monotonic() + REOPEN_SECONDS)
+        if known is not None:  # it was opened again a moment ago
+            trouble = _Trouble(reason, self._clock.monotonic() + known.pause_seconds, known.pause_seconds)
+        self._troubles[partition] = trouble
+        self._events.emit("log_stopped", partition.name.topic, partition=partition.name.partition, reason=reason)
+
+    async def _mend(self, partition: Partition, trouble: _Trouble) -> None:
+        trouble.pause_seconds = min(2 * trouble.pause_seconds, REOPEN_SECONDS_MAX)
+        try:
+            if (log := partition.log_if_open) is not None:
+                await log.probe()  # as long as it fails, the log is still read
+                topic = self._topic_of(partition.name.topic)
+                if topic is not None:
+                    await topic.dismiss(NotServing(reason=f"the log of {partition.name} is being opened again"))
+                await partition.reopen()
+            async with partition.using():
+                pass
+        except (SulinaError, OSError) as error:
+            trouble.reason, trouble.due = str(error), self._clock.monotonic() + trouble.pause_seconds
+            _logger.warning("log_not_reopened", partition=str(partition.name), error=str(error))
+            return
+        trouble.is_mended, trouble.due = True, self._clock.monotonic()
+        self._events.emit("log_reopened", partition.name.topic, partition=partition.name.partition)
 
     # Directories and archives of partitions that are not ours
 

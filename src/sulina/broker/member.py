@@ -23,6 +23,7 @@ from sulina.broker.owner import Owner
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
+from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core import keys
@@ -59,6 +60,9 @@ REFUSED_SECONDS = 2.0  # to hear whether another owner refuses an unload
 OBJECTS_SECONDS, OBJECTS_PAUSE_SECONDS = 20.0, 0.5  # for the object store to answer when a broker starts
 REPORT_SECONDS = 1.0  # between two words on how far the logs have come
 TIDY_EVERY, LEFTOVERS_EVERY = 5, 300  # such rounds
+UNHEARD_SECONDS, UNHEARD_MAX = 0.05, 1000  # that a topic is known not to exist; how many such
+LOOKUPS_MAX = 16  # of topics that are not known here, at a time; whoever comes then is told that there is none
+NEWS_SECONDS = 0.5  # for a watch to bring a topic that exists, before it is fetched
 CURSORS_LOOKS, CURSORS_SECONDS = 100, 0.02  # whether others have made theirs, and between two looks
 OWNERS_TRIES = 3  # to ask owners that are the same before and after
 
@@ -86,6 +90,10 @@ class ClusterMember(Topics):
         )
         self._owner: Owner | None = None
         self._memory: ClusterMemory | None = None
+        self._timekeeper = Timekeeper(metadata, clock=self._clock, events=self.events, others=self._other_clocks)
+        self.metrics.collect_clock(lambda: self._timekeeper.ahead_seconds)
+        self._lookups = 0
+        self._unheard: dict[TopicName, float] = {}  # topics that there are not, and until when nobody looks again
         self._news = asyncio.Event()  # set, and replaced, when a topic has come or changed
         self._sampled = (0.0, 0, 0.0)  # when, the bytes published until then, and the rate before
 
@@ -94,6 +102,11 @@ class ClusterMember(Topics):
         if self._standing is None or self._standing.cluster is None:
             raise InvalidSettings("this node is not part of a cluster: start it with --metadata etcd://…")
         return self._standing.cluster
+
+    def _other_clocks(self) -> list[float]:
+        if self._standing is None or self._standing.cluster is None:
+            return []
+        return self._standing.cluster.view.clocks(but=self.options.broker_id)
 
     # Joining and leaving
 
@@ -227,6 +240,8 @@ class ClusterMember(Topics):
         """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
         for number in itertools.count(1):
             await asyncio.sleep(REPORT_SECONDS)
+            if not self._cluster.membership.may_ack():
+                await self._dismiss_clients()
             self._logs.report()
             if number % LEFTOVERS_EVERY == 0:
                 await self._let_go_of_leftovers()
@@ -237,6 +252,13 @@ class ClusterMember(Topics):
                     await self._finish_delete(name)
                 except (SulinaError, OSError) as error:
                     self.events.emit("topic_not_deleted", name, reason=str(error))
+
+    async def _dismiss_clients(self) -> None:
+        """While others may own what is ours, nothing is delivered here: whoever waits for records looks elsewhere."""
+        assert self._standing is not None
+        error = self._standing.lapsed()
+        for topic in list(self._topics.values()):
+            await topic.dismiss(error)
 
     async def _sync_topic(self, name: TopicName) -> None:
         before = self._topics.get(name)
@@ -330,6 +352,27 @@ class ClusterMember(Topics):
         if self._memory is not None:
             await self._memory.ensure(keys.delivery(topic.name))
 
+    async def hear_of(self, name: TopicName) -> None:
+        """See to it that a topic is known here if it exists: another broker may have made it a moment ago."""
+        if name in self._topics or self._standing is None or self._state != "ready":
+            return
+        now = self._clock.monotonic()
+        if now < self._unheard.get(name, 0.0) or self._lookups >= LOOKUPS_MAX:
+            return  # it was looked up just now, and there was none
+        self._lookups += 1
+        try:
+            entry = await self._metadata.get(keys.delivery(name))
+            if entry is not None and not msgspec.json.decode(entry.value, type=StoredTopic).is_deleting:
+                await self.topic_when_known(name, NEWS_SECONDS) or await self.fetch_topic(name)
+                return
+        except (SulinaError, OSError, msgspec.DecodeError) as error:
+            _logger.warning("topic_not_looked_up", topic=str(name), error=str(error))
+        finally:
+            self._lookups -= 1
+        if len(self._unheard) >= UNHEARD_MAX:
+            self._unheard.clear()
+        self._unheard[name] = now + UNHEARD_SECONDS
+
     async def take_cursors(self, topic: Topic, partition: int) -> None:
         """Give every subscription its cursor in a partition that has become ours."""
         await self._make_cursors(topic, only=partition)
@@ -345,6 +388,7 @@ class ClusterMember(Topics):
             connections=self.counts.connections,
             consumers=self.counts.consumers,
             published_bytes_per_second=self._published_rate(),
+            clock_ahead_seconds=round(self._timekeeper.ahead_seconds, 1),
         )
 
     def _published_rate(self) -> float:
@@ -537,6 +581,7 @@ class ClusterMember(Topics):
             unassigned=len(view.unassigned),
             recovering=sum(held.value.is_recovering for held in view.unassigned.values()),
             unloads=[self._unload_info(name, held.value) for name, held in sorted(view.unloads.items())],
+            is_stale=not self._standing.may_ack(),
             metadata=self._metadata_info(self._standing.cluster.upkeep.space),
         )
 
@@ -561,6 +606,7 @@ class ClusterMember(Topics):
             connections=self.counts.connections,
             published_bytes_per_second=self._published_rate(),
             uptime_seconds=None,
+            clock_ahead_seconds=round(self._timekeeper.ahead_seconds, 1),
         )
 
     async def unload(
@@ -603,6 +649,18 @@ class ClusterMember(Topics):
         if not force:
             await self._heard(owners)
         return asked
+
+    async def cancel_unloads(self, name: TopicName, *, partition: int | None = None) -> list[UnloadInfo]:
+        """Take back the wishes that partitions leave their owners; which. One that is carried out stays as it is.
+
+        A broker that drains wishes again, and is to be activated instead.
+        """
+        topic = self._topic(name)
+        if partition is not None:
+            topic.check_number(partition)
+        places = [place for place in topic.places if partition in (None, place.name.partition)]
+        wishes = {place.name: await self._cluster.cancel_unload(place.name) for place in places}
+        return [self._unload_info(place, wish) for place, wish in wishes.items() if wish is not None]
 
     async def _homed(self, partitions: Sequence[PartitionName]) -> None:
         """Each has an owner, or waits for the one that alone has its records. NotServing: not even after a while."""

@@ -59,6 +59,12 @@ class Metrics:
         self._appends = Counter("sulina_appends", "Appends that share these commits", registry=self.registry)
         self._conflicts = Counter("sulina_conflicts", "Appends refused because of a version", registry=self.registry)
         self._checkpoints = Counter("sulina_checkpoints", "Checkpoints written", registry=self.registry)
+        self.retention_rounds = Counter("sulina_retention_rounds", "Rounds of retention", registry=self.registry)
+        self._clock_ahead = Gauge(
+            "sulina_clock_ahead_seconds",
+            "How far the clock is ahead of the time that retention goes by; negative: behind the other brokers",
+            registry=self.registry,
+        )
         self._sync = Histogram(
             "sulina_sync_seconds", "Writing and syncing the data of a commit", buckets=_SECONDS, registry=self.registry
         )
@@ -92,6 +98,10 @@ class Metrics:
     def collect_batches(self, batches: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Ask how many batches each node was sent."""
         self.registry.register(_Batches(batches))
+
+    def collect_clock(self, ahead_seconds: Callable[[], float]) -> None:
+        """Ask how far the clock is ahead, whenever somebody looks."""
+        self._clock_ahead.set_function(ahead_seconds)
 
     def render(self) -> bytes:
         """In the text format of Prometheus."""

@@ -12,7 +12,8 @@ from sulina.broker.place import Place
 from sulina.core.commit import offset_before
 from sulina.core.log_state import Appended
 from sulina.core.position import At, Position
-from sulina.errors import LogClosed, NotOwner, StaleEpoch, VersionNotRetained
+from sulina.core.retention import Sightings
+from sulina.errors import LogClosed, NotOwner, NotServing, StaleEpoch, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
@@ -33,6 +34,15 @@ class Partition:
         self._log: Log | None = None
         self._turn: asyncio.Task[Log | None] | None = None  # being opened, or being closed because idle
         self._users = 0
+        self._sightings = Sightings()
+        self._sighted_epoch = -1
+
+    def sighted(self, log: Log, now: float) -> Sightings:
+        """Note where the log ends now, by the monotonic clock; all that was noted under this epoch."""
+        if log.view.epoch != self._sighted_epoch:
+            self._sightings, self._sighted_epoch = Sightings(), log.view.epoch
+        self._sightings.note(log.end_offset if isinstance(log, TieredLog) else log.view.next_offset, now)
+        return self._sightings
 
     @property
     def log_if_open(self) -> Log | None:
@@ -43,14 +53,18 @@ class Partition:
     async def using(self) -> AsyncIterator[Log]:
         """The log; opened if need be, by one for all. LogLocked, Corrupt, NotServing, LimitReached."""
         self._users += 1
+        log: Log | None = None
         try:
             while self._log is None:
                 await self._open()
-            yield self._log
+            log = self._log
+            yield log
         except LogClosed:
-            if self.place.is_here:
+            if not self.place.is_here:
+                raise self.place.refusal() from None
+            if log is self._log:
                 raise
-            raise self.place.refusal() from None
+            raise NotServing(reason=f"the log of {self.name} is being opened again") from None
         except StaleEpoch:
             if self.place.rights is None:
                 raise
@@ -58,6 +72,23 @@ class Partition:
             raise NotOwner(topic=str(self.name.topic), partition=self.name.partition) from None
         finally:
             self._users -= 1
+
+    @asynccontextmanager
+    async def reading(self, *, stale: bool = False) -> AsyncIterator[Log]:
+        """The log, for an answer to a reader: raises at the end unless the partition was ours all the while.
+
+        `stale`: the reader has asked for what is here, also if another broker has more by now. LeaseExpired, NotOwner.
+        """
+        async with self.using() as log:
+            revision = self.place.revision
+            yield log
+            if not stale:
+                self.place.check_held(revision)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether another broker may have more than is here."""
+        return not self.place.may_ack(self.place.revision)
 
     async def _open(self) -> None:
         if not self.place.is_ours:
@@ -96,6 +127,23 @@ class Partition:
         assert self._turn is not None
         await asyncio.shield(self._turn)
 
+    async def reopen(self) -> None:
+        """Close a log that has stopped, and recover it from what is on disk; what follows goes into a new file."""
+        log, self._log = self._log, None
+        if log is None:
+            return
+
+        async def again() -> Log:
+            await log.close()
+            opened = await self._opener(self)
+            # Of the file in which a sync has failed nobody knows what a later sync would say.
+            await opened.fsync_and_rotate()
+            return opened
+
+        self._begin(again())
+        assert self._turn is not None
+        await asyncio.shield(self._turn)
+
     def append_nowait(
         self,
         log: Log,
@@ -122,18 +170,19 @@ class Partition:
             await log.close()
         self.place.state = TopicState.CLOSED
 
-    async def locate(self, position: Position) -> Offset:
-        """The offset that a position means now, never outside the log."""
-        return (await self.locate_with_epoch(position))[0]
+    async def locate(self, position: Position, *, stale: bool = False) -> Offset:
+        """The offset that a position means now, never outside the log; of what is here, if `stale` will do."""
+        async with self.reading(stale=stale) as log:
+            return await _located(log, position)
 
     async def locate_with_epoch(self, position: Position) -> tuple[Offset, Epoch]:
         """The offset that a position means now, and the epoch of the log in which it does."""
         async with self.using() as log:
             return await _located(log, position), log.view.epoch
 
-    async def info(self) -> PartitionInfo:
-        """What the log has now."""
-        async with self.using() as log:
+    async def info(self, *, stale: bool = False) -> PartitionInfo:
+        """What the log has now; what is here, if `stale` will do."""
+        async with self.reading(stale=stale) as log:
             view = log.view
             return PartitionInfo(
                 topic=str(self.name.topic),
@@ -156,6 +205,7 @@ class Partition:
                 ],
                 error=str(log.stopped or log.damage or "") or None,
                 archived_offset=log.archived.next_offset if isinstance(log, TieredLog) else None,
+                is_stale=self.is_stale,
             )
 
 

@@ -69,6 +69,11 @@ class Place:
         if self.state is not TopicState.ACTIVE or (self.rights is not None and not self.rights.may_ack()):
             raise self.refusal()
 
+    def check_held(self, revision: int) -> None:
+        """Raise unless what was read under the assignment of `revision` is ours to tell. LeaseExpired, NotOwner."""
+        if not self.may_ack(revision):
+            raise self.rights.lapsed() if self.rights is not None and self.revision == revision else self.refusal()
+
     def refusal(self) -> NotServing:
         """Why it is not served, and where it is, if that is known."""
         if self.rights is None or self.state is TopicState.DRAINING:

@@ -76,6 +76,7 @@ class Readers:
         topic_of: Callable[[TopicName], Topic | None],
         *,
         clock: Clock,
+        shown_time: Callable[[], float],
         events: EventStream,
     ) -> None:
         self._metadata = metadata
@@ -83,6 +84,7 @@ class Readers:
         self._options = options
         self._topic_of = topic_of
         self._clock = clock
+        self._shown_time = shown_time  # by which they expire: no single clock may end what they hold back
         self._events = events
         self._needed: dict[PartitionName, NeededOffsets] | None = None  # None: it is not known
         self._put_here: dict[PartitionName, tuple[int, NeededOffsets]] = {}  # by revision, since the last look
@@ -172,7 +174,7 @@ class Readers:
             self._needed = None
             _logger.warning("readers_not_read", error=str(error))
             return
-        found, now_ms = _found(listing.entries), self._now_ms()
+        found, now_ms = _found(listing.entries), self._shown_ms()
         for damage in found.damage.values():
             _logger.error("reader_damaged", error=str(damage))
         lowest = needed(found.readers.values(), now_ms, found.damage)
@@ -208,6 +210,9 @@ class Readers:
     async def _list(self, prefix: str) -> _Found:
         return _found((await self._metadata.list(prefix)).entries)
 
+    def _shown_ms(self) -> int:
+        return int(self._shown_time() * 1000)
+
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
 
@@ -238,7 +243,7 @@ class Readers:
         found = await self._list(keys.READERS)
         if len(found.entries) + new <= limit:
             return
-        expired = [reader for reader in found.readers.values() if reader.is_expired(self._now_ms())]
+        expired = [reader for reader in found.readers.values() if reader.is_expired(self._shown_ms())]
         await self._sweep(found, [reader for reader in expired if (reader.name, reader.topic) != (name, topic)])
         if len((await self._metadata.list(keys.READERS)).entries) + new > limit:
             raise LimitReached(kind="positions of registered readers", limit=limit)
@@ -289,7 +294,7 @@ class Readers:
         shown = list(readers)
         names = {PartitionName(reader.topic, number) for reader in shown for number in reader.positions}
         ends = await self._ends(sorted(names), looks_max)
-        return [_info(reader, ends, self._now_ms()) for reader in shown]
+        return [_info(reader, ends, self._shown_ms()) for reader in shown]
 
     async def _ends(self, names: Sequence[PartitionName], looks_max: int | None) -> dict[PartitionName, End]:
         """Where partitions begin and end, as far as that is known here."""

@@ -25,6 +25,21 @@ class Standing:
         went_back = self.cluster.history.went_back if self.cluster is not None else None
         return went_back if isinstance(went_back, NotServing) else LeaseExpired(broker=self.broker_id)
 
+    def cut_off(self) -> str | None:
+        """Return why this broker may not speak for what is assigned to it; None: it may."""
+        if self.cluster is None:
+            return "it has not joined its cluster yet"
+        if isinstance(went_back := self.cluster.history.went_back, NotServing):
+            return went_back.reason
+        member = self.cluster.membership
+        if member.is_replaced:
+            return (
+                f"another process serves as broker {self.broker_id}, with a copy of its data directory: end one of them"
+            )
+        if not member.may_ack():
+            return "it has lost touch with the metadata store: what it owned may be another's by now"
+        return None
+
     def elsewhere(self, partition: PartitionName) -> NotServing:
         if self.cluster is None:
             return NotServing(reason="it has not joined its cluster yet")
@@ -36,7 +51,13 @@ class Standing:
                 reason=f"partition {partition.partition} of {topic} is assigned to this broker, but {why}"
             )
         if at.state == TopicState.RECOVERING:
-            return Recovering(topic=topic, partition=partition.partition, broker=at.waits_for or "?")
+            waiting = self.cluster.view.unassigned.get(partition)
+            return Recovering(
+                topic=topic,
+                partition=partition.partition,
+                broker=at.waits_for or "?",
+                only_there=waiting.value.only_there if waiting is not None else None,
+            )
         return NotOwner(topic=topic, partition=partition.partition, owner=at.broker_id, url=at.url)
 
     def fence(self, partition: PartitionName, revision: int) -> Compare:

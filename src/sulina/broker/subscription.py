@@ -322,6 +322,12 @@ class Subscription:
             if self._cursors.pop(number, None) is not None and self.members.present:
                 await self._dismiss(error)
 
+    async def dismiss(self, error: SulinaError) -> None:
+        """Let all consumers go: this broker may not deliver, and another may."""
+        if self.members.present:
+            async with self._lock:
+                await self._dismiss(error)
+
     async def flush(self, number: int) -> None:
         """Return when the cursor of a partition is durable as it is now. NotServing."""
         if number in self._cursors:

@@ -383,9 +383,19 @@ class Topic:
         return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max, records_max=BATCH_RECORDS_MAX)
 
     def check_served(self) -> None:
-        """NotOwner and the like, when none of its partitions is served here."""
-        if not any(place.is_here for place in self.places):
+        """NotOwner and the like, when none of its partitions is served here; LeaseExpired when that is not sure."""
+        served = next((place for place in self.places if place.is_here), None)
+        if served is None:
             raise self.places[0].refusal()
+        served.check()
+
+    async def dismiss(self, error: SulinaError) -> None:
+        """Let all consumers and subscribers go, who look for another broker; cursors stay as they are."""
+        for subscription in list(self.subscriptions.values()):
+            await subscription.dismiss(error)
+        self.dismiss_passing(error)
+        for number in list(self.feeds):
+            self.release_feed(number, error)
 
     def info(self) -> TopicInfo:
         """Its settings and state."""

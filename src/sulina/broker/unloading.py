@@ -24,7 +24,7 @@ from sulina.core import keys
 from sulina.core.cluster import Current, GivenUp, Reason, Sealed, Step, Unload
 from sulina.core.commit import timestamp_text
 from sulina.core.resume import DIRECTORY
-from sulina.errors import LogIncomplete, NotOwner, SubscriptionBusy, SulinaError
+from sulina.errors import Corrupt, LogIncomplete, NotOwner, SubscriptionBusy, SulinaError
 from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
@@ -89,10 +89,18 @@ class Unloading:
             # Whatever it is: what is ours must be served.
             await self._take_back()
             reason = str(error) or f"its data did not reach the archive in {self._options.unload_seconds_max:g} seconds"
-            _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
-            self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
+            await self._tell_failed(reason)
             return Outcome.LATER
         return Outcome.DONE
+
+    async def _tell_failed(self, reason: str) -> None:
+        """Whoever wished for it sees what went wrong, until it is tried again."""
+        _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
+        self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
+        try:
+            await self._cluster.fail_unload(self._place.name, reason)
+        except (SulinaError, OSError) as error:
+            _logger.warning("unload_error_not_written", partition=str(self._place.name), error=str(error))
 
     async def _is_refused(self, record_revision: int) -> bool:
         try:
@@ -171,9 +179,14 @@ class Unloading:
     async def _hasten(self) -> None:
         """Archive what there is while records are still taken, so that little is left for the pause."""
         if self._topic.is_reliable:
-            async with self._topic.partitions[self._number].using() as log:
-                assert isinstance(log, TieredLog)
-                await log.catch_up()
+            try:
+                async with self._topic.partitions[self._number].using() as log:
+                    assert isinstance(log, TieredLog)
+                    await log.catch_up()
+            except (Corrupt, OSError):
+                if self._place.is_archived is not True:
+                    raise
+                # All that was ever acknowledged is in the archive: it can leave without what is here.
 
     async def _give_up(self, unload: Unload, missing: LogIncomplete) -> None:
         """Go on without records that were reported and are missing: expect them no more, under a higher epoch.
@@ -248,9 +261,14 @@ class Unloading:
         """Everything is in the archive, and the metadata says so."""
         if not self._topic.is_reliable:
             return None
-        async with self._topic.partitions[self._number].using() as log:
-            assert isinstance(log, TieredLog)
-            drained = await log.drain()
+        try:
+            async with self._topic.partitions[self._number].using() as log:
+                assert isinstance(log, TieredLog)
+                drained = await log.drain()
+        except (Corrupt, OSError):
+            if self._place.is_archived is not True:
+                raise
+            return None  # the archive says where to go on; a sealed state is only a witness of it
         self._options.steps("unload.sealed_archive")
         epoch = self._place.epoch
         assert epoch is not None

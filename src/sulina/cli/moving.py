@@ -61,7 +61,11 @@ class Move:
             self.given_up = self.given_up or under_way.given_up
             self.gone_seconds = None
             if self.step == RECOVERING:
-                self.error = f"broker {under_way.from_broker} died, and alone has all of it"
+                start, end = under_way.given_up or (None, None)
+                what = (
+                    "what is not archived" if start is None else f"what follows offset {start} (up to {end}, it said)"
+                )
+                self.error = f"broker {under_way.from_broker} died, and alone has {what}"
         elif place.broker_id is None:
             self.step, self.gone_seconds = UNASSIGNED, None
         else:

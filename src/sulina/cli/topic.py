@@ -1,4 +1,4 @@
-"""`sulina topic create|list|show|delete|producers|subscribers|lookup|unload|move`."""
+"""`sulina topic create|list|show|delete|producers|subscribers|lookup|unload|move|cancel-move`."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -324,6 +324,26 @@ def move(
         Show how it goes until it is served there.
     """
     return _Going(topic_name(topic), to, partition, force, remote).run(is_confirmed=yes, waits=wait)
+
+
+@app.command(name="cancel-move")
+def cancel_move(topic: str, /, *, partition: int | None = None, remote: Remote = HERE) -> None:
+    """Take back an unload or a move that has not been carried out; the topic stays where it is.
+
+    Parameters
+    ----------
+    topic
+        `/namespace/topic`, or `topic` in the namespace `default`.
+    partition
+        Only this one.
+    """
+    name = topic_name(topic)
+    cancelled = remote.run(lambda client: client.cancel_unloads(name, partition=partition))
+    if remote.json:
+        return terminal.print_json({"unloads": cancelled})
+    if not cancelled:
+        return terminal.done(f"nothing of {name} is about to move")
+    return terminal.done(f"{terminal.counted(len(cancelled), 'partition')} of {name} stay where they are")
 
 
 class _Going:

@@ -101,6 +101,15 @@ class ClusterAdmin(Admin):
             raise waiting.late(timeout_seconds) from None
         return waiting.infos
 
+    async def cancel_unloads(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
+        """Take back wishes to unload or move a topic, all or of one partition; which. What has moved stays moved."""
+        if partition is not None:
+            checked_number("partition", partition)
+        cancelled: list[UnloadInfo] = await self._change(
+            "cancel_unloads", list[UnloadInfo], topic=topic_text(topic), partition=partition
+        )
+        return cancelled
+
     async def move(
         self,
         topic: TopicLike,

@@ -548,6 +548,10 @@ class SyncClient:
         """Those that are under way for a topic."""
         return self._run(self._client.unloads(topic))
 
+    def cancel_unloads(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
+        """Take back wishes to unload or move a topic; which."""
+        return self._run(self._client.cancel_unloads(topic, partition=partition))
+
     def unload(
         self,
         topic: TopicLike,

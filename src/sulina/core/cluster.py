@@ -58,6 +58,13 @@ class LoadReport(Struct, frozen=True, kw_only=True):
     consumers: int
     published_bytes_per_second: float = 0.0
     delivered_bytes_per_second: float = 0.0
+    clock_ahead_seconds: float = 0.0  # as it knows itself; 0: about right
+
+
+class RememberedTime(Struct, frozen=True, kw_only=True):
+    """The newest time that has been shown (`core.shown_time`), so that it outlives the brokers."""
+
+    shown_ms: int
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
@@ -96,6 +103,7 @@ class Unassigned(Struct, frozen=True, kw_only=True):
     from_store: str | None = None
     to: str | None = None  # who is to have it, if that one is there
     is_recovering: bool = False  # only `from_broker`, with that store, may have it
+    only_there: tuple[int, int] | None = None  # the offsets that only that one has, as it last reported; None: unknown
 
 
 class Step(StrEnum):

@@ -85,6 +85,7 @@ OBJECTS = "/cluster/objects"  # which object store all brokers share
 DELETED = "/cluster/deleted/"
 IDENTITY = "/cluster/identity"  # which cluster this is, and how often it was recovered
 MARKS = "/cluster/marks/"
+SHOWN_TIME = "/cluster/time"  # the newest time that a broker's retention went by
 
 
 def register(broker_id: str) -> str:

@@ -114,6 +114,11 @@ class _Unload(Struct, forbid_unknown_fields=True):
     give_up: bool = False
 
 
+class _CancelUnloads(Struct, forbid_unknown_fields=True):
+    topic: Name
+    partition: int | None = None
+
+
 class _Broker(Struct, forbid_unknown_fields=True):
     broker_id: Name
 
@@ -193,6 +198,7 @@ METHODS: dict[str, _Method] = {
     "lookup": (_Topic, lambda broker, a: broker.lookup(_name(a.topic))),
     "cluster": (_Nothing, lambda broker, _: broker.cluster()),
     "unload": (_Unload, _unload),
+    "cancel_unloads": (_CancelUnloads, lambda broker, a: broker.cancel_unloads(_name(a.topic), partition=a.partition)),
     "unloads": (_Topic, lambda broker, a: broker.unloads(_name(a.topic))),
     "drain_broker": (_Broker, lambda broker, a: broker.drain_broker(checked_broker(a.broker_id))),
     "activate_broker": (_Broker, lambda broker, a: broker.activate_broker(checked_broker(a.broker_id))),
@@ -210,4 +216,6 @@ async def call(broker: Broker, method: str, arguments: dict[str, Any]) -> Any:
         typed = msgspec.convert(arguments, shape)
     except msgspec.ValidationError as error:
         raise InvalidSettings(f"{method}: {error}") from None
+    if isinstance(topic := getattr(typed, "topic", None), str):
+        await broker.hear_of(_name(topic))
     return await ask(broker, typed)

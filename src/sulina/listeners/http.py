@@ -24,7 +24,7 @@ from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allow
 from sulina.listeners.http_publish import Publisher
 from sulina.listeners.http_pubsub import PubSub
 from sulina.listeners.http_readers import Readers
-from sulina.listeners.http_resource import Bodies, Handler
+from sulina.listeners.http_resource import Bodies, Handler, topic_of
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -52,6 +52,7 @@ class HttpApp:
 
     def __init__(self, broker: "Broker", limits: HttpLimits, websocket: ASGIApp) -> None:
         self._limits = limits
+        self._broker = broker
         self._websocket = websocket
         self._errors = broker.metrics.errors
         self._targets = Targets()
@@ -64,7 +65,7 @@ class HttpApp:
             routes |= part(broker, bodies).routes()
         routes[EVENTS] = {"GET": self._events.get_events}
         self._router = Router(
-            [Route(path, _Resource(handlers)) for path, handlers in routes.items()],
+            [Route(path, _Resource(broker, handlers)) for path, handlers in routes.items()],
             redirect_slashes=False,
             default=_nothing_here,
         )
@@ -83,6 +84,7 @@ class HttpApp:
         try:
             target = self._targets.find(scope["raw_path"])
             if target is not None:
+                await self._broker.hear_of(target.topic)
                 await self._records(target, exchange)
             else:
                 check_path(scope["raw_path"])
@@ -128,15 +130,18 @@ class HttpApp:
 class _Resource:
     """A path with its methods."""
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
-        self._handlers = handlers
+    def __init__(self, broker: "Broker", handlers: dict[str, Handler]) -> None:
+        self._broker, self._handlers = broker, handlers
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         method = scope["method"]
         handler = self._handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             raise method_not_allowed(method, self._handlers)
-        await handler(scope[_EXCHANGE])
+        exchange = scope[_EXCHANGE]
+        if "topic" in exchange.path:
+            await self._broker.hear_of(topic_of(exchange))
+        await handler(exchange)
 
 
 async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -56,6 +56,7 @@ class SubscriptionIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     partition: Annotated[int, Meta(ge=0, lt=PARTITIONS_MAX)] | UnsetType = UNSET
 
 
+STALE_QUERY: dict[str, Reader] = {"stale": flag}
 TOPICS_QUERY: dict[str, Reader] = {
     "namespace": text_up_to(200),
     "after": text_up_to(500),
@@ -146,8 +147,9 @@ class Admin:
 
     async def get_partition(self, exchange: Exchange) -> None:
         """GET …/partitions/{p}"""
-        query_of(exchange, {})
-        await show(exchange, await self._broker.partition(topic_of(exchange), read_partition(exchange.path["p"])))
+        query = query_of(exchange, STALE_QUERY)
+        number = read_partition(exchange.path["p"])
+        await show(exchange, await self._broker.partition(topic_of(exchange), number, **query))
 
     async def list_commits(self, exchange: Exchange) -> None:
         """GET …/partitions/{p}/commits"""

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_openapi_paths import BROKER, BROKERS, CLUSTER, TOPIC
+from sulina.listeners.http_parameters import Reader, number
 from sulina.listeners.http_resource import Bodies, Handler, query_of, show, topic_of
 from sulina.types import PARTITIONS_MAX, checked_broker
 from sulina.wire.messages import BrokerInfo, UnloadInfo
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 
 BrokerName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}$", max_length=200)]
+
+
+CANCEL_QUERY: dict[str, Reader] = {"partition": number(0, PARTITIONS_MAX - 1)}
 
 
 class UnloadIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +56,7 @@ class Cluster:
         return {
             f"{TOPIC}/placement": {"GET": self.get_placement},
             f"{TOPIC}/unload": {"POST": self.unload},
-            f"{TOPIC}/unloads": {"GET": self.list_unloads},
+            f"{TOPIC}/unloads": {"GET": self.list_unloads, "DELETE": self.cancel_unloads},
             CLUSTER: {"GET": self.get_cluster},
             BROKERS: {"GET": self.list_brokers},
             f"{BROKER}/drain": {"POST": self.drain},
@@ -79,6 +83,11 @@ class Cluster:
         """GET …/unloads"""
         query_of(exchange, {})
         await show(exchange, UnloadsOut(unloads=await self._broker.unloads(topic_of(exchange))))
+
+    async def cancel_unloads(self, exchange: Exchange) -> None:
+        """DELETE …/unloads"""
+        query = query_of(exchange, CANCEL_QUERY)
+        await show(exchange, UnloadsOut(unloads=await self._broker.cancel_unloads(topic_of(exchange), **query)))
 
     async def get_cluster(self, exchange: Exchange) -> None:
         """GET /v1/cluster"""

@@ -14,7 +14,7 @@ from sulina.core.rows import decode_rows
 from sulina.errors import NotServing
 from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_parameters import Reader, Target, number, read_query
+from sulina.listeners.http_parameters import Reader, Target, flag, number, read_query
 from sulina.listeners.http_problem import ClientGone, HttpError
 from sulina.listeners.http_publish import BATCH, COUNT
 from sulina.listeners.http_records import RecordsOut, encoder, record_out
@@ -53,6 +53,7 @@ class Fetcher:
             "min_offset": number(),
             "wait_ms": number(0, int(limits.wait_seconds_max * 1000)),
             "epoch": number(),
+            "stale": flag,
         }
 
     async def fetch(self, target: Target, partition: int, exchange: Exchange) -> None:
@@ -61,7 +62,7 @@ class Fetcher:
         kind = self._accepted(exchange.headers.get(b"accept", b"*/*"))
         offset = query.get("offset")
         if offset is None:
-            offset = await self._broker.locate(target.topic, partition, EARLIEST)
+            offset = await self._broker.locate(target.topic, partition, EARLIEST, stale=query.get("stale", False))
         wait_seconds = query.get("wait_ms", 0) / 1000
         if wait_seconds and self._is_stopped:  # nobody would wake it
             raise NotServing(reason="it is shutting down")
@@ -75,6 +76,7 @@ class Fetcher:
             min_offset=query.get("min_offset"),
             wait_seconds=wait_seconds,
             epoch=query.get("epoch"),
+            stale=query.get("stale", False),
         )
         fetched = await (self._waited(fetch, exchange) if wait_seconds else fetch)
         with Held(self._room) as held:
@@ -118,7 +120,8 @@ class Fetcher:
             body, count, next_offset = render(fetched, max_records)
         held.grow_to(max(held.size_bytes, len(body)))
         exchange.scope[COUNT] = count
-        await exchange.answer(body, content_type=kind, headers=() if kind == JSON else _facts(fetched, next_offset))
+        facts = _staleness(fetched) if kind == JSON else _facts(fetched, next_offset)
+        await exchange.answer(body, content_type=kind, headers=facts)
 
     def _accepted(self, accept: bytes) -> bytes:
         known = self._accepts.get(accept)
@@ -137,7 +140,12 @@ def _facts(fetched: Fetched, next_offset: int) -> list[tuple[bytes, bytes]]:
         (b"sulina-version", b"%d" % fetched.version),
         (b"sulina-end-offset", b"%d" % fetched.end_offset),
         (b"sulina-epoch", b"%d" % fetched.epoch),
+        *_staleness(fetched),
     ]
+
+
+def _staleness(fetched: Fetched) -> list[tuple[bytes, bytes]]:
+    return [(b"sulina-stale", b"true")] if fetched.is_stale else []
 
 
 def _as_json(fetched: Fetched, max_records: int) -> tuple[bytes, int, int]:

@@ -91,6 +91,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("PartitionInfo", "segments"): "Its files.",
     ("PartitionInfo", "error"): "Why it takes no records, if it does not.",
     ("PartitionInfo", "archived_offset"): "Everything before it is in the archive; null: there is no archive.",
+    ("PartitionInfo", "is_stale"): "Another broker may have more: `stale` was asked for.",
     ("SegmentInfo", "name"): "Of the file.",
     ("SegmentInfo", "start_offset"): "Its first record.",
     ("SegmentInfo", "end_offset"): "One past its last record.",
@@ -247,6 +248,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("BrokerInfo", "connections"): "Open sessions, as it last reported.",
     ("BrokerInfo", "published_bytes_per_second"): "What it takes, as it last reported.",
     ("BrokerInfo", "uptime_seconds"): "Since it started; null while it is away.",
+    ("BrokerInfo", "clock_ahead_seconds"): "How far its clock is off; negative: behind the others; 0: about right.",
     ("UnloadInfo", "topic"): "`/namespace/topic`",
     ("UnloadInfo", "partition"): "Its number.",
     ("UnloadInfo", "step"): "How far it has come: `requested`, `quiesced`, `paused`, `sealed`, `unassigned`, `moved`.",
@@ -277,6 +279,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("MetadataInfo", "size_bytes"): "On disk, with what is free inside; null where it does not say.",
     ("MetadataInfo", "used_bytes"): "Without that; null where it does not say.",
     ("MetadataInfo", "quota_bytes"): "At which it is full; null where it does not say, as etcd before 3.6.",
+    ("ClusterInfo", "is_stale"): "The broker that answers has lost touch with the metadata store: so it was before.",
     ("Rebalanced", "moves"): "What has been asked for; none when there is nothing to gain.",
 }  # fmt: skip
 

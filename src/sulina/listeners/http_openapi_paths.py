@@ -63,6 +63,10 @@ PARAMETERS: dict[str, Shape] = {
 }
 
 
+_YES_OR_NO: Shape = {"type": "boolean", "default": False}
+_STALE = "What this broker has will do, also if another may own the partition by now, and have more."
+
+
 def _whole(least: int = 0, most: int = NUMBER_MAX) -> Shape:
     return {"type": "integer", "minimum": least, "maximum": most}
 
@@ -241,6 +245,7 @@ def _fetch(limits: HttpLimits) -> Shape:
             "The epoch in which everything before `offset` was read, as the answer before said it. If something of it "
             "was given up since: 416 `position_diverged`, and `continues_at` says where the log goes on.",
         ),
+        _asked("stale", _YES_OR_NO, _STALE),
     ]
     content = {
         "application/json": {"schema": _ref("RecordsOut"), "example": answer},
@@ -300,7 +305,8 @@ def _topics() -> Shape:
         PARTITION: {
             "get": _operation(
                 "topics", "getPartition", "Show a partition", "Its offsets, its version and its segments.",
-                {"200": _json("PartitionInfo", "The partition.")}, (307, 422), at=of,
+                {"200": _json("PartitionInfo", "The partition.")}, (307, 422, 503), at=of,
+                parameters=[_asked("stale", _YES_OR_NO, _STALE)],
             )
         },
         f"{PARTITION}/commits": {
@@ -479,7 +485,12 @@ def _cluster() -> Shape:
             "get": _operation(
                 "cluster", "listUnloads", "Show how unloads go on", "Those under way; none when all are done.",
                 {"200": _json("UnloadsOut", "What is under way.")}, (422,), at=at,
-            )
+            ),
+            "delete": _operation(
+                "cluster", "cancelUnloads", "Cancel unloads", "Those not carried out yet; their owners stay.",
+                {"200": _json("UnloadsOut", "What was taken back.")}, (422, 503), at=at,
+                parameters=[_asked("partition", _whole(0, PARTITIONS_MAX - 1), "Only this one.")],
+            ),
         },
         CLUSTER: {
             "get": _operation(
@@ -551,7 +562,7 @@ def _node() -> Shape:
         },
         "/ready": {
             "get": _operation(
-                "node", "getReady", "Is it ready?", "Whether it serves; 503 while it starts and stops.",
+                "node", "getReady", "Is it ready?", "Whether it serves; 503 with the reason while it cannot.",
                 fine, (503,), common=_SIMPLE,
             )
         },

@@ -95,8 +95,8 @@ class Pages:
     async def get_ready(self, exchange: Exchange) -> None:
         """GET /ready"""
         read_query(exchange.scope["query_string"], {})
-        if not self._broker.is_ready:
-            raise NotServing(reason="it is starting or stopping")
+        if (reason := self._broker.unready) is not None:
+            raise NotServing(reason=reason)
         await exchange.answer(b'{"status":"ok"}')
 
     async def get_metrics(self, exchange: Exchange) -> None:

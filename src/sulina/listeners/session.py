@@ -332,6 +332,7 @@ class Session:
             TopicName.parse(frame.topic),
             min(max(frame.wait_ms, 0) / 1000, self._limits.wait_seconds_max),
         )
+        await self._broker.hear_of(topic)
         await self._broker.wait_for(
             topic,
             frame.partition,
@@ -373,6 +374,7 @@ class Session:
     async def _subscribe(self, frame: Subscribe) -> None:
         self._check_free(frame.consumer)
         topic = TopicName.parse(frame.topic)
+        await self._broker.hear_of(topic)
         consumer = Consumer(
             name=frame.name or f"{self._name}/{frame.consumer}",
             credit=frame.credit,

@@ -190,6 +190,7 @@ def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | N
         waiting_bytes_max=limits.waiting_bytes_max,
         open_logs_max=max(16, files_max // 8),
         compress_checkpoints=settings.compress_checkpoints,
+        retention_interval_seconds=settings.retention_interval_seconds,
         pubsub=PubSubConfig(
             subscriber_timeout_seconds=settings.subscriber_timeout_seconds,
             suspended_ttl_seconds=settings.suspended_ttl_seconds,

@@ -57,7 +57,7 @@ from sulina.types import Epoch, Offset, Version
 COMMITS_FOLDER = "_delta_log"
 VERSIONS_KEPT = 100  # of the archive's own log: those who follow it need not begin anew
 CONFLICTS_MAX = 8
-ORPHAN_SECONDS = 3600.0  # since it was put: by then whoever put it has committed it, or never will
+ORPHAN_SECONDS = 3600.0  # since it was first seen: by then whoever put it has committed it, or never will
 GRACE_SECONDS = 60.0  # that merged slices stay for those who are reading them
 FETCHES_AT_ONCE = 8
 _ASIDE = ".aside"
@@ -139,6 +139,7 @@ class Archive(ArchiveReader):
         self._garbage: deque[tuple[float, list[str]]] = deque()
         self._in_flight: set[str] = set()
         self._runs: set[str] | None = None  # of txn_ids, that are there; None: look first
+        self._orphans: dict[str, float] = {}  # objects that no slice has, and since when we know that
 
     # Looking
 
@@ -265,6 +266,10 @@ class Archive(ArchiveReader):
             return self.add(new)
         finally:
             self.landed(new)
+
+    def discard(self, new: NewSlice) -> None:
+        """Delete what was put of a slice that nobody has tried to add. What cannot be deleted now is swept later."""
+        self._delete([new.object, commits_name(new.object), state_name(new.object)])
 
     def landed(self, new: NewSlice) -> None:
         """It is no longer on its way, whatever became of it."""
@@ -443,21 +448,23 @@ class Archive(ArchiveReader):
             self._delete(self._garbage.popleft()[1])
 
     def sweep(self) -> int:
-        """Delete the objects that were put an hour ago or earlier, and that no slice has; how many. StaleEpoch."""
+        """Delete the objects that no slice has, and that no slice had an hour ago either; how many. StaleEpoch.
+
+        The hour is by our monotonic clock: when an object was put, only other clocks can say.
+        """
         listed = self._objects.list(self.path)
         # After the listing: what was put before it and counts, counts by now.
         self.refresh()
         self.check_ours()
         known = {name for slice_ in self.view.slices for name in objects_of(slice_)} | self._in_flight
         known |= {name for _, names in self._garbage for name in names} | self._named_runs()
-        before = self._clock.now() - ORPHAN_SECONDS
-        orphans = [
-            found.name
+        now = self._clock.monotonic()
+        self._orphans = {
+            found.name: self._orphans.get(found.name, now)
             for found in listed
-            if found.modified < before
-            and found.name not in known
-            and (is_object_name(found.name) or found.name.endswith(_ASIDE))
-        ]
+            if found.name not in known and (is_object_name(found.name) or found.name.endswith(_ASIDE))
+        }
+        orphans = [name for name, since in self._orphans.items() if now - since >= ORPHAN_SECONDS]
         if self._runs is not None:
             self._runs -= set(orphans)
         self._delete(orphans)

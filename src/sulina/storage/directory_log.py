@@ -5,6 +5,7 @@ the sync of all it refers to. When a write or a sync fails, what is on disk is u
 and the next `open` finds out by checksum.
 """
 
+import contextlib
 import logging
 import secrets
 from collections import deque
@@ -46,6 +47,8 @@ from sulina.types import Epoch, Offset, Version
 
 COMMITS_DIRECTORY = "_delta_log"
 LOCK_FILE = ".lock"
+PROBE_FILE = ".probe"
+PROBE_BYTES = 1 << 20  # that there must be room for, before a log that stopped is opened again
 READ_BYTES = 1 << 20
 
 _logger = logging.getLogger("sulina.log")
@@ -323,6 +326,19 @@ class DirectoryLog:
         # Each its own: an error that is raised in many tasks gathers the tracebacks of all.
         assert self._failure is not None
         return [LogStopped(path=self.directory, cause=self._failure) for _ in range(count)]
+
+    def probe(self) -> None:
+        """Raise OSError unless the disk takes a file, and says that it is durable. Changes nothing of the log."""
+        path = f"{self.directory}/{PROBE_FILE}"
+        with contextlib.suppress(FileNotFoundError):
+            self._files.remove(path)
+        file = self._files.create(path)
+        try:
+            file.write(0, [bytes(PROBE_BYTES)])
+            file.sync()
+        finally:
+            file.close()
+            self._files.remove(path)
 
     # Other commits
 

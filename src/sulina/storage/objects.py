@@ -10,7 +10,7 @@
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -258,11 +258,17 @@ class DirectoryObjects:
             self._make(folder)
             file = self._files.create(aside)
             try:
-                file.write(0, data)
-                file.sync()
-            finally:
-                file.close()
-            self._files.rename(aside, target)
+                try:
+                    file.write(0, data)
+                    file.sync()
+                finally:
+                    file.close()
+                self._files.rename(aside, target)
+            except OSError:
+                # On a disk that is full, what was written in vain would keep it full.
+                with suppress(OSError):
+                    self._files.remove(aside)
+                raise
             self._files.sync_directory(folder)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:

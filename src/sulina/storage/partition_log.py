@@ -213,6 +213,10 @@ class PartitionLog:
         """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
         return self._log.damage
 
+    async def probe(self) -> None:
+        """Raise OSError unless the disk takes writes: then a log that stopped may be opened again."""
+        await self._loop.run_in_executor(self._threads.writers, self._log.probe)
+
     def stop(self, cause: Exception) -> None:
         """Append nothing more, for good: somebody else does. Reads go on."""
         self._log.stop(cause)

@@ -253,6 +253,10 @@ class TieredLog:
         """Why nothing more can be appended. A cause that is StaleEpoch: there is a newer owner."""
         return self._log.stopped
 
+    async def probe(self) -> None:
+        """As `PartitionLog.probe`."""
+        await self._log.probe()
+
     @property
     def damage(self) -> CorruptSegment | None:
         """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
@@ -360,13 +364,14 @@ class TieredLog:
         return self._view
 
     async def catch_up(self) -> None:
-        """Bring what there is now into the archive, while appends go on. ArchiveFailed, LogStopped."""
+        """Bring what there is now into the archive, while appends go on. ArchiveFailed; LogStopped by a newer owner."""
         await self._flush(with_state=False, until=self._log.view.version)
 
     async def drain(self) -> Drained:
         """Bring everything into the archive, and the log's state with it: whoever takes over has little to read.
 
-        Whoever calls it has seen to it that nothing more is appended. May be called again. ArchiveFailed, LogStopped.
+        Whoever calls it has seen to it that nothing more is appended. May be called again. A log that stopped because
+        of its disk can be read all the same, so it gets there too. ArchiveFailed; LogStopped by a newer owner.
         """
         await self._log.settled()  # what was taken last may be on its way to the disk
         await self._flush(with_state=True)
@@ -375,7 +380,8 @@ class TieredLog:
         return Drained(view.next_offset, view.log_version)
 
     async def _flush(self, *, with_state: bool, until: Version | None = None) -> None:
-        self._check_running()
+        if self._fenced is not None:
+            self._check_running()
         try:
             await self._uploader.flush(with_state=with_state, until=until)
         except StaleEpoch:
@@ -402,6 +408,7 @@ class TieredLog:
             age_seconds_max=local.age_seconds_max if local is not None else None,
             before_offset=view.start_offset,
             keep_from=view.next_offset,
+            time=retention.time,
         )
         removed = await self._log.retain(limits)
         self._update()

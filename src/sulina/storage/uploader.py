@@ -256,7 +256,14 @@ class Uploader:
         if new.state is not None:
             puts.append(self._archive.put_state)
         try:
-            await asyncio.gather(*(self._in_thread(lambda put=put: put(new)) for put in puts))  # type: ignore[misc]
+            # All of them, also if one fails: what the others put is not left behind.
+            done = await asyncio.gather(
+                *(self._in_thread(lambda put=put: put(new)) for put in puts),  # type: ignore[misc]
+                return_exceptions=True,
+            )
+            if (failed := next((each for each in done if isinstance(each, BaseException)), None)) is not None:
+                await self._in_thread(lambda: self._archive.discard(new))
+                raise failed
             await self._in_thread(lambda: self._archive.add(new))
         except VersionConflict:
             return True  # a commit of our own, whose reply was lost, has come after all: look again

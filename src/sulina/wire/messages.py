@@ -63,6 +63,7 @@ class PartitionInfo(Struct, frozen=True, kw_only=True):
     segments: list[SegmentInfo]
     error: str | None = None  # why it takes no records
     archived_offset: int | None = None  # everything before it is in the archive; None: there is none
+    is_stale: bool = False  # another broker may have more: the reader has asked for what is here all the same
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):
@@ -201,6 +202,7 @@ class Fetched(Struct, frozen=True, kw_only=True):
     version: int
     end_offset: int
     epoch: int = -1  # of the log that answers: who reads on at `next_offset` says it
+    is_stale: bool = False  # another broker may have more: the reader has asked for what is here all the same
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):
@@ -280,6 +282,7 @@ class BrokerInfo(Struct, frozen=True, kw_only=True):
     connections: int
     published_bytes_per_second: float
     uptime_seconds: float | None
+    clock_ahead_seconds: float = 0.0  # of the time that retention goes by; negative: behind the others; 0: about right
 
 
 class UnloadInfo(Struct, frozen=True, kw_only=True):
@@ -316,6 +319,7 @@ class ClusterInfo(Struct, frozen=True, kw_only=True):
     recovering: int
     unloads: list[UnloadInfo]
     metadata: MetadataInfo | None = None  # before the broker has asked for the first time
+    is_stale: bool = False  # that broker has lost touch with the metadata store: so it was when it last heard
 
 
 class Rebalanced(Struct, frozen=True, kw_only=True):

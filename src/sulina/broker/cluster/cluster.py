@@ -254,6 +254,28 @@ class Cluster:
             unload, revision = msgspec.json.decode(entry.value, type=Unload), entry.revision
         raise self._not_owner(partition)
 
+    async def fail_unload(self, partition: PartitionName, error: str) -> None:
+        """Say what went wrong with an unload that is tried again; the partition is served meanwhile."""
+        entry = await self._metadata.get(keys.unload(partition))
+        if entry is None:
+            return
+        unload = msgspec.json.decode(entry.value, type=Unload)
+        if (unload.error, unload.step) != (error, Step.REQUESTED):
+            await self.advance_unload(partition, unload, entry.revision, step=Step.REQUESTED, error=error)
+
+    async def cancel_unload(self, partition: PartitionName) -> Unload | None:
+        """Take a wish back; None: there is none, because it was carried out, or never was. The owner serves on."""
+        for _ in range(CONFLICTS_MAX):
+            held = self.view.unloads.get(partition)
+            if held is None:
+                return None
+            key = keys.unload(partition)
+            if await self._write(OwnershipChange(compares=(Compare(key, held.revision),), deletes=(key,))):
+                self._events.emit("unload_cancelled", partition.topic, partition=partition.partition)
+                return held.value
+            await self._wait_past(partition)
+        raise self._outrun(partition)
+
     async def refuse_unload(self, partition: PartitionName, revision: int, reason: str) -> None:
         """Take a wish back that cannot be granted as it is; nothing happens when it was changed meanwhile."""
         key = keys.unload(partition)

@@ -6,7 +6,8 @@ whatever it was decided by: what was overtaken meanwhile fails, and is decided a
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import structlog
@@ -20,7 +21,7 @@ from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_st
 from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.core import balance, keys
 from sulina.core.balance import Load, Move, Waiting
-from sulina.core.cluster import BrokerMode, LoadReport, Reason, Sealed, Unassigned
+from sulina.core.cluster import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Entry, MetadataStore
 from sulina.types import PartitionName, TopicName
 
@@ -192,14 +193,15 @@ class LoadManager:
                 continue
             self._steps(ClusterStep.LEADER_DEAD_FOUND)
             _logger.info("broker_dead", broker_id=broker, partitions=len(lost))
-            sealed = await self._sealed([partition for partition in lost if self._is_local_only(partition)])
+            local_only = [partition for partition in lost if self._is_local_only(partition)]
+            sealed, reported = await self._sealed(local_only), await self._reported(local_only)
             reason = Reason.DEAD if broker in self._view.loads else Reason.STOPPED
             registration = self._view.registrations.get(broker)
             wanted = [
                 changes.take_away(
                     partition,
                     owned,
-                    self._entry(partition, reason, sealed.get(partition)),
+                    self._entry(partition, reason, sealed.get(partition), reported.get(partition)),
                     epoch=self._view.epochs.get(partition),
                     registration=registration,
                     sealed_revision=_revision(sealed[partition]) if partition in sealed else None,
@@ -228,7 +230,9 @@ class LoadManager:
     def _is_reliable(self, partition: PartitionName) -> bool:
         return self._topics.is_reliable(partition) is not False  # a topic that is not known yet may be
 
-    def _entry(self, partition: PartitionName, reason: Reason, sealed: Entry | None) -> Unassigned:
+    def _entry(
+        self, partition: PartitionName, reason: Reason, sealed: Entry | None, reported: tuple[int, int] | None = None
+    ) -> Unassigned:
         epoch = self._view.epochs.get(partition)
         newest, unload = epoch.value if epoch else None, self._view.unloads.get(partition)
         return Unassigned(
@@ -240,17 +244,31 @@ class LoadManager:
             is_recovering=changes.may_recover_only(
                 newest, is_reliable=self._is_reliable(partition), sealed_epoch=_sealed_epoch(sealed)
             ),
+            only_there=reported,
         )
 
+    async def _reported(self, partitions: Sequence[PartitionName]) -> dict[PartitionName, tuple[int, int]]:
+        """Return where archive and log of partitions ended when their owner last said so, for those who ask."""
+        found: dict[PartitionName, tuple[int, int]] = {}
+        for partition, entry in (await self._read(partitions, keys.archive_current)).items():
+            if entry is not None:
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    current = msgspec.json.decode(entry.value, type=Current)
+                    found[partition] = (current.archived_offset, current.end_offset)
+        return found
+
     async def _sealed(self, partitions: Sequence[PartitionName]) -> dict[PartitionName, Entry | None]:
+        return await self._read(partitions, keys.sealed_state)
+
+    async def _read(
+        self, partitions: Sequence[PartitionName], key_of: Callable[[PartitionName], str]
+    ) -> dict[PartitionName, Entry | None]:
         found: dict[PartitionName, Entry | None] = {}
         for first in range(0, len(partitions), READS_AT_ONCE):
             some = partitions[first : first + READS_AT_ONCE]
-            found.update(zip(some, await asyncio.gather(*map(self._read_sealed, some)), strict=True))
+            entries = await asyncio.gather(*(self._metadata.get(key_of(partition)) for partition in some))
+            found.update(zip(some, entries, strict=True))
         return found
-
-    async def _read_sealed(self, partition: PartitionName) -> Entry | None:
-        return await self._metadata.get(keys.sealed_state(partition))
 
     async def _assign(self) -> None:
         """Everything that waits, and may be had by somebody who is there, gets an owner."""

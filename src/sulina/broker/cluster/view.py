@@ -92,6 +92,7 @@ class ClusterView:
         self.registrations: dict[str, Held[Registration]] = {}
         self.modes: dict[str, BrokerMode] = {}
         self.loads: dict[str, LoadReport] = {}
+        self._reported_at: dict[str, float] = {}  # when these came, by the monotonic clock
         self.assignments: dict[PartitionName, Ownership] = {}
         self.assigned_to: dict[str, set[PartitionName]] = {}  # the same by broker, registered or not
         self.unassigned: dict[PartitionName, Held[Unassigned]] = {}
@@ -143,6 +144,12 @@ class ClusterView:
                 partition=number, state=TopicState.RECOVERING, epoch=newest, waits_for=waiting.value.from_broker
             )
         return PartitionPlacement(partition=number, state=TopicState.CLOSED, epoch=newest)
+
+    def clocks(self, *, but: str) -> list[float]:
+        """Return what the wall clocks of the other brokers say by now, by their load reports, or a little less."""
+        now = self._clock.monotonic()
+        there = [name for name in self.loads if name in self.registrations and name != but]
+        return [self.loads[name].at_ms / 1000 + now - self._reported_at[name] for name in there]
 
     def brokers(self) -> list[BrokerInfo]:
         """Those that are there, and those that went without leaving, by name."""
@@ -251,6 +258,7 @@ class ClusterView:
             connections=load.connections if load and held else 0,
             published_bytes_per_second=load.published_bytes_per_second if load and held else 0.0,
             uptime_seconds=max(0.0, self._clock.now() - held.value.started_ms / 1000) if held else None,
+            clock_ahead_seconds=load.clock_ahead_seconds if load and held else 0.0,
         )
 
     def _wake(self) -> None:
@@ -288,6 +296,7 @@ class ClusterView:
             case ["load", broker]:
                 load = _read(change, LoadReport)
                 _keep(self.loads, broker, load.value if load else None)
+                _keep(self._reported_at, broker, self._clock.monotonic() if load else None)
             case ["brokers", broker, "state"]:
                 state = _read(change, BrokerState)
                 _keep(self.modes, broker, state.value.state if state else None)

@@ -12,7 +12,7 @@ from sulina.cli.cluster.recover import recover
 from sulina.cli.remote import HERE, Remote
 
 if TYPE_CHECKING:
-    from sulina.wire.messages import MetadataInfo, UnloadInfo
+    from sulina.wire.messages import BrokerInfo, MetadataInfo, UnloadInfo
 
 DEFAULT_DIRECTORY = "./sulina-cluster"
 BROKERS_MAX = 50
@@ -44,6 +44,9 @@ def status(*, remote: Remote = HERE) -> None:
     )
     terminal.write(b"\n")
     terminal.print_table(COLUMNS, [row(info) for info in cluster.brokers], right=RIGHT)
+    for info in cluster.brokers:
+        if info.clock_ahead_seconds:
+            terminal.say(_clock_line(info))
     if cluster.unloads:
         terminal.write(b"\n")
         _print_moves(cluster.unloads)
@@ -112,6 +115,15 @@ def _metadata(info: "MetadataInfo | None") -> str | None:
         parts.append(f"quota {terminal.bytes_text(info.quota_bytes)}")
     said = ", ".join(parts)
     return f"FULL, takes no writes, nothing fails over ({said}): docs/guides/operations.md" if info.is_full else said
+
+
+def _clock_line(info: "BrokerInfo") -> str:
+    off = terminal.seconds_text(abs(info.clock_ahead_seconds))
+    if info.clock_ahead_seconds < 0:
+        return f"the clock of {info.broker_id} is {off} behind the others: set it"
+    return (
+        f"the clock of {info.broker_id} is {off} ahead of the time that has been shown: set it; nothing expires by it"
+    )
 
 
 def _print_moves(moves: "list[UnloadInfo]") -> None:

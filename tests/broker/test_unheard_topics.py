@@ -1,0 +1,66 @@
+"""A broker that has not heard of a topic asks the metadata store before it says that there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from sulina.broker.member import LOOKUPS_MAX
+from sulina.core import keys
+from sulina.core.records import Record
+from sulina.core.topic import Ack, Policy, TopicSettings
+from sulina.errors import LeaseExpired, TopicNotFound
+from sulina.storage.archive import Archive
+from sulina.storage.tiered_log import TieredLog
+from sulina.types import Epoch, TopicName
+from tests.support.brokers import brokers
+
+ORDERS = TopicName.parse("/default/orders")
+ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
+
+
+async def test_f3_a_topic_that_no_watch_has_brought_yet_is_fetched(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        for task in b._tasks:
+            if task.get_name() == "follow topics":
+                task.cancel()
+        await a.put_topic(ORDERS, TopicSettings())
+        with pytest.raises(TopicNotFound):
+            b.topic_named(str(ORDERS))
+        await b.hear_of(ORDERS)
+        assert b.topic_named(str(ORDERS)).stored == a.topic_named(str(ORDERS)).stored
+
+
+async def test_names_that_nobody_knows_cost_the_metadata_store_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a") as world:
+        a, asked, get = world.running["a"], [], world.metadata.get
+
+        async def counted(key: str) -> object:
+            asked.append(key)
+            return await get(key)
+
+        monkeypatch.setattr(world.metadata, "get", counted)
+        for _ in range(50):
+            await a.hear_of(ORDERS)
+        assert asked.count(keys.delivery(ORDERS)) < 10
+        a._lookups = LOOKUPS_MAX
+        asked.clear()
+        await a.hear_of(TopicName.parse("/default/other"))
+        assert asked == []
+
+
+async def test_u14_a_publisher_at_an_owner_that_was_overtaken_may_try_again(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a") as world:
+        a = world.running["a"]
+        await a.put_topic(ORDERS, ARCHIVED)
+        await world.publish(ORDERS, b"0")
+        log = a._topics[ORDERS].partitions[0].log_if_open
+        assert isinstance(log, TieredLog)
+        newer = Archive(world.objects, log._archive.path)
+        newer.load()
+        newer.claim(Epoch(log.view.epoch + 1), "b", lambda _: "another directory")
+        with pytest.raises(LeaseExpired) as refused:
+            await a.publish_records(ORDERS, [Record(value=b"1")])
+        assert refused.value.retryable

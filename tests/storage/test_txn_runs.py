@@ -248,6 +248,8 @@ def test_runs_that_the_newest_state_names_stay_and_the_others_are_swept_l13() ->
     world.archived(25)  # which makes the log forget those before
     kept = {run.name for run in world.log.commits.take_checkpoint().txn_runs}
     assert not kept & set(world.runs()[:3])
+    assert world.archive.sweep() == 0, "their hour begins when they are first seen"
+    world.clock.advance(ORPHAN_SECONDS + 1)
     assert world.archive.sweep() == 3
     assert set(world.runs()) == kept
     world.clock.advance(ORPHAN_SECONDS + 1)

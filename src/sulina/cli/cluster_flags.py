@@ -17,8 +17,8 @@ def _flag(text: str, default: object = None) -> Parameter:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFlags:
-    """Every setting of a cluster but its password, which other users of the machine could read in a flag."""
+class StoreFlags:
+    """Where a cluster keeps what its brokers share; without the password, which others could read in a flag."""
 
     metadata: Annotated[
         str | None,
@@ -37,6 +37,13 @@ class ClusterFlags:
     objects_endpoint: Annotated[
         str | None, _flag("The URL of an object store that is not the cloud's own, such as http://127.0.0.1:9000.")
     ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFlags(StoreFlags):
+    """Every setting of a cluster."""
+
     lease_seconds: Annotated[
         float | None,
         _flag("After so long without a word a broker is taken for dead.", f"{DEFAULT_LEASE_SECONDS:g}"),
@@ -59,3 +66,4 @@ class ClusterFlags:
 
 
 ALONE = ClusterFlags()
+STORES = StoreFlags()

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sulina.cli import terminal
-from sulina.cli.cluster_flags import ALONE, ClusterFlags
+from sulina.cli.cluster_flags import STORES, StoreFlags
 from sulina.config import DEFAULT_BROKER_ID, Settings
 from sulina.config import load as load_settings
 from sulina.errors import InvalidInput, InvalidSettings
@@ -21,7 +21,7 @@ SHOWN_MAX = 20  # topics and partitions, each
 def recover(
     *,
     data: list[str] | None = None,
-    cluster: ClusterFlags = ALONE,
+    stores: StoreFlags = STORES,
     config: str | None = None,
     yes: bool = False,
     json: bool = False,
@@ -41,7 +41,7 @@ def recover(
     json
         What was found and done, as JSON.
     """
-    flags = {"insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(cluster)}
+    flags = {"insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(stores)}
     settings = load_settings(flags, file=config)
     if settings.etcd is None or settings.objects is None:
         raise InvalidSettings("a cluster is recovered with its --metadata etcd://… and --objects …")

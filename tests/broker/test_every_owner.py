@@ -7,7 +7,7 @@ import pytest
 from sulina.broker.consumer import Consumer
 from sulina.core import keys
 from sulina.core.cursor import Cursor
-from sulina.core.holder import Claim, Holder, claim
+from sulina.core.holder import Admission, Holder, admit
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidSettings, NotServing
 from sulina.types import TopicName
@@ -58,13 +58,13 @@ async def test_p12_the_cursor_of_a_former_holder_is_not_written(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("holder", "attached", "verdict"),
     [
-        (None, None, Claim.MAY_TAKE),
-        (Holder(consumer="me", id="1"), None, Claim.HOLDS),
-        (Holder(consumer="me", id="0"), None, Claim.MAY_TAKE),
-        (Holder(consumer="you", id="2"), None, Claim.MUST_ASK),
-        (Holder(consumer="you", id="2"), {"2", "3"}, Claim.REFUSED),
-        (Holder(consumer="you", id="2"), {"3"}, Claim.MAY_TAKE),
+        (None, None, Admission.MAY_TAKE),
+        (Holder(consumer="me", id="1"), None, Admission.HOLDS),
+        (Holder(consumer="me", id="0"), None, Admission.MAY_TAKE),
+        (Holder(consumer="you", id="2"), None, Admission.MUST_ASK),
+        (Holder(consumer="you", id="2"), {"2", "3"}, Admission.REFUSED),
+        (Holder(consumer="you", id="2"), {"3"}, Admission.MAY_TAKE),
     ],
 )
-def test_p12_who_may_hold_a_subscription(holder: Holder | None, attached: set[str] | None, verdict: Claim) -> None:
-    assert claim(holder, Holder(consumer="me", id="1"), attached) is verdict
+def test_p12_who_may_hold_a_subscription(holder: Holder | None, attached: set[str] | None, verdict: Admission) -> None:
+    assert admit(holder, Holder(consumer="me", id="1"), attached) is verdict

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sulina.core import keys
-from sulina.core.cluster import Epoch
+from sulina.core.cluster import DeleteMark, Epoch
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import World, cluster, until
@@ -204,6 +204,8 @@ async def provoke(topics: Topics, what: str) -> None:
         case "sweep":  # as if somebody had died while a topic was deleted
             ghost = PartitionName(TopicName("default", "ghost"), 0)
             epoch = Epoch(epoch=1, broker_id="a", store_id="none", is_archived=True)
+            mark = DeleteMark(topic=str(ghost.topic), at_ms=int(time.time() * 1000))
+            world.write_key(keys.deleted("ghost"), msgspec.json.encode(mark))
             world.write_key(keys.epoch(ghost), msgspec.json.encode(epoch))
         case "adopt":  # as if somebody had lost the entries of a topic that nobody uses
             await world.create_topic("/default/orphan", 3)

@@ -6,7 +6,7 @@ import pytest
 
 from sulina.client import Client
 from sulina.core import keys
-from sulina.errors import LogIncomplete
+from sulina.errors import Corrupt, LogIncomplete
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_record import recording, value_of
 from tests.support.cluster_world import World
@@ -147,9 +147,9 @@ async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:
             await world.wait_served(topic, not_by="b")
             assert await produce(client, topic, range(10, 12)) == [10, 11]
             assert await consume(client, topic, 12) == list(range(12))
-        for topic in (unreadable, short):
+        for topic, error in ((unreadable, Corrupt), (short, LogIncomplete)):
             await world.owner_of(topic)
-            with pytest.raises(LogIncomplete):
+            with pytest.raises(error):
                 (await client.publish(topic, "10")).raise_for_status()
         for path, data in damaged.items():
             world.write_object(path, data)

@@ -25,8 +25,8 @@ from sulina.spark.rows import read_ranges
 from tests.support.serving import Serving, serving
 
 READS = int(os.environ.get("SULINA_SPARK_READS", "0"))
-SESSION_READS = READS or 3
-TASK_READS = 25
+SESSION_READS = READS or 2
+TASK_READS = 15
 TOPIC = "/default/busy"
 VERSIONS_KEPT = 1000
 LEAD = 100  # versions that a scan may leave out because they are about to go

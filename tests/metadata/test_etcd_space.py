@@ -1,5 +1,6 @@
 """The room that a real etcd has: compaction keeps it from being full; a full one is noticed, and mended."""
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -78,6 +79,7 @@ async def test_what_is_too_much_to_copy_is_left_to_an_operator(
     store: EtcdMetadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that copies for long would cost leases."""
+    caplog.set_level(logging.INFO, logger="sulina.metadata")
     revision = await fill(store)
     monkeypatch.setattr(etcd_space, "COPIED_BYTES_MAX", 1000)
     await store.compact(revision)

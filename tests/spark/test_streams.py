@@ -121,7 +121,8 @@ def test_s1_a_limit_divides_what_is_read_into_batches(
     assert sum(rows) == 100
     assert max(rows) <= 30
     last = [report for report in reports if report["numInputRows"]][-1]["sources"][0]["endOffset"]
-    assert sum(json.loads(last)[source].values() if isinstance(last, str) else last[source].values()) == 100
+    ends = (json.loads(last) if isinstance(last, str) else last)[source].values()
+    assert sum(int(str(end).partition("@")[0]) for end in ends) == 100
     registered = sum(one.offset for one in client.reader("limited", source).positions)
     assert 100 - rows[-1] <= registered <= 100
 

@@ -18,12 +18,12 @@ LONG_FORMS = {
 # Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
 BUDGETS = {
     "spark": 450,
-    "cluster": 250,
-    "faults": 120,
+    "cluster": 260,
+    "faults": 190,
     "cli": 100,
     "crash": 100,
     "blackbox": 100,
-    "mutants": 100,
+    "mutants": 120,
     "pubsub": 90,
     "contract": 60,
     "metadata": 50,

@@ -28,7 +28,7 @@ from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core import keys
 from sulina.core.cluster import BrokerMode, GivenUp, LoadReport, Registration, Step, Unload
-from sulina.core.holder import Claim, Holder, claim
+from sulina.core.holder import Admission, Holder, admit
 from sulina.core.position import LATEST
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
@@ -123,7 +123,7 @@ class ClusterMember(Topics):
             entries=self._remembered,
             events=self.events,
         )
-        await memory.join()
+        await memory.join(await self._patiently(self._archives.seen) if self._archives is not None else [])
         await self._check_objects()
         self._catalogue.is_followed = True
         namespaces, topics = await self._load()
@@ -182,7 +182,7 @@ class ClusterMember(Topics):
         """A broker with another object store would not find what the others have archived. InvalidSettings."""
         if self._archives is None:
             return
-        ours = (await self._identity(self._archives)).encode()
+        ours = (await self._patiently(self._archives.identity)).encode()
         await self._metadata.txn(compares=[Compare(keys.OBJECTS, NO_REVISION)], puts=[Put(keys.OBJECTS, ours)])
         agreed = await self._metadata.get(keys.OBJECTS)
         if agreed is None or agreed.value != ours:
@@ -190,12 +190,12 @@ class ClusterMember(Topics):
                 f"{self._archives.location} is not the object store of this cluster: all its brokers must share one"
             )
 
-    async def _identity(self, archives: Archives) -> str:
-        """Of the object store, which may be away for a moment just now. ArchiveFailed."""
+    async def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """Ask the object store, which may be away for a moment just now. ArchiveFailed."""
         deadline = self._clock.monotonic() + OBJECTS_SECONDS
         while True:
             try:
-                return await asyncio.to_thread(archives.identity)
+                return await asyncio.to_thread(ask)
             except ArchiveFailed as error:
                 if self._clock.monotonic() > deadline:
                     raise
@@ -453,8 +453,8 @@ class ClusterMember(Topics):
         asked_of: Holder | None = None
         for _ in range(AGREE_TRIES):
             holder, unchanged = await self._catalogue.read_holder(topic.name, subscription.name)
-            verdict = claim(holder, comer, attached if asked_of == holder else None)
-            if verdict is Claim.MUST_ASK:
+            verdict = admit(holder, comer, attached if asked_of == holder else None)
+            if verdict is Admission.MUST_ASK:
                 what = f"whether subscription {subscription.name} is held is not known"
                 elsewhere = await self._consumers_elsewhere(topic.name, what)
                 asked_of, attached = (
@@ -462,11 +462,11 @@ class ClusterMember(Topics):
                     {*elsewhere.get(subscription.name, ()), *topic.consumers().get(subscription.name, ())},
                 )
                 continue
-            if verdict is Claim.REFUSED:
+            if verdict is Admission.REFUSED:
                 assert holder is not None
                 raise subscription.busy(f"consumer {holder.consumer} is attached")
             revision = unchanged.revision
-            if verdict is Claim.MAY_TAKE:
+            if verdict is Admission.MAY_TAKE:
                 if holder is not None and holder.consumer != comer.consumer:
                     subscription.check_settled()
                 try:

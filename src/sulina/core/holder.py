@@ -18,7 +18,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     id: str
 
 
-class Claim(Enum):
+class Admission(Enum):
     """What a consumer that comes may do."""
 
     HOLDS = auto()  # it is the one already, attached elsewhere or come back
@@ -27,12 +27,12 @@ class Claim(Enum):
     REFUSED = auto()
 
 
-def claim(holder: Holder | None, comer: Holder, attached: Collection[str] | None) -> Claim:
+def admit(holder: Holder | None, comer: Holder, attached: Collection[str] | None) -> Admission:
     """Judge a consumer that comes; `attached` are the ids of those who are attached at any owner, None: not known."""
     if holder == comer:
-        return Claim.HOLDS
+        return Admission.HOLDS
     if holder is None or holder.consumer == comer.consumer:
-        return Claim.MAY_TAKE  # the same, come back before anybody noticed that it had gone
+        return Admission.MAY_TAKE  # the same, come back before anybody noticed that it had gone
     if attached is None:
-        return Claim.MUST_ASK
-    return Claim.REFUSED if holder.id in attached else Claim.MAY_TAKE
+        return Admission.MUST_ASK
+    return Admission.REFUSED if holder.id in attached else Admission.MAY_TAKE

@@ -46,12 +46,12 @@ NO_EPOCH = Epoch(-1)
 class MemoryLimits:
     """How many writers the log remembers, and for how long.
 
-    An origin is forgotten a day after its newest record, as in Apache Kafka; past the bound the longest silent is. Then
+    An origin is forgotten 30 days after its newest record; past the bound the longest silent is. Then
     it is a new one: whatever sequence it begins with is taken.
     """
 
     origins_max: int = 10_000
-    origin_seconds: float = 24 * 3600.0
+    origin_seconds: float = 30 * 24 * 3600.0
     runs_max: int = 10_000  # beyond RUNS_KEPT of each origin; the longest silent have no more than those
     txns: TxnLimits = field(default_factory=TxnLimits)
 

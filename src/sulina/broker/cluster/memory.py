@@ -11,7 +11,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -76,15 +76,16 @@ class ClusterMemory:
         """Remember soon: topics or owners have changed."""
         self._change.set()
 
-    async def join(self) -> None:
+    async def join(self, others: Sequence[Seen]) -> None:
         """Check that the store has everything that was ever seen of it, and take part in its cluster.
+
+        `others` is what brokers have left in the archive.
 
         Raises:
             MetadataWentBack: it has not.
             InvalidSettings: it is the store of another cluster.
         """
         own = await asyncio.to_thread(self._read_seen)
-        others = await asyncio.to_thread(self._archives.seen) if self._archives is not None else []
         witnesses = [*([own] if own is not None else []), *others]
         identity = await self._identity(witnesses)
         for seen in witnesses:

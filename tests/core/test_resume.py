@@ -119,8 +119,12 @@ def test_u7_a_report_of_more_than_there_is_keeps_the_topic_closed() -> None:
 
 def test_u7_the_archive_reaches_to_where_the_directory_begins() -> None:
     filled, unknown = witnesses(None, current(5, 5), is_only_here=False), witnesses(None, None, is_only_here=False)
-    check_joins("/ns/t/0", filled, Offset(10), archive(10, 4))
-    check_joins("/ns/t/0", unknown, Offset(10), archive(0, -1))  # nothing was ever archived: retention came first
+    check_joins("/ns/t/0", filled, Offset(10), Offset(20), archive(10, 4))
+    check_joins(
+        "/ns/t/0", unknown, Offset(10), Offset(20), archive(0, -1)
+    )  # nothing was ever archived: retention came first
     for heard, view in ((unknown, archive(9, 4)), (filled, archive(0, -1))):
-        with pytest.raises(LogIncomplete, match="directory of this broker goes on from it at offset 10"):
-            check_joins("/ns/t/0", heard, Offset(10), view)
+        with pytest.raises(
+            LogIncomplete, match=r"which holds \[10, 20\), goes on from it at offset 10.*20\) are missing"
+        ):
+            check_joins("/ns/t/0", heard, Offset(10), Offset(20), view)

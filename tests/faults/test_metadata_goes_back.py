@@ -74,6 +74,11 @@ async def wait_noticed(world: World) -> None:
 
     await until("all brokers have noticed", is_noticed)
 
+    async def is_remembered() -> bool:
+        return any(b"goes-back" in world.read_object(path) for path in world.stored("cluster/memory/"))
+
+    await until("the archive has what they remember", is_remembered)
+
 
 async def test_r10_an_emptied_etcd_takes_nothing_away_and_the_cluster_is_recovered(
     world: World, own_etcd: EtcdServer

@@ -18,8 +18,8 @@ LONG_FORMS = {
 # Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
 BUDGETS = {
     "spark": 450,
-    "cluster": 260,
-    "faults": 190,
+    "cluster": 320,
+    "faults": 210,
     "cli": 100,
     "crash": 100,
     "blackbox": 100,

@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 
 import msgspec
+import structlog
 
 from sulina.broker.options import BrokerOptions
 from sulina.core.recovery import Memory, Seen
-from sulina.errors import ArchiveFailed
+from sulina.errors import ArchiveFailed, CorruptCommit
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.objects import Objects
 from sulina.types import PartitionName
 
 IDENTITY = "store-id"
+_logger = structlog.get_logger("sulina.archives")
+
 SEEN_FOLDER, MEMORY_FOLDER = "cluster/seen", "cluster/memory"  # what brokers know of the metadata store
 
 
@@ -51,11 +54,23 @@ class Archives:
 
     def seen(self) -> list[Seen]:
         """Return how far brokers have seen the metadata store, as they last said here. Blocks. ArchiveFailed."""
-        return [msgspec.json.decode(data, type=Seen) for data in self._read_all(SEEN_FOLDER)]
+        found = []
+        for name, data in self._read_all(SEEN_FOLDER):
+            try:
+                found.append(msgspec.json.decode(data, type=Seen))
+            except msgspec.DecodeError as error:
+                _logger.error("cluster_seen_damaged", object=name, error=str(error))  # it is a witness only
+        return found
 
     def memories(self) -> list[Memory]:
         """Return what brokers remember of the metadata store, as they last said here. Blocks. ArchiveFailed."""
-        return [msgspec.json.decode(data, type=Memory) for data in self._read_all(MEMORY_FOLDER)]
+        found = []
+        for name, data in self._read_all(MEMORY_FOLDER):
+            try:
+                found.append(msgspec.json.decode(data, type=Memory))
+            except msgspec.DecodeError as error:
+                raise CorruptCommit(name=name, reason=str(error)) from None
+        return found
 
     def remember(self, memory: Memory) -> None:
         """Keep what a broker remembers of the metadata store. Blocks. ArchiveFailed."""
@@ -63,10 +78,11 @@ class Archives:
         self._objects.put(f"{MEMORY_FOLDER}/{name}", [msgspec.json.encode(memory)])
         self._objects.put(f"{SEEN_FOLDER}/{name}", [msgspec.json.encode(memory.seen)])
 
-    def _read_all(self, folder: str) -> Iterator[bytes]:
+    def _read_all(self, folder: str) -> Iterator[tuple[str, bytes]]:
         for listed in self._objects.list(folder):
-            if listed.name.endswith(".json") and (data := self._objects.get(f"{folder}/{listed.name}")) is not None:
-                yield bytes(data)
+            name = f"{folder}/{listed.name}"
+            if name.endswith(".json") and (data := self._objects.get(name)) is not None:
+                yield name, bytes(data)
 
     @property
     def location(self) -> str:

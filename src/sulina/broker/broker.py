@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import structlog
 from msgspec.structs import replace
 
 from sulina.broker.archives import Archives
@@ -65,6 +66,8 @@ from sulina.wire.messages import (
 COMMITS_MAX = 1000
 FETCH_BYTES_MAX = 16 << 20
 REOPEN_LOOK_SECONDS = 1.0  # between two looks at logs that have stopped
+
+_logger = structlog.get_logger("sulina.broker")
 
 
 class Broker(ClusterMember):
@@ -211,7 +214,10 @@ class Broker(ClusterMember):
     async def _reopen_regularly(self) -> None:
         while True:
             await asyncio.sleep(REOPEN_LOOK_SECONDS)
-            await self._logs.reopen_stopped()
+            try:
+                await self._logs.reopen_stopped()
+            except Exception:
+                _logger.exception("logs_not_reopened")  # whatever it is: the others must be looked at again
 
     async def retain(self) -> int:
         """Let topics forget what their policies say and no registered reader needs; how many segments went."""

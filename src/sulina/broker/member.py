@@ -350,7 +350,7 @@ class ClusterMember(Topics):
     async def remember_topic(self, topic: Topic) -> None:
         """Return when the disk of this broker remembers the topic, so that it outlives the metadata store."""
         if self._memory is not None:
-            await self._memory.ensure(keys.delivery(topic.name))
+            await self._memory.ensure(keys.delivery(topic.name), msgspec.json.encode(topic.stored).decode())
 
     async def hear_of(self, name: TopicName) -> None:
         """See to it that a topic is known here if it exists: another broker may have made it a moment ago."""

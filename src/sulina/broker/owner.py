@@ -184,11 +184,11 @@ class Owner:
             return  # lost meanwhile
         if topic is None or partition.partition >= len(topic.places):
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
-        await self._catalogue.remember_topic(topic)
         place = topic.places[partition.partition]
         if place.revision != revision:
             place.take(epoch, revision)
         wanted.held, wanted.ready, wanted.topic = revision, None, topic
+        await self._catalogue.remember_topic(topic)
         if topic.is_reliable:
             await self._catalogue.take_cursors(topic, partition.partition)
         if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):

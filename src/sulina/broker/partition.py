@@ -137,7 +137,11 @@ class Partition:
             await log.close()
             opened = await self._opener(self)
             # Of the file in which a sync has failed nobody knows what a later sync would say.
-            await opened.fsync_and_rotate()
+            try:
+                await opened.fsync_and_rotate()
+            except BaseException:
+                await asyncio.shield(opened.close())  # else its lock would keep us out for ever
+                raise
             return opened
 
         self._begin(again())

@@ -26,7 +26,7 @@ from sulina.core.commit import SegmentRef
 from sulina.core.resume import Witness, witnesses
 from sulina.core.topic import Ack, Policy
 from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
-from sulina.ports import Clock, Compare, Files, MetadataStore
+from sulina.ports import Clock, Compare, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
 from sulina.storage.partition_log import LogThreads
@@ -63,6 +63,7 @@ class Tiers:
         self._threads = threads
         self._metrics = metrics
         self._events = events
+        self._topic_ids: dict[PartitionName, str] = {}  # of the partitions that were opened here
         self._reported: dict[PartitionName, tuple[int, int]] = {}  # where archive and log were said to end
 
     async def open(
@@ -74,7 +75,11 @@ class Tiers:
         self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
         sealed = await self._sealed(partition.name)
-        heard = witnesses(sealed, await self._current(partition.name), is_only_here=place.is_archived is False)
+        self._topic_ids[partition.name] = topic_id
+        current = await self._current(partition.name)
+        if current is not None and current.topic_id not in (None, topic_id):
+            current = None  # of a topic that had this name before
+        heard = witnesses(sealed, current, is_only_here=place.is_archived is False)
         hooks = _Hooks(self, place)
         try:
             log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
@@ -84,7 +89,7 @@ class Tiers:
         hooks.log = log
         try:
             async with place.saying:
-                await self._settle(place, revision, policy)
+                await self._settle(place, revision, policy, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
                 await self._remove_sealed(place)
         except BaseException:
@@ -153,16 +158,30 @@ class Tiers:
     async def reconfigure(self, partition: Partition, log: TieredLog, policy: Policy, options: LogOptions) -> None:
         """The policy has changed. Called with `place.saying`. NotOwner, ArchiveFailed."""
         place, revision = partition.place, partition.place.revision
-        await self._settle(place, revision, policy)
+        await self._settle(place, revision, policy, log)
         log.reconfigure(options, archiving(policy))
         if self._standing is not None and policy.ack == Ack.ARCHIVED and place.is_archived is not True:
             await log.catch_up()
             await self._standing.say_archived(place, revision, True)
 
-    async def _settle(self, place: Place, revision: int, policy: Policy) -> None:
-        """Before anything is acknowledged that only this disk has, the cluster is told."""
+    async def _settle(self, place: Place, revision: int, policy: Policy, log: TieredLog) -> None:
+        """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
+
+        An older report may be of records that were given up since, or that were never acknowledged.
+        """
         if self._standing is not None and policy.ack != Ack.ARCHIVED and place.is_archived is not False:
-            await self._standing.say_archived(place, revision, False)
+            report = Put(keys.archive_current(place.name), msgspec.json.encode(self._current_of(place, log, None)))
+            await self._standing.say_archived(place, revision, False, puts=(report,))
+
+    def _current_of(self, place: Place, log: TieredLog, name: str | None) -> Current:
+        return Current(
+            archived_offset=log.archived.next_offset,
+            end_offset=log.end_offset,
+            epoch=_epoch(place),
+            at_ms=int(self._clock.now() * 1000),
+            object=name,
+            topic_id=self._topic_ids.get(place.name),
+        )
 
     async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
         """TopicNotFound when what we know of the topic is old: it was made anew, and so was what is assigned to us."""
@@ -202,6 +221,7 @@ class Tiers:
     async def let_go(self, partition: PartitionName, directory: str, topic_id: str) -> None:
         """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
         self._reported.pop(partition, None)
+        self._topic_ids.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
         left = await asyncio.to_thread(
             let_go, directory, archive, topic_id=topic_id, files=self._files, steps=self._options.steps
@@ -261,13 +281,7 @@ class Tiers:
         if self._reported.get(place.name) == ends:
             return
         self._reported[place.name] = ends
-        current = Current(
-            archived_offset=ends[0],
-            end_offset=ends[1],
-            epoch=_epoch(place),
-            at_ms=int(self._clock.now() * 1000),
-            object=name,
-        )
+        current = self._current_of(place, log, name)
         self._note(place, keys.archive_current(place.name), msgspec.json.encode(current))
 
     async def settle(self, place: Place) -> None:

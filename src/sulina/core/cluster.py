@@ -165,6 +165,7 @@ class Current(Struct, frozen=True, kw_only=True):
     epoch: int
     at_ms: int
     object: str | None = None  # the newest
+    topic_id: str | None = None  # None: written by an older release
 
 
 class ObjectEntry(Struct, frozen=True, kw_only=True):

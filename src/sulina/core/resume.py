@@ -147,8 +147,11 @@ def check_witnesses(partition: str, where: str, heard: Iterable[Witness], end: E
             )
 
 
-def check_joins(partition: str, heard: Iterable[Witness], start: Offset, archive: ArchiveView) -> None:
-    """Check that the archive reaches to where a directory begins. One that never had anything need not.
+def check_joins(partition: str, heard: Iterable[Witness], start: Offset, end: Offset, archive: ArchiveView) -> None:
+    """Check that the archive reaches to where a directory, which holds [start, end), begins.
+
+    An archive that never had anything need not. A log has no gaps, so to give up the records between them is to give up
+    those of the directory too, which is then set aside: the error names all of them.
 
     Raises:
         LogIncomplete: the records between them are missing.
@@ -159,6 +162,6 @@ def check_joins(partition: str, heard: Iterable[Witness], start: Offset, archive
             partition=partition,
             where=ARCHIVE,
             start=archive.next_offset,
-            end=start,
-            source=f"the directory of this broker goes on from it at offset {start}",
+            end=end,
+            source=f"the directory of this broker, which holds [{start}, {end}), goes on from it at offset {start}",
         )

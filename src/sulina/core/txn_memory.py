@@ -39,12 +39,13 @@ class TxnLimits:
 class TxnMemory:
     """Changed by one thread; `find` and `has_room` may be asked beside it by another."""
 
-    __slots__ = ("_count", "_newest", "_runs", "_sealed", "_shards")
+    __slots__ = ("_count", "_newest", "_next_number", "_runs", "_sealed", "_shards")
 
     def __init__(self, sealed: Iterable[TxnRun] = (), newest: Iterable[TxnRef] = ()) -> None:
         # The numbers of runs, not the runs: so the garbage collector need not look through a million entries.
         self._shards: tuple[dict[str, int], ...] = ()
         self._runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
+        self._next_number = 0  # never one that was used: somebody may be looking it up beside us
         self._count = 0
         self._sealed = tuple(sealed)  # replaced, never changed: others may be looking at it
         for run in self._sealed:
@@ -120,7 +121,7 @@ class TxnMemory:
         return self._shards
 
     def _begun(self, run: TxnRun) -> TxnRun:
-        run.number = next(reversed(self._runs), -1) + 1
+        run.number, self._next_number = self._next_number, self._next_number + 1
         self._runs[run.number] = run
         return run
 

@@ -467,6 +467,7 @@ class Archive(ArchiveReader):
         orphans = [name for name, since in self._orphans.items() if now - since >= ORPHAN_SECONDS]
         if self._runs is not None:
             self._runs -= set(orphans)
+        orphans = [name for name in orphans if name not in self._in_flight]  # put again meanwhile
         self._delete(orphans)
         return len(orphans)
 

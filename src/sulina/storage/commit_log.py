@@ -106,6 +106,7 @@ class CommitLog:
         for _ in range(LOAD_ATTEMPTS_MAX):
             try:
                 self.state, self._measured = self._load(names), None
+                self._measured = self._clock.monotonic(), self.log_ms()
                 return self.state
             except FileNotFoundError as error:
                 # Somebody may have cleaned up since our listing: then the next one has a newer checkpoint.
@@ -142,12 +143,19 @@ class CommitLog:
             return None
 
     def _newest_checkpoint(self, listing: _Listing) -> LogState | None:
+        damage: CorruptCommit | None = None
         for version in reversed(listing.checkpoints):
             checkpoint = self._read_checkpoint(version)
             if checkpoint is not None:
-                load_runs(checkpoint.txn_runs, self.store.get)
+                try:
+                    load_runs(checkpoint.txn_runs, self.store.get)
+                except CorruptCommit as error:
+                    damage = damage or error  # the one before may not name that run
+                    continue
                 self._runs = {run.name for run in checkpoint.txn_runs if run.name is not None}
                 return LogState.from_checkpoint(checkpoint, self._limits)
+        if damage is not None:
+            raise damage
         return None
 
     def _read_checkpoint(self, version: Version) -> Checkpoint | None:

@@ -159,10 +159,8 @@ class Resume:
 
     def _is_released(self, view: ArchiveView) -> bool:
         """Return whether the directory of the newest claim was removed here, because the archive had all of it."""
-        data = read_whole(self.files, released_note(self.directory))
-        with contextlib.suppress(msgspec.MsgspecError):
-            return data is not None and msgspec.json.decode(data, type=Stamp).holder == view.holder
-        return False
+        note = read_released_note(self.files, self.directory)
+        return note is not None and note.holder == view.holder
 
     def _check_directory(self, view: ArchiveView) -> None:
         log = _commit_log(self.files, self.directory)
@@ -175,7 +173,7 @@ class Resume:
         # The claim that names this directory may be newer than the last commit in it.
         end = End(state.next_offset, state.version, max(state.epoch, view.epoch))
         check_witnesses(self.partition, DIRECTORY, self.heard, end)
-        check_joins(self.partition, self.heard, state.start_offset, view)
+        check_joins(self.partition, self.heard, state.start_offset, state.next_offset, view)
 
 
 def let_go(
@@ -277,9 +275,17 @@ def released_note(directory: str) -> str:
     return os.path.join(os.path.dirname(directory), "released", os.path.basename(directory).removeprefix("topic="))
 
 
+def read_released_note(files: Files, directory: str) -> Stamp | None:
+    """Return the stamp of a directory that was removed because the archive had all of it; None where none was."""
+    return _decoded(read_whole(files, released_note(directory)))
+
+
 def read_stamp(files: Files, directory: str) -> Stamp | None:
     """What a directory says about itself; None when it says nothing that can be understood."""
-    data = read_whole(files, f"{directory}/{STAMP_FILE}")
+    return _decoded(read_whole(files, f"{directory}/{STAMP_FILE}"))
+
+
+def _decoded(data: bytes | None) -> Stamp | None:
     try:
         return None if data is None else msgspec.json.decode(data, type=Stamp)
     except msgspec.MsgspecError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sulina.errors import InvalidName, LogLocked
 from sulina.ports import Files
 from sulina.storage.files import remove_tree
-from sulina.storage.leftovers import locked, read_stamp, released_note
+from sulina.storage.leftovers import locked, read_released_note, read_stamp, released_note
 from sulina.types import PartitionName
 
 _ORPHAN = ".orphan-"
@@ -68,11 +68,12 @@ def take_back(files: Files, directory: str, topic_id: str) -> bool:
 
 def remove(files: Files, directory: str, topic_id: str) -> None:
     """Delete what is here of a partition whose topic was deleted: never the directory of another topic."""
-    if os.path.isdir(directory) and _is_of(files, directory, topic_id):
+    stamp = read_stamp(files, directory)
+    if stamp is not None and stamp.topic_id == topic_id:
         remove_tree(directory)
     if os.path.isdir(orphan_path(directory, topic_id)):
         remove_tree(orphan_path(directory, topic_id))
-    with contextlib.suppress(FileNotFoundError):
+    if (note := read_released_note(files, directory)) is not None and note.topic_id == topic_id:
         files.remove(released_note(directory))
 
 

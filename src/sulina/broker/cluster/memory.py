@@ -66,6 +66,7 @@ class ClusterMemory:
         self._change = asyncio.Event()
         self._turn = asyncio.Lock()  # for rounds
         self._kept: Mapping[str, str] = {}  # what is on disk
+        metadata.history.listen(self.changed)
 
     @property
     def cluster_id(self) -> str:
@@ -110,7 +111,10 @@ class ClusterMemory:
             generation=identity.generation,
             mark=numbers.get(self._seen.broker_id, 0),
         )
-        await self._round()
+        try:
+            await self._round()
+        except OSError as error:
+            _logger.warning("cluster_not_remembered", error=str(error))  # a full disk: what it has can still be read
 
     async def _identity(self, witnesses: list[Seen]) -> Identity:
         entry = await self._metadata.peek(keys.IDENTITY)
@@ -130,15 +134,16 @@ class ClusterMemory:
         Raises:
             MetadataWentBack: it is not, or has not.
         """
+        known = self._seen  # before anything is asked: a newer mark may be written meanwhile
         entry = await self._metadata.get(keys.IDENTITY)
         identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
-        if identity is None or identity.generation != self._seen.generation:
+        if identity is None or identity.generation != known.generation:
             found = identity.generation if identity is not None else "none"
-            raise self._metadata.history.declare(f"its generation is {found}, not {self._seen.generation}")
+            raise self._metadata.history.declare(f"its generation is {found}, not {known.generation}")
         entry = await self._metadata.get(self._key)
         number = msgspec.json.decode(entry.value, type=Mark).number if entry is not None else 0
-        if number < self._seen.mark:
-            raise self._metadata.history.declare(f"it has lost mark {self._seen.mark} of broker {self._seen.broker_id}")
+        if number < known.mark:
+            raise self._metadata.history.declare(f"it has lost mark {known.mark} of broker {known.broker_id}")
 
     async def run(self) -> None:
         """Remember, for as long as the broker lives; wait for a recovery when the store went back."""
@@ -152,16 +157,17 @@ class ClusterMemory:
                 _logger.warning("cluster_not_remembered", error=str(error))
             await self._pause(SHARE_MAX * (time.monotonic() - began))
 
-    async def ensure(self, key: str) -> None:
-        """Return when an entry that is known is remembered, on disk at least. Many who wait share one round.
+    async def ensure(self, key: str, value: str) -> None:
+        """Return when an entry is remembered with this value, on disk at least. Many who wait share one round.
 
         Raises:
             OSError: the disk did not take it.
         """
-        if key not in self._kept:
+        if self._kept.get(key) != value:
             async with self._turn:
-                if key not in self._kept:
+                if self._kept.get(key) != value:
                     await self._remember()
+            self._change.set()  # the archive gets it soon
 
     async def close(self) -> None:
         """Remember how things are at the end: what was given back in good order, above all."""
@@ -178,6 +184,9 @@ class ClusterMemory:
         self._change.clear()
 
     async def _await_recovery(self) -> None:
+        if self._archives is not None and self._kept:
+            memory = Memory(seen=self._seen, entries=dict(self._kept))
+            await asyncio.to_thread(self._archives.remember, memory)  # the newest: the recovery needs it
         while True:
             entry = await self._metadata.peek(keys.IDENTITY)
             if entry is not None:
@@ -197,23 +206,25 @@ class ClusterMemory:
         async with self._turn:
             await self.verify()
             await self._write_mark()
-            await self._remember()
-
-    async def _remember(self) -> None:
-        self._seen = replace(self._seen, revision=max(self._metadata.history.revision, self._mark_revision))
-        known = self._entries()
-        if known is None:
-            await asyncio.to_thread(self._store_seen)
-            return
-        entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
-        memory = Memory(seen=self._seen, entries=entries)
-        await asyncio.to_thread(self._store, memory)
-        self._kept = entries
-        if self._archives is not None:
+            memory = await self._remember()
+        if memory is not None and self._archives is not None:
             try:
                 await asyncio.to_thread(self._copy, self._archives, memory)
             except ArchiveFailed as error:
                 _logger.warning("cluster_memory_not_copied", error=str(error))  # tried again in the next round
+
+    async def _remember(self) -> Memory | None:
+        """Write what is known to the disk; None before it is known."""
+        self._seen = replace(self._seen, revision=max(self._metadata.history.revision, self._mark_revision))
+        known = self._entries()
+        if known is None:
+            await asyncio.to_thread(self._store_seen)
+            return None
+        entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
+        memory = Memory(seen=self._seen, entries=entries)
+        await asyncio.to_thread(self._store, memory)
+        self._kept = entries
+        return memory
 
     async def _write_mark(self) -> None:
         number = self._seen.mark + 1

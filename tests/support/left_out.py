@@ -18,7 +18,7 @@ LONG_FORMS = {
 # Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
 BUDGETS = {
     "spark": 450,
-    "cluster": 320,
+    "cluster": 340,
     "faults": 210,
     "cli": 100,
     "crash": 100,

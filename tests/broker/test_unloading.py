@@ -99,11 +99,18 @@ class Told:
 # Commit
 
 
-async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(tmp_path: Path) -> None:
+async def no_notes(_prefix: str) -> None:
+    """Write no notes, which would take cursors along."""
+
+
+async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """U3: with force it goes on though a consumer holds records; with or without consumers, acks are not lost."""
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
         owner._writer._delay_seconds = NEVER_SECONDS  # only who asks for it has a cursor written
+        monkeypatch.setattr(owner._writer, "write_notes", no_notes)
         await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
         async with connected(owner) as connection:
             await acked(owner, "left", 3, connection)

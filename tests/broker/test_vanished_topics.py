@@ -5,6 +5,7 @@ from pathlib import Path
 from sulina.core import keys
 from sulina.core.topic import TopicSettings
 from sulina.ports import Put
+from sulina.storage.leftovers import STAMP_FILE
 from sulina.types import PartitionName, TopicName
 from tests.support.brokers import brokers, until
 
@@ -42,6 +43,21 @@ async def test_r10_a_topic_of_the_same_name_begins_with_nothing_and_takes_nothin
         await broker.delete_topic(ORDERS)
         (kept,) = (tmp_path / "a").glob("topic=*.orphan-*")
         assert list(kept.glob("*.log"))
+
+
+async def test_r10_a_directory_without_a_stamp_is_kept_and_never_opened_by_another_topic(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path, "a") as world:
+        broker = world.running["a"]
+        await broker.put_topic(ORDERS, TopicSettings())
+        await world.publish(ORDERS, b"0", b"1")
+        (tmp_path / "a" / FIRST.directory / STAMP_FILE).unlink()
+        await broker.delete_topic(ORDERS)
+        (kept,) = (tmp_path / "a").glob("topic=*.set-aside-*")
+        assert list(kept.glob("*.log"))
+        await broker.put_topic(ORDERS, TopicSettings())
+        assert await world.publish(ORDERS, b"other") == 0
 
 
 async def test_r10_a_broker_that_was_away_removes_what_was_deleted_meanwhile(tmp_path: Path) -> None:

@@ -68,6 +68,17 @@ async def recover(world: World) -> str:
     return done.stdout
 
 
+async def save_then_move(world: World, etcd: EtcdServer, copy: Path) -> None:
+    """Publish, keep a copy of etcd, then move the topic and publish more."""
+    await world.create_topic(TOPIC, ack="local")
+    await publish(world, 0)
+    first = await world.owner_of(TOPIC)
+    await asyncio.to_thread(etcd.save, copy)
+    await world.wait_brokers("a", "b")
+    await world.move(TOPIC, world.other(first))
+    await publish(world, COUNT)
+
+
 async def wait_noticed(world: World) -> None:
     async def is_noticed() -> bool:
         return all(broker.events("metadata_went_back") for broker in world.running)
@@ -106,13 +117,7 @@ async def test_r10_an_etcd_of_before_a_move_gives_no_epoch_and_no_offset_twice(
     world: World, own_etcd: EtcdServer, tmp_path: Path
 ) -> None:
     """R10: running brokers notice, and go on above every epoch that was used."""
-    await world.create_topic(TOPIC, ack="local")
-    await publish(world, 0)
-    first = await world.owner_of(TOPIC)
-    await asyncio.to_thread(own_etcd.save, tmp_path / "copy")
-    await world.wait_brokers("a", "b")
-    await world.move(TOPIC, world.other(first))
-    await publish(world, COUNT)
+    await save_then_move(world, own_etcd, tmp_path / "copy")
     placed = await world.partition(TOPIC)
     assert placed is not None
 
@@ -131,13 +136,7 @@ async def test_r10_brokers_that_start_with_an_older_etcd_do_not_join(
     world: World, own_etcd: EtcdServer, tmp_path: Path
 ) -> None:
     """R10: nobody saw it happen; the disks of the brokers and the archive remember."""
-    await world.create_topic(TOPIC, ack="local")
-    await publish(world, 0)
-    first = await world.owner_of(TOPIC)
-    await asyncio.to_thread(own_etcd.save, tmp_path / "copy")
-    await world.wait_brokers("a", "b")
-    await world.move(TOPIC, world.other(first))
-    await publish(world, COUNT)
+    await save_then_move(world, own_etcd, tmp_path / "copy")
     for broker in world.brokers.values():
         await broker.stop()
     await asyncio.to_thread(own_etcd.go_back, tmp_path / "copy")

@@ -537,7 +537,7 @@ class Broker(ClusterMember):
         return await known.info()
 
     async def seek_everywhere(self, name: TopicName, subscription: str, position: Position) -> SubscriptionInfo:
-        """Move it in all partitions, whoever serves them.
+        """Move it in all partitions, at whichever brokers they are.
 
         Raises:
             OwnersNotReached: it names the partitions in which it was not moved.

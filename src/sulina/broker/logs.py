@@ -170,8 +170,12 @@ class Logs:
     async def remove(self, name: TopicName, stored: StoredTopic) -> None:
         """Delete the files of a topic. The caller has read the delete mark of this very topic."""
         for number in range(stored.partitions):
-            directory = self.directory(PartitionName(name, number))
+            partition = PartitionName(name, number)
+            directory = self.directory(partition)
             await asyncio.to_thread(orphans.remove, self._files, directory, stored.topic_id)
+            if await asyncio.to_thread(read_stamp, self._files, directory) is None:
+                # Nobody knows whose it is, if it is there: it is kept, and a topic made again must not open it.
+                await self.set_directory_aside(partition)
 
     async def set_aside(self, name: TopicName, stored: StoredTopic) -> list[str]:
         """Keep the files of a topic that vanished without a delete mark, until it returns; return where they are."""

@@ -191,7 +191,7 @@ class Subscription:
             self._claiming = asyncio.create_task(self._claim_until_one_is(), name=f"claim {self.name}")
 
     async def _claim_until_one_is(self) -> None:
-        """Of a failover subscription: the holder may have gone, and then the next takes its place."""
+        """Let the next consumer of a failover subscription take the place of a holder that has gone."""
         while self.members.present and self.members.active is None and not self._is_closed:
             first = self.members.present[0]
             assert isinstance(first, Consumer)

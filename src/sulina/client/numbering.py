@@ -22,7 +22,7 @@ class OriginNumber(NamedTuple):
 
 
 class Numbering:
-    """Of one partition."""
+    """Gives out the numbers of one partition."""
 
     def __init__(self) -> None:
         self.producer_id = (1 << _ID_BITS) + secrets.randbits(_ID_BITS)

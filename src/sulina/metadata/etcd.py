@@ -182,7 +182,7 @@ class EtcdMetadata:
             return await self._endpoints.repeat(etcd_space.status_of, deadline=self._endpoints.deadline())
 
     async def compact(self, revision: int) -> None:
-        """Of all that etcd has, also of what others keep there. What cannot be done safely is left to operators."""
+        """Compact all that etcd has, also what others keep there. What is not safe is left to operators."""
         is_full = (await self.status()).is_full
         with self._call():
             if revision > NO_REVISION:

@@ -60,18 +60,12 @@ class ClusterMemory:
         self._events = events
         self._seen = Seen(cluster_id="", generation=0, revision=0, mark=0, broker_id=broker_id, store_id=store_id)
         self._mark_revision = NO_REVISION
-        self._stored = b""  # the entries on disk
         self._copied_at = float("-inf")  # in the archive
         self._copied: dict[str, str] = {}  # without cursors
         self._change = asyncio.Event()
         self._turn = asyncio.Lock()  # for rounds
         self._kept: Mapping[str, str] = {}  # what is on disk
         metadata.history.listen(self.changed)
-
-    @property
-    def cluster_id(self) -> str:
-        """Return the id of the cluster that was joined."""
-        return self._seen.cluster_id
 
     def changed(self) -> None:
         """Remember soon: topics or owners have changed."""
@@ -185,8 +179,11 @@ class ClusterMemory:
 
     async def _await_recovery(self) -> None:
         if self._archives is not None and self._kept:
-            memory = Memory(seen=self._seen, entries=dict(self._kept))
-            await asyncio.to_thread(self._archives.remember, memory)  # the newest: the recovery needs it
+            # The recovery needs the newest; an archive that is away must not keep this broker from going on.
+            try:
+                await asyncio.to_thread(self._archives.remember, Memory(seen=self._seen, entries=dict(self._kept)))
+            except ArchiveFailed as error:
+                _logger.warning("cluster_memory_not_copied", error=str(error))
         while True:
             entry = await self._metadata.peek(keys.IDENTITY)
             if entry is not None:
@@ -220,11 +217,7 @@ class ClusterMemory:
         if known is None:
             await asyncio.to_thread(self._store_seen)
             return None
-        entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
-        memory = Memory(seen=self._seen, entries=entries)
-        await asyncio.to_thread(self._store, memory)
-        self._kept = entries
-        return memory
+        return await asyncio.to_thread(self._store, self._seen, known)
 
     async def _write_mark(self) -> None:
         number = self._seen.mark + 1
@@ -251,12 +244,13 @@ class ClusterMemory:
             _logger.error("cluster_seen_damaged", error=str(error))
             return None
 
-    def _store(self, memory: Memory) -> None:
-        encoded = msgspec.json.encode(memory.entries)
-        if encoded != self._stored:
+    def _store(self, seen: Seen, known: Mapping[str, bytes]) -> Memory:
+        memory = Memory(seen=seen, entries={key: value.decode("utf-8", "replace") for key, value in known.items()})
+        if memory.entries != self._kept:
             write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
-            self._stored = encoded
+            self._kept = memory.entries
         self._store_seen()
+        return memory
 
     def _copy(self, archives: Archives, memory: Memory) -> None:
         now = time.monotonic()

@@ -28,7 +28,7 @@ run: setup            ## a node at work, live
 test: setup etcd      ## every test, the long ones in a short form; SLOW=1 shows the slowest twenty
 	@$(BIN)/python -m tests.support.needs
 	@$(BIN)/python -m tests.support.spark_home
-	@$(BIN)/pytest -n 3 --dist loadfile $(if $(SLOW),--durations=20)
+	@$(BIN)/pytest -n 4 --dist loadfile $(if $(SLOW),--durations=20)
 
 mutants: setup etcd   ## plants every defect of tests/mutants, one at a time, and sees a test fail
 	@$(BIN)/python -m tests.support.needs
@@ -67,6 +67,8 @@ chaos: setup etcd     ## the long form of the crash tests
 	  tests/crash tests/blackbox/test_kills.py
 	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 \
 	  $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
+	@for seed in 1 2 3 4 5 6; do SULINA_TRUST_FAULTS=50 SULINA_SEED=$$seed \
+	  $(BIN)/pytest -n 0 --timeout 3600 -s tests/cluster/test_trust.py || exit 1; done
 	@SULINA_PUBSUB_SECONDS=120 $(BIN)/pytest -n 0 -s --timeout 3600 tests/pubsub/test_partitions.py
 	@SULINA_SPARK_KILLS=20 $(BIN)/pytest -n 0 -s tests/spark/test_exactly_once.py
 

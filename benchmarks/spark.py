@@ -132,7 +132,7 @@ def benchmark(setup: Setup) -> Iterator[Result]:
     (home / "objects").mkdir()
     rows = setup.choose(300_000, 10_000_000)
     with (
-        serving.serving(home / "data", arguments=["--objects", f"file://{home}/objects"]) as node,
+        serving.serving(home / "data", arguments=["--objects", f"file://{home}/objects"], is_forked=False) as node,
         sulina.connect(node.url) as client,
     ):
         client.create_namespace("bench")

@@ -5,6 +5,7 @@ import os
 import sys
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
@@ -17,15 +18,20 @@ ALONE = (  # of these folders, but with little or nothing to share
     "tests/spark/test_exactly_once.py",
     "tests/spark/test_delta_table.py",
     "tests/spark/test_decoding.py",
+    "tests/cluster/test_races.py",  # most of its tests have a cluster behind proxies
 )
 FIRST = (
     *TOGETHER,
     *ALONE[:2],
+    ALONE[-1],
     "tests/crash/test_crash_images.py",
     "tests/blackbox/test_kills.py",
     "tests/blackbox/test_abuse.py",
 )
 
+# Examples may take their time: on a busy machine a deadline tells nothing about the code.
+hypothesis.settings.register_profile("sulina", deadline=None)
+hypothesis.settings.load_profile("sulina")
 os.environ.setdefault("SULINA_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())  # draws tests/mutants
 # Every worker, and the many processes that tests start, would each compile everything.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -45,7 +51,8 @@ class LongestFirst(LoadFileScheduling):  # type: ignore[misc]
         return next((folder for folder in TOGETHER if file.startswith(folder) and file not in ALONE), file)
 
     def _assign_work_unit(self, node: Any) -> None:
-        for scope in reversed(FIRST):
+        mutants = [scope for scope in self.workqueue if "of_the_day" in scope]  # some wait for a minute: not last
+        for scope in reversed([*FIRST, *mutants]):
             if scope in self.workqueue:
                 self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)

@@ -525,13 +525,20 @@ class LogIncomplete(NotServing):
     retryable = False  # an operator brings back what is missing, or gives it up
 
     def __init__(self, *, partition: str, where: str, start: int, end: int, source: str) -> None:
-        missing = f"records [{start}, {end}) are missing" if start < end else "records of its last owner may be missing"
+        self.partition, self.where, self.start, self.end, self.source = partition, where, start, end, source
         super().__init__(
-            reason=f"{partition} is closed: {where} ends at offset {start}, but {source}; {missing}. Bring back the "
+            reason=f"{partition} is closed: {self.lacks}. Bring back the "
             f"disk or the archive that has them, or give them up: sulina topic unload {partition.rpartition('/')[0]} "
             f"--partition {partition.rpartition('/')[2]} --give-up"
         )
-        self.partition, self.where, self.start, self.end, self.source = partition, where, start, end, source
+
+    @property
+    def lacks(self) -> str:
+        """Return what is missing and who says so, without what to do about it."""
+        missing = f"records [{self.start}, {self.end}) are missing"
+        if self.start >= self.end:
+            missing = "records of its last owner may be missing"
+        return f"{self.where} ends at offset {self.start}, but {self.source}; {missing}"
 
 
 class MetadataWentBack(NotServing):

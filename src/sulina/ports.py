@@ -5,7 +5,7 @@ Calls on files and commit stores block; whoever calls them from an event loop do
 metadata store are asynchronous.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -218,6 +218,10 @@ class StoreHistory(Protocol):
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` when the store went back, and when a new history is accepted."""
+        ...
+
+    def confirm_by(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Have `check` asked where a connection was lost: another store may answer now, at any revision."""
         ...
 
     def expect(self, revision: int) -> None:

@@ -1,9 +1,6 @@
 """One API, three places: a node in this process, in memory or in a directory, and a node in another process."""
 
 import contextlib
-import re
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,9 +12,9 @@ from sulina.client import Client, ClientOptions, SyncClient, WebSocketConnector
 from sulina.client.connection import Connector
 from sulina.config import Settings
 from sulina.node import Node
+from tests.support.serving import serving
 
 PLACES = ["memory", "directory", "remote"]
-END_SECONDS = 30.0
 
 OpenClient = Callable[..., Awaitable[Client]]
 
@@ -26,23 +23,9 @@ OpenClient = Callable[..., Awaitable[Client]]
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real `sulina serve`, one for all tests; each has topics of its own."""
     folder = tmp_path_factory.mktemp("served")
-    command = [sys.executable, "-m", "sulina.cli", "serve", "--http", "127.0.0.1:0", "--data", str(folder / "data")]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, cwd=folder)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline().decode()
-        found = re.search(r"http://\S+", line)
-        assert found, f"it said {line!r}: {(folder / 'log').read_text()[-4000:]}"
-        yield found[0]
-    finally:
-        process.terminate()
-        try:
-            assert process.wait(END_SECONDS) == 0, (folder / "log").read_text()[-4000:]
-        finally:
-            process.kill()
-            assert process.stdout is not None
-            process.stdout.close()
+    with serving(folder / "data") as node:
+        yield node.url
+        assert node.stop() == 0, "\n".join(node.log_lines()[-40:])
 
 
 @pytest.fixture(params=PLACES)

@@ -52,7 +52,7 @@ HANDSHAKE = (
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     directory = tmp_path_factory.mktemp("abuse")
-    with serving(directory / "data") as node:
+    with serving(directory / "data", is_forked=False) as node:
         with httpx.Client(base_url=node.url) as http:
             assert http.put(TOPIC).status_code == 201
         yield node
@@ -302,7 +302,7 @@ async def consume(session: ClientConnection, count: int) -> list[int]:
 
 async def test_half_open_connections_are_let_go(tmp_path: Path) -> None:
     """By a node of its own, with limits that nobody has to wait for; another client is served meanwhile."""
-    with serving(tmp_path / "data", environment=HURRIED) as node, witness(node):
+    with serving(tmp_path / "data", environment=HURRIED, is_forked=False) as node, witness(node):
 
         async def silent() -> bytes:
             async with raw(node) as client:

@@ -346,6 +346,23 @@ async def test_a_leader_whose_knowledge_of_topics_is_old_deletes_nothing() -> No
 
 
 @in_virtual_time
+async def test_r10_the_delete_mark_of_a_former_topic_sweeps_nothing_of_one_that_vanished() -> None:
+    """R10: the later topic of that name has no mark, and may return: its epochs must not be given twice."""
+    async with World() as world:
+        a, _b = await world.join_all("a", "b")
+        names = await world.create("orders", 4)
+        await world.served(names)
+        await world.topics.delete("orders")
+        await world.until(lambda: not a.view.epochs)
+        await world.served(await world.create("orders", 4))
+        topic = names[0].topic
+        await world.topics._edit([], [keys.delivery(topic), keys.namespace_topic(topic)])
+        del world.topics._topics[topic]
+        await asyncio.sleep(30)
+        assert set(a.view.epochs) == set(names)
+
+
+@in_virtual_time
 async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> None:
     """Also when what was there waits for a broker that never returns."""
     async with World() as world:

@@ -1,5 +1,6 @@
 """What a broker does with a log whose disk takes no more: it waits, opens it again, and does not wear itself out."""
 
+import asyncio
 import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,13 +8,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sulina.broker import logs
+from sulina.broker import broker, logs
 from sulina.broker.broker import Broker
+from sulina.broker.partition import Partition
 from sulina.core.records import Record
 from sulina.core.topic import TopicSettings
-from sulina.errors import LogStopped
+from sulina.errors import LogStopped, NotServing
+from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.segments import Segments
+from sulina.storage.tiered_log import TieredLog
 from sulina.types import PartitionName, TopicName
 from tests.support.brokers import Brokers, brokers
 
@@ -27,7 +31,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
         self.probes = 0
-        write, probe = Segments.write, DirectoryLog.probe
+        write, probe, stage = Segments.write, DirectoryLog.probe, DirectoryCommits.stage
 
         def checked_write(segments: Segments, *arguments: object) -> None:
             if self.is_full:
@@ -40,6 +44,12 @@ class Disk:
                 raise FULL
             probe(log)
 
+        def checked_stage(commits: DirectoryCommits, name: str, data: bytes) -> str:
+            if self.is_full and "/objects/" not in commits.location:  # the archive is elsewhere
+                raise FULL
+            return stage(commits, name, data)
+
+        monkeypatch.setattr(DirectoryCommits, "stage", checked_stage)
         monkeypatch.setattr(Segments, "write", checked_write)
         monkeypatch.setattr(DirectoryLog, "probe", checked_probe)
 
@@ -47,6 +57,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(logs, "REOPEN_SECONDS", 0.0)
+    monkeypatch.setattr(broker, "REOPEN_LOOK_SECONDS", 3600.0)  # the tests look themselves
     return Disk(monkeypatch)
 
 
@@ -80,6 +91,70 @@ async def test_l9_a_log_is_opened_again_when_the_disk_takes_writes_and_not_befor
     assert await world.values(ORDERS) == [b"0", b"1"]
     segments = (await a.partition(ORDERS, 0)).segments
     assert [(each.start_offset, each.is_sealed) for each in segments] == [(0, True), (1, False)], "in a new file"
+
+
+async def test_l9_a_log_that_a_full_disk_keeps_from_opening_is_opened_when_there_is_room(
+    world: Brokers, disk: Disk
+) -> None:
+    a, new = world.running["a"], TopicName.parse("/default/new")
+    await a.put_topic(new, TopicSettings())
+    assert await world.owner(new) is a
+    disk.is_full = True
+    with pytest.raises(NotServing, match="No space left"):  # which clients wait for
+        await a.publish_records(new, [Record(value=b"0")])
+    assert a._logs.stopped() == {PartitionName(new, 0): str(FULL)}
+    assert "No space left" in (a.unready or "")
+    disk.is_full = False
+    await a._logs.reopen_stopped()
+    assert a._logs.stopped() == {}
+    assert await world.publish(new, b"0") == 0
+
+
+async def test_l9_a_log_that_opens_and_then_fails_again_is_not_locked_for_ever(
+    world: Brokers, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = world.running["a"]
+    await stopped(a, disk)
+    await a._logs.reopen_stopped()
+    rotate, failures = TieredLog.fsync_and_rotate, [FULL]
+
+    async def fail_once(log: TieredLog) -> None:
+        if failures:
+            raise failures.pop()
+        await rotate(log)
+
+    monkeypatch.setattr(TieredLog, "fsync_and_rotate", fail_once)
+    disk.is_full = False
+    trouble = a._logs._troubles[a._topics[ORDERS].partitions[0]]
+    for reason in (str(FULL), None):
+        trouble.due = 0.0
+        await a._logs.reopen_stopped()
+        assert a._logs.stopped().get(PartitionName(ORDERS, 0)) == reason
+    assert await world.publish(ORDERS, b"1") == 1
+
+
+async def test_l9_logs_are_opened_again_side_by_side_so_that_a_slow_one_holds_up_no_other(
+    world: Brokers, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, many = world.running["a"], TopicName.parse("/default/many")
+    await a.put_topic(many, TopicSettings(partitions=4))
+    for number in range(4):
+        await world.publish(many, b"0", partition=number)
+    disk.is_full = True
+    for number in range(4):
+        with pytest.raises(LogStopped):
+            await a.publish_records(many, [Record(value=b"lost")], partition=number)
+    reopen, together = Partition.reopen, asyncio.Barrier(4)
+
+    async def reopen_slowly(partition: Partition) -> None:
+        await together.wait()
+        await reopen(partition)
+
+    monkeypatch.setattr(Partition, "reopen", reopen_slowly)
+    disk.is_full = False
+    async with asyncio.timeout(5):
+        await a._logs.reopen_stopped()
+    assert a._logs.stopped() == {}
 
 
 async def test_a_log_that_stops_again_and_again_is_opened_less_and_less_often(world: Brokers, disk: Disk) -> None:

@@ -1,6 +1,7 @@
 """A partition leaves its owner: what is durable before what, what is told, and what may fail. In one process."""
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from sulina.broker import owner as owner_module
 from sulina.broker.broker import Broker
 from sulina.broker.unloading import Unloading
 from sulina.core import keys
@@ -70,6 +72,21 @@ async def acked(owner: Broker, subscription: str, count: int, connection: Any) -
     await connection.send(AckRecords(0, 1, 0, [(0, count)]))
     subscriptions = owner._topics[ORDERS].subscriptions
     await until(lambda: subscriptions[subscription]._cursors[0].offset == count)
+
+
+async def test_r10_a_broker_remembers_the_last_cursor_of_a_partition_that_it_gave_away(tmp_path: Path) -> None:
+    """R10: the metadata store may be lost before the next owner has read it."""
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
+        async with connected(owner) as connection:
+            await acked(owner, "s", 3, connection)
+        await owner.unload(ORDERS, to=target, force=True)
+        await world.moved(ORDERS, target)
+        await until(lambda: owner._topics[ORDERS].subscriptions["s"].lacks(0))
+        key, remembered = keys.cursor(ORDERS, "s", 0), owner._remembered()
+        assert remembered is not None
+        assert Cursor.load(key, remembered[key]).offset == 3
 
 
 class Told:
@@ -342,6 +359,83 @@ async def test_each_phase_is_a_span_and_the_final_event_comes_last_u12(
         told.names.clear()
         await world.stop(target)
         assert told.names[:4] == PHASES[:4], "a broker that stops gives its partitions back the same way"
+
+
+async def test_the_final_event_comes_though_the_answer_to_the_unassignment_was_lost_u12(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, target = await served(world)
+        await world.publish(ORDERS, b"0")
+        told.hear(owner, monkeypatch)
+        unassign = owner._cluster.unassign
+
+        async def unassign_unheard(*arguments: Any, **named: Any) -> bool:
+            assert await unassign(*arguments, **named)
+            raise TXN_FAILED
+
+        monkeypatch.setattr(owner._cluster, "unassign", unassign_unheard)
+        await owner.unload(ORDERS, to=target)
+        await world.moved(ORDERS, target)
+        await until(lambda: "topic_unloaded" in told.names)
+        monkeypatch.setattr(owner._cluster, "unassign", unassign)
+        assert told.fields["topic_unloaded"]["last_committed_offset"] == 0
+        assert "unload_failed" not in told.names
+        assert await world.publish(ORDERS, b"1") == 1
+
+
+async def given_to_a_full_disk(world: Brokers, monkeypatch: pytest.MonkeyPatch) -> tuple[Broker, str]:
+    """A topic at a broker that cannot serve it, because its disk takes nothing; and who else could have it."""
+    monkeypatch.setattr(owner_module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(owner_module, "UNLOAD_RETRY_SECONDS", 0.05)
+    owner, target = await served(world)
+    await world.publish(ORDERS, b"0")
+    full = world.running[target]
+    assert full._standing is not None
+    assert full._logs._tiers is not None
+
+    async def fail(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(full, "remember_topic", fail)
+    monkeypatch.setattr(full._logs._tiers, "open", fail)
+    troubles = full._standing.troubles
+    await owner.unload(ORDERS, to=target)
+    await until(lambda: "No space left" in troubles.get(FIRST, ""))
+    return full, owner.options.broker_id
+
+
+async def test_f7_a_partition_that_a_full_disk_keeps_from_being_served_can_be_moved_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F7: the topic is not remembered there, so nothing was acknowledged, and nothing has to be given up."""
+    async with brokers(tmp_path, "a", "b") as world:
+        full, other = await given_to_a_full_disk(world, monkeypatch)
+        await full.unload(ORDERS, to=other)
+        await world.moved(ORDERS, other)
+        assert await world.publish(ORDERS, b"1") == 1
+
+
+async def test_r10_a_move_that_fails_serves_nothing_that_could_not_be_made_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R10: the topic is not remembered on that disk, so nothing may be acknowledged there."""
+    told = Told()
+    async with brokers(tmp_path, "a", "b") as world:
+        full, other = await given_to_a_full_disk(world, monkeypatch)
+        told.hear(full, monkeypatch)
+        unassign = full._cluster.unassign
+
+        async def fail(*_arguments: Any, **_named: Any) -> bool:
+            raise TXN_FAILED
+
+        monkeypatch.setattr(full._cluster, "unassign", fail)
+        await full.unload(ORDERS, to=other)
+        await until(lambda: "unload_failed" in told.names)
+        assert full._topics[ORDERS].places[0].state is TopicState.CLOSED
+        monkeypatch.setattr(full._cluster, "unassign", unassign)
+        await world.moved(ORDERS, other)
 
 
 async def test_load_reports_do_not_wait_for_their_time_when_a_partition_moves_u12(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """R10: a topic that is not in the metadata store is deleted only if its delete mark says so."""
 
+import asyncio
 from pathlib import Path
 
+import msgspec
+
 from sulina.core import keys
+from sulina.core.cluster import Current
 from sulina.core.topic import TopicSettings
 from sulina.ports import Put
 from sulina.storage.leftovers import STAMP_FILE
@@ -22,6 +26,8 @@ async def test_r10_a_topic_that_vanished_is_kept_and_served_again_when_it_return
         await world.metadata.txn(deletes=[entry.key for entry in entries])
         await until(lambda: ORDERS not in broker._topics)
         await until(lambda: bool(list((tmp_path / "a").glob("topic=*.orphan-*"))))
+        (trouble,) = (await broker.inspect()).troubles
+        assert (trouble.kind, trouble.what.startswith(f"{FIRST.directory}.orphan-")) == ("directory_orphaned", True)
 
         await world.metadata.txn(puts=[Put(entry.key, entry.value) for entry in entries])
         await until(lambda: ORDERS in broker._topics)
@@ -56,8 +62,18 @@ async def test_r10_a_directory_without_a_stamp_is_kept_and_never_opened_by_anoth
         await broker.delete_topic(ORDERS)
         (kept,) = (tmp_path / "a").glob("topic=*.set-aside-*")
         assert list(kept.glob("*.log"))
+        assert [each.what for each in (await broker.inspect()).troubles] == [kept.name]
         await broker.put_topic(ORDERS, TopicSettings())
         assert await world.publish(ORDERS, b"other") == 0
+
+
+async def test_u7_a_late_report_of_a_former_topic_says_nothing_about_the_next_of_its_name(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a") as world:
+        late = Current(archived_offset=100, end_offset=100, epoch=9, at_ms=0, topic_id="former")
+        await world.metadata.txn(puts=[Put(keys.archive_current(FIRST), msgspec.json.encode(late))])
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        async with asyncio.timeout(5):
+            assert await world.publish(ORDERS, b"0") == 0
 
 
 async def test_r10_a_broker_that_was_away_removes_what_was_deleted_meanwhile(tmp_path: Path) -> None:

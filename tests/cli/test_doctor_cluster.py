@@ -54,6 +54,28 @@ def test_an_etcd_that_is_not_there_fails_and_its_password_is_not_shown(
     assert "hunter2" not in told.out + told.err
 
 
+def test_r11_a_cluster_of_which_nothing_answers_is_not_well(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--objects", f"file://{tmp_path}/objects", "--data", str(tmp_path)]
+    assert run(["doctor", "--cluster", "--url", "http://127.0.0.1:9", *words, "--json"]) == 1
+    told = json.loads(capfd.readouterr().out)
+    failed = {finding["check"]: finding["found"] for finding in told["findings"] if finding["grade"] == "fail"}
+    assert failed.keys() == {"brokers"}
+    assert "http://127.0.0.1:9 does not answer" in failed["brokers"]
+    assert not told["is_healthy"]
+    assert not (tmp_path / "objects").exists(), "it leaves nothing behind"
+
+
+def test_r11_an_etcd_that_is_empty_and_an_archive_that_is_not_there_are_told_without_a_broker(
+    etcd: EtcdServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--metadata", etcd.url + etcd.new_prefix(), "--objects", f"file://{tmp_path}/none"]
+    assert run(["doctor", "--cluster", *words]) == 1
+    told = capfd.readouterr()
+    assert "FAIL brokers      no broker is registered in etcd" in told.out
+    assert "FAIL leader" in told.out
+    assert "not looked at, because not given: --data" in told.err
+
+
 def test_an_old_a_slow_and_an_unwell_etcd_are_told(
     etcd: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

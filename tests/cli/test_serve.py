@@ -44,14 +44,14 @@ def test_environment_and_file_are_heard(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_it_gracefully_and_the_data_is_there_again(tmp_path: Path) -> None:
-    with serving(tmp_path / "data") as first:
+    with serving(tmp_path / "data", is_forked=False) as first:
         node = Served(first)
         node.ok("topic", "create", "kept", "--partitions", "2")
         node.ok("produce", "kept", "--count", "1000", "--key", "k")
         node.ok("consume", "kept", "--subscription", "s", "--count", "400", "--format", "raw")
         with node.started("consume", "kept", "--from", "latest"):
             assert first.stop() == 0
-    with serving(tmp_path / "data") as second:
+    with serving(tmp_path / "data", is_forked=False) as second:
         node = Served(second)
         values = node.ok("consume", "kept", "--no-follow", "--json").lines
         assert sorted(int(record["value"][:15]) for record in values) == list(range(1000))
@@ -62,7 +62,7 @@ def test_sigterm_ends_it_gracefully_and_the_data_is_there_again(tmp_path: Path) 
 def test_requests_are_traced_where_an_endpoint_is_set_and_spans_leave_before_the_end(tmp_path: Path) -> None:
     with collecting() as collector:
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-        with serving(tmp_path / "data", environment=variables) as node:
+        with serving(tmp_path / "data", environment=variables, is_forked=False) as node:
             httpx.put(f"{node.url}/v1/topics/default/traced", json={}).raise_for_status()
             records = {"records": [{"value": "a"}, {"value": "b"}]}
             httpx.post(f"{node.url}/v1/topics/default/traced/records", json=records).raise_for_status()
@@ -121,7 +121,7 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_data_of_another_node_is_left_alone(tmp_path: Path) -> None:
-    with serving(tmp_path / "data") as node:
+    with serving(tmp_path / "data", is_forked=False) as node:
         done = ended("serve", "--http", ANY_PORT, "--data", str(tmp_path / "data"), "--json")
         assert done.code == 1
         assert done.error["code"] == "log_locked"

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -309,3 +310,8 @@ def passing() -> TopicSettings:
 
 def plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
+
+
+def own_threads() -> set[threading.Thread]:
+    """Return the threads of clients; libraries that other tests have loaded start and end some of their own."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith(("sulina", "asyncio"))}

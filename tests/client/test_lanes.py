@@ -8,12 +8,15 @@ from itertools import pairwise
 import pytest
 
 from sulina.client import Client, ClientOptions, Message, PublishAck
+from sulina.core.rejects import RejectReason
+from sulina.core.routing import partition_of
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
     Disconnected,
     Draining,
     LeaseExpired,
+    LogStopped,
     NotOwner,
     NotServing,
     QueueFull,
@@ -22,6 +25,7 @@ from sulina.errors import (
     SequenceSkipped,
     SulinaError,
     TopicNotFound,
+    TxnMemoryFull,
 )
 from sulina.wire.frames import Publish
 from sulina.wire.messages import TopicState
@@ -406,6 +410,59 @@ async def test_a_batch_that_is_tried_until_it_is_through_is_written_once_whereve
         assert all(receipt.result().is_accepted for receipt in receipts)
         written = [value for part in cluster.parts for value in values(part.log)]
         assert sorted(written) == sorted([*map(str, range(len(keys))), "other"])
+
+
+async def test_a_batch_that_was_only_refused_is_tried_again_under_a_new_number_l13(cluster: FakeCluster) -> None:
+    """L13: the log may have passed the first one by so much that it could not say whether it was written."""
+    async with cluster.client() as client:
+        a = cluster.brokers["a"]
+        a.refuse_next.extend([FULL] * 1000)
+        producer = client.batching_producer(TOPIC, on_failure="retry", retry_seconds=5.0, publish_timeout_seconds=1.0)
+        key = next(key for key in map(str, range(100)) if partition_of(key.encode(), 3) == 0)
+        receipt = producer.produce(b"batch", key=key)
+        await asyncio.sleep(3.0)  # of which two in its pause
+        a.refuse_next.clear()
+        refused = {origin_of(frame) for frame in publishes(a)}
+        for number in range(10):
+            await client.publish(TOPIC, str(number), partition=0)
+        await producer.stop()
+        assert receipt.result().is_accepted
+        assert values(cluster.parts[0].log) == [*map(str, range(10)), "batch"]
+        assert origin_of(publishes(a)[-1]) not in refused
+
+
+async def test_a_batch_that_waited_when_the_log_stopped_keeps_its_number_l13(
+    cluster: FakeCluster,
+) -> None:
+    """L13: it may be on the disk, and then the log knows it by its number when it is opened again."""
+    async with cluster.client() as client:
+        a = cluster.brokers["a"]
+        a.refuse_next.append(LogStopped(path="orders", cause=OSError(28, "No space left on device")))
+        producer = client.batching_producer(TOPIC, on_failure="retry", retry_seconds=0.01)
+        key = next(key for key in map(str, range(100)) if partition_of(key.encode(), 3) == 0)
+        receipt = producer.produce(b"batch", key=key)
+        await producer.stop()
+        assert receipt.result().is_accepted
+        first, again = map(origin_of, publishes(a))
+        assert first == again
+
+
+async def test_a_txn_id_for_which_there_is_no_room_holds_up_no_others_l13(cluster: FakeCluster) -> None:
+    """L13: alone it is tried again; before publishes that need no such room it is refused, and they go on."""
+    full = TxnMemoryFull(remembered=1, limit=1, seconds=900)
+    async with cluster.client() as client:
+        a = cluster.brokers["a"]
+        a.refuse_next.extend([full, full])
+        assert (await client.publish(TOPIC, b"alone", partition=0, txn_id="t1")).is_accepted
+        a.refuse_next.extend([full, full])  # the second is of the same run
+        began = now()
+        blocked = asyncio.create_task(client.publish(TOPIC, b"blocked", partition=0, txn_id="t2"))
+        behind = asyncio.create_task(client.publish(TOPIC, b"behind", partition=0))
+        assert (await behind).is_accepted
+        ack = await blocked
+        assert now() - began < 1.0
+        assert ack.reason == RejectReason.QUEUE_FULL
+        assert values(cluster.parts[0].log) == ["alone", "behind"]
 
 
 async def test_a_clear_refusal_is_repeated_without_a_number_too(cluster: FakeCluster) -> None:

@@ -205,8 +205,8 @@ async def provoke(topics: Topics, what: str) -> None:
             ghost = PartitionName(TopicName("default", "ghost"), 0)
             epoch = Epoch(epoch=1, broker_id="a", store_id="none", is_archived=True)
             mark = DeleteMark(topic=str(ghost.topic), at_ms=int(time.time() * 1000))
-            world.write_key(keys.deleted("ghost"), msgspec.json.encode(mark))
             world.write_key(keys.epoch(ghost), msgspec.json.encode(epoch))
+            world.write_key(keys.deleted("ghost"), msgspec.json.encode(mark))
         case "adopt":  # as if somebody had lost the entries of a topic that nobody uses
             await world.create_topic("/default/orphan", 3)
             for key in world.keys("/cluster/brokers/"):

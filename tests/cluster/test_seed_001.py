@@ -6,10 +6,12 @@ import pytest
 
 from sulina.client import Client
 from sulina.core import keys
-from sulina.errors import Corrupt, LogIncomplete
+from sulina.errors import Corrupt, LogIncomplete, SulinaError
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_record import recording, value_of
 from tests.support.cluster_world import World
+
+REFUSED_SECONDS = 5.0  # a client asks again until its time is up, then says why it was refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -147,10 +149,14 @@ async def test_5_edge_cases_of_the_sealed_state(world: World) -> None:
             await world.wait_served(topic, not_by="b")
             assert await produce(client, topic, range(10, 12)) == [10, 11]
             assert await consume(client, topic, 12) == list(range(12))
-        for topic, error in ((unreadable, Corrupt), (short, LogIncomplete)):
-            await world.owner_of(topic)
-            with pytest.raises(error):
-                (await client.publish(topic, "10")).raise_for_status()
+        async with world.client(timeout_seconds=REFUSED_SECONDS) as hasty:
+
+            async def refused(topic: str, error: type[SulinaError]) -> None:
+                await world.owner_of(topic)
+                with pytest.raises(error):
+                    (await hasty.publish(topic, "10")).raise_for_status()
+
+            await asyncio.gather(refused(unreadable, Corrupt), refused(short, LogIncomplete))
         for path, data in damaged.items():
             world.write_object(path, data)
         write_state(world, short, None)

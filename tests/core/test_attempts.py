@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sulina.core.attempts import REMEMBERED_MAX, Attempts, Hand, Report
-from sulina.core.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig
+from sulina.core.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
 
 
 def attempts_of(*handles: int, is_reliable: bool = False, offset: int = 0, **config: Any) -> Attempts:
@@ -34,7 +34,7 @@ def failures(steps: list[Hand | Report] | list[Report]) -> list[tuple[int, list[
 
 
 def slow(steps: list[Hand | Report] | list[Report]) -> list[tuple[int, ...]]:
-    return [step.report.slow for step in steps if isinstance(step, Report) and not step.report.attempt]
+    return [step.report.slow for step in steps if isinstance(step, Report) and step.report.attempt == 0]
 
 
 def test_an_attempt_is_reported_once_when_everybody_has_acked_it_p6_p7() -> None:
@@ -106,6 +106,34 @@ def test_whoever_is_late_first_fails_first_p7() -> None:
     assert attempts.next_tick() == 8.0
 
 
+def test_all_who_are_late_fail_together_and_say_after_how_long_p7() -> None:
+    attempts = attempts_of(1, 2)
+    deliver(attempts, 1, 1)
+    deliver(attempts, 2, 2)
+    late = [SubscriberFailure(handle, DeliveryStatus.TIMEOUT, "no ack within 5 s") for handle in (1, 2)]
+    assert attempts.tick(5.0) == [Report(DeliveryReport(handle, (late[handle - 1],))) for handle in (1, 2)]
+
+
+def test_who_cannot_take_a_batch_keeps_nobody_behind_it_from_it_p3() -> None:
+    attempts = attempts_of(1, 2, 3, unacked_batches_max=1)
+    deliver(attempts, 1, 1)
+    attempts.failed(1, 1, "it raised", 0.0)
+    deliver(attempts, 2, 2)
+    steps = deliver(attempts, 3, 9, 1, 2, 3)
+    assert handed(steps) == [3], "after one that is unknown, one that has failed and one that has too much"
+    assert failures(steps) == [(2, [(2, DeliveryStatus.OTHER_ERROR)])]
+    reliable = attempts_of(1, 2, is_reliable=True)
+    deliver(reliable, 1, 1)
+    reliable.acked(1, 1, 0.0)
+    assert handed(deliver(reliable, 2, 1, 2, start=0)) == [1, 2]
+    reliable.acked(1, 2, 0.0)
+    assert handed(reliable.deliver(3, 0, 30, 10, [1, 2], 0.0)) == [1, 2]
+
+
+def test_who_was_never_here_may_leave() -> None:
+    assert attempts_of().remove(1, 0.0) == []
+
+
 def test_who_raises_or_is_gone_fails_in_its_own_way_p7() -> None:
     attempts = attempts_of(1, 2, 3)
     deliver(attempts, 1, 1, 2, 3, 4)
@@ -118,6 +146,7 @@ def test_who_raises_or_is_gone_fails_in_its_own_way_p7() -> None:
         (2, DeliveryStatus.SUBSCRIBER_UNREACHABLE),
     ]
     assert found[1].reason == "division by zero"
+    assert found[2].reason == "its connection is lost"
     assert attempts.failed(3, 1, "too late", 0.0) == []
 
 
@@ -165,6 +194,35 @@ def test_who_has_been_reported_is_not_back_before_the_owner_says_so() -> None:
     assert handed(deliver(attempts, 5, 1, 9)) == [1, 9]
 
 
+def test_who_was_unknown_and_is_resumed_before_it_comes_is_given_what_follows() -> None:
+    attempts = attempts_of()
+    deliver(attempts, 1, 9)
+    attempts.resume([9])
+    attempts.add(9, None)
+    assert handed(deliver(attempts, 2, 9)) == [9]
+
+
+def test_who_is_resumed_may_be_gone_and_back_before_anybody_notices() -> None:
+    attempts = attempts_of(1)
+    deliver(attempts, 1, 1)
+    attempts.failed(1, 1, "it raised", 0.0)
+    attempts.resume([1])
+    attempts.gone(1, 0.0)
+    attempts.add(1, None)
+    assert handed(deliver(attempts, 2, 1)) == [1]
+
+
+def test_what_may_be_unacked_counts_the_bytes_that_are() -> None:
+    attempts = attempts_of(1, unacked_bytes_max=35)
+    for attempt in (1, 2, 3):
+        deliver(attempts, attempt, 1)
+    attempts.acked(1, 1, 0.0)
+    assert handed(deliver(attempts, 4, 1)) == [1]
+    assert handed(deliver(attempts, 5, 1)) == []
+    attempts.resume([1])
+    assert [handed(deliver(attempts, attempt, 1, size=size)) for attempt, size in ((6, 10), (7, 25))] == [[1], [1]]
+
+
 # A topic that keeps nothing
 
 
@@ -184,11 +242,36 @@ def test_what_comes_again_after_a_break_is_reported_and_given_to_nobody_p9() -> 
     assert failures(deliver(attempts, 2, 1)) == [(2, [])]
 
 
+def test_who_had_failed_what_comes_again_fails_again_with_all_it_has_p9() -> None:
+    attempts = attempts_of(1, 2)
+    deliver(attempts, 1, 1, 2)
+    for handle in (1, 2):
+        attempts.failed(handle, 1, "it raised", 0.0)
+    attempts.resume([1, 2])
+    deliver(attempts, 2, 1)
+    deliver(attempts, 3, 2)
+    error = DeliveryStatus.OTHER_ERROR
+    steps = deliver(attempts, 1, 1, 2)
+    assert failures(steps) == [(2, [(1, error)]), (3, [(2, error)]), (1, [(1, error), (2, error)])]
+
+
+def test_who_had_failed_what_comes_again_is_not_back_by_itself_p9() -> None:
+    attempts = attempts_of(1)
+    deliver(attempts, 1, 1)
+    attempts.failed(1, 1, "it raised", 0.0)
+    attempts.resume([1])
+    deliver(attempts, 1, 1)
+    attempts.add(1, None)  # the owner has heard that it failed, and will say when it is sent to again
+    failure = SubscriberFailure(1, DeliveryStatus.OTHER_ERROR, "it raised")
+    assert deliver(attempts, 2, 1) == [Report(DeliveryReport(2, (failure,)))]
+
+
 def test_what_is_remembered_of_failures_is_bounded() -> None:
     attempts = attempts_of()
     for attempt in range(1, REMEMBERED_MAX + 100):
         deliver(attempts, attempt, attempt)
     assert len(attempts._failures) == len(attempts._unknown) == REMEMBERED_MAX
+    assert next(iter(attempts._failures)) == next(iter(attempts._unknown)) == 100, "the oldest go"
 
 
 # A reliable topic
@@ -203,6 +286,7 @@ def test_the_position_is_where_everything_before_is_acked() -> None:
     assert attempts.position(1) == 0
     attempts.acked(1, 1, 0.0)
     assert attempts.position(1) == 20
+    assert attempts._subscribers[1].acked is None, "what lies before the position is not remembered"
     attempts.acked(1, 3, 0.0)
     assert attempts.position(1) == 30
     assert attempts.position(9) is None
@@ -246,6 +330,22 @@ def test_a_resume_takes_back_what_is_not_acked_and_reports_for_the_others() -> N
     assert attempts.deliver(2, 0, 10, 10, [1], 0.0) == [Hand(1, 2, 0)]
 
 
+def test_a_resume_reports_for_all_whom_it_names_and_passes_over_who_is_not_here() -> None:
+    attempts = attempts_of(1, 2, is_reliable=True)
+    deliver(attempts, 1, 1)
+    deliver(attempts, 2, 2)
+    assert failures(attempts.resume([9, 1, 2])) == [(1, []), (2, [])]
+
+
+def test_who_has_less_than_a_quarter_of_what_it_may_have_is_not_behind_p3() -> None:
+    attempts = attempts_of(1, 2, is_reliable=True, unacked_batches_max=10)
+    named = []
+    for attempt in (1, 2, 3):
+        named.append(slow(deliver(attempts, attempt, 1, 2)))
+        attempts.acked(1, attempt, 0.0)
+    assert named == [[], [], [(2,)]]
+
+
 def test_what_retention_took_is_passed_over() -> None:
     attempts = attempts_of(1, is_reliable=True)
     assert attempts.deliver(1, 50, 60, 10, [1], 0.0) == [Hand(1, 1, 50)]
@@ -257,7 +357,9 @@ def test_a_number_that_comes_twice_is_never_taken_for_delivered() -> None:
     attempts = attempts_of(1, is_reliable=True)
     deliver(attempts, 1, 1)
     attempts.acked(1, 1, 0.0)
-    assert failures(attempts.deliver(1, 10, 20, 10, [1], 0.0)) == [(1, [(1, DeliveryStatus.OTHER_ERROR)])]
+    steps = attempts.deliver(1, 10, 20, 10, [1], 0.0)
+    failure = SubscriberFailure(1, DeliveryStatus.OTHER_ERROR, "attempt 1 comes after 1")
+    assert steps == [Report(DeliveryReport(1, (failure,)))]
 
 
 def test_who_falls_behind_the_others_is_named_before_it_has_to_fail_p3() -> None:

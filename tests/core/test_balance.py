@@ -137,3 +137,21 @@ def test_what_is_under_way_is_counted_where_it_goes() -> None:
 
 def _unevenness(by_broker: dict[str, list[PartitionName]]) -> int:
     return sum(len(has) ** 2 for has in by_broker.values())
+
+
+def test_f2_nothing_moves_by_itself_for_one_partition_or_for_a_fifth_more_than_the_mean() -> None:
+    assert not is_uneven([2, 1])
+    assert not is_uneven([6, 4])
+    assert is_uneven([7, 4])
+
+
+def test_f2_an_operator_may_even_out_what_would_not_move_by_itself() -> None:
+    partitions = names(8)
+    uneven = [Load(8, 0.0, "a"), Load(4, 0.0, "b"), Load(6, 0.0, "c")]
+    moves = plan_moves({"a": partitions}, uneven, moves_max=9)
+    assert moves == [Move(partitions[0], "a", "b"), Move(partitions[1], "a", "b")]
+    assert plan_moves({"a": partitions}, uneven, moves_max=1) == moves[:1]
+    assert plan_moves({}, uneven, moves_max=9) == [], "nothing of it can be moved"
+    even = [Load(6, 0.0, "a"), Load(4, 0.0, "b")]
+    assert plan_moves({"a": partitions}, even, moves_max=9, only_if_uneven=True) == []
+    assert plan_moves({"a": partitions}, even, moves_max=9) == [Move(partitions[0], "a", "b")]

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from crc32c import crc32c
@@ -10,10 +11,14 @@ from crc32c import crc32c
 from sulina.core.batch import (
     HEADER_BYTES,
     BatchLimits,
+    is_quickly_checked,
     parse_header,
+    record_count,
     split,
     validate,
+    write_origin,
 )
+from sulina.core.compression import Codec
 from sulina.core.records import Record, decode, encode
 from sulina.errors import (
     BatchTooLarge,
@@ -245,3 +250,42 @@ assert records.decode(records.encode([records.Record(value=b"v")]))
 assert not {"numba", "numpy", "pyarrow"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_l13_who_wrote_a_batch_is_written_into_it_and_the_batch_still_holds(
+    kind: Callable[[bytearray], bytearray | memoryview],
+) -> None:
+    batch = kind(encode(RECORDS))
+    write_origin(batch, producer_id=2**40, epoch=7, sequence=99)
+    [header] = validate(batch)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (2**40, 7, 99)
+    assert [record.value for record in decode(bytes(batch))] == [record.value for record in RECORDS]
+
+
+@pytest.mark.parametrize("count", [1, 3, 300])
+def test_a_batch_says_how_many_records_it_has(count: int) -> None:
+    assert record_count(encode(many(count))) == count
+
+
+def test_a_batch_that_is_compressed_takes_longer_to_check() -> None:
+    plain, packed = split(encode(RECORDS)), split(encode(RECORDS, codec=Codec.ZSTD))
+    assert is_quickly_checked(plain)
+    assert not is_quickly_checked(packed)
+    assert not is_quickly_checked([*plain, *packed])
+
+
+def test_every_batch_of_several_is_checked_at_its_own_place() -> None:
+    good, bad = encode(RECORDS), encode(RECORDS)
+    bad[HEADER_BYTES] = 0  # the length of the first record
+    assert len(validate(good * 3)) == 3
+    with pytest.raises(InvalidBatch, match="record 0 says 0 bytes"):
+        validate(good * 2 + sealed(bad))
+
+
+def test_the_limit_of_decompressed_bytes_is_for_all_batches_together() -> None:
+    packed = encode(many(3), codec=Codec.ZSTD)
+    body = len(encode(many(3))) - HEADER_BYTES
+    validate(packed * 3, BatchLimits(decompressed_bytes_max=3 * body))
+    with pytest.raises(DecompressedTooLarge):
+        validate(packed * 3, BatchLimits(decompressed_bytes_max=3 * body - 1))

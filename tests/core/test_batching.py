@@ -53,6 +53,10 @@ def test_p5_a_batch_leaves_when_its_bytes_are_enough_and_has_no_more_than_they_a
         waiting.add(number, size, 0.0)
     assert [taken(waiting, 0.0) for _ in range(4)] == [[0], [1], [2], []]
     assert waiting.due_at() == 10.0, "one byte can wait"
+    waiting = batching(bytes_max=10, in_flight_max=9)
+    for number, size in enumerate((4, 4, 4, 6)):
+        waiting.add(number, size, 0.0)
+    assert [taken(waiting, 1.0) for _ in range(3)] == [[0, 1], [2, 3], []]
 
 
 def test_p5_what_waits_and_what_is_on_its_way_are_bounded_together() -> None:
@@ -79,6 +83,35 @@ def test_p5_what_is_wanted_now_does_not_wait_and_what_comes_later_does() -> None
     waiting.add(2, 1, 1.0)
     assert taken(waiting, 5.0) == []
     assert not waiting.remove(0), "it has left"
+
+
+def test_p5_a_batch_is_full_by_the_bytes_that_wait_at_this_moment() -> None:
+    waiting = batching(bytes_max=10, wait_seconds_max=10)
+    waiting.hurry()
+    waiting.add(0, 6, 0.0)
+    waiting.add(1, 3, 0.0)
+    assert waiting.due_at() == 10.0, "nothing waited when somebody was in a hurry, and nine bytes are not ten"
+    waiting.remove(0)
+    waiting.add(2, 6, 0.0)
+    assert waiting.due_at() == 10.0
+    waiting.add(3, 1, 0.0)
+    assert waiting.due_at() == 0.0
+    assert waiting.clear() == [1, 2, 3]
+    waiting.add(4, 9, 0.0)
+    assert waiting.due_at() == 10.0
+
+
+def test_p5_what_has_arrived_or_is_cleared_gives_its_room_back() -> None:
+    waiting = batching(wait_seconds_max=0)
+    waiting.add(0, 6, 0.0)
+    batch = waiting.take(0.0)
+    assert batch is not None
+    waiting.add(1, 4, 0.0)
+    assert (waiting.records, waiting.size_bytes) == (2, 10)
+    waiting.arrived(batch)
+    assert (waiting.records, waiting.size_bytes) == (1, 4)
+    waiting.clear()
+    assert (waiting.records, waiting.size_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["records_max", "bytes_max", "queue_records_max", "queue_bytes_max", "in_flight_max"])

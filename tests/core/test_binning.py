@@ -32,3 +32,9 @@ def test_s5_bins_hold_neighbours_that_are_small_each_once_and_joining_them_comes
         ]
     small = [size for size in sizes if size < target * ENOUGH]
     assert all(one + next_one > target for one, next_one in pairwise(small))
+
+
+def test_a_file_of_three_quarters_is_left_alone_and_a_bin_may_be_full_to_the_byte() -> None:
+    assert bins_of([75, 10, 10], target_bytes=100, files_max=9) == [[1, 2]]
+    assert bins_of([80, 10, 10], target_bytes=100, files_max=9) == [[1, 2]]
+    assert bins_of([50, 50, 60, 40], target_bytes=100, files_max=9) == [[0, 1], [2, 3]]

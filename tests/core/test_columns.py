@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.batch import BatchLimits, parse_header, split, validate
@@ -55,14 +55,12 @@ def columns_of(records: list[Record]) -> dict[str, pa.Array]:
     }
 
 
-@settings(deadline=None)
 @given(records=RECORDS)
 def test_columns_encode_to_the_very_bytes_of_records(records: list[Record]) -> None:
     origin: dict[str, Any] = {"base_offset": 7, "epoch": 3, "producer_id": 1, "producer_epoch": 2, "base_sequence": 9}
     assert encode_columns(**columns_of(records), **origin) == encode(records, **origin)
 
 
-@settings(deadline=None)
 @given(runs=st.lists(st.tuples(RECORDS, st.sampled_from([0, 0, 0, 1, 2, 3, 4])), max_size=5))
 def test_batches_of_any_codec_end_to_end_decode_as_records_do(runs: list[tuple[list[Record], int]]) -> None:
     buffer = bytearray()
@@ -74,7 +72,6 @@ def test_batches_of_any_codec_end_to_end_decode_as_records_do(runs: list[tuple[l
     assert rows(decode_columns(buffer, check_crc=True)) == expected
 
 
-@settings(deadline=None)
 @given(records=RECORDS, start=st.integers(0, 19), size=st.integers(1, 20), codec=st.integers(0, 4))
 def test_slices_of_columns_encode_as_the_rows_they_show(
     records: list[Record], start: int, size: int, codec: int

@@ -541,7 +541,7 @@ class Deliveries(RuleBasedStateMachine):
 
 
 Deliveries.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestDeliveries = Deliveries.TestCase
 

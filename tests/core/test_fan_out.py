@@ -100,7 +100,8 @@ def test_who_fails_is_suspended_and_the_others_go_on_p3_p8() -> None:
     assert fan_out.info()[1].reason == "Timeout: no ack"
     assert fan_out.counts.failed_records[DeliveryStatus.TIMEOUT] == 1
     assert sends(fan_out.publish(batch(2, 5), WAITS, 1.0)) == [("b", 3, 2, (1,))]
-    assert fan_out.counts.missed_records == 3
+    fan_out.publish(batch(5, 6), WAITS, 1.0)
+    assert fan_out.counts.missed_records == 4
     fan_out.reported("b", failing(2, 2), 1.0)
     assert fan_out.counts.failed_records[DeliveryStatus.TIMEOUT] == 1, "what was sent before it failed is void for it"
 
@@ -138,6 +139,9 @@ def test_without_a_success_it_is_removed_and_told_so_without_any_change_of_nodes
     effects = fan_out.tick(10.0)
     assert isinstance(effects[0], Remove)
     assert effects[0].member == Member("b", 1)
+    assert effects[0].reason == "suspended for more than 10 s (Timeout: no ack)"
+    gone: dict[str, object] = {"node": "b", "subscriber": "b1", "reason": effects[0].reason}
+    assert effects[1] == Tell(Event.SUBSCRIBER_REMOVED, gone)
     assert told(effects) == [Event.SUBSCRIBER_REMOVED]
     assert fan_out.info() == []
 
@@ -228,7 +232,8 @@ def test_without_a_queue_it_is_dropped_and_refused_if_nobody_else_is_reached_p2_
     assert told(fan_out.publish(batch(0, 4), options, 0.0)) == [Event.BATCH_DROPPED]
     assert fan_out.counts.dropped_records == 4
     fan_out.leave(Member("a", 1), 0.0)
-    with pytest.raises(PartitionDropped, match="only on b"):
+    fan_out.join(Member("c", 1), "c1", None, 0.0)
+    with pytest.raises(PartitionDropped, match="only on b, c, which"):
         fan_out.publish(batch(4, 5), options, 0.0)
     assert fan_out.counts.dropped_records == 4
 
@@ -238,7 +243,7 @@ def test_a_full_queue_refuses_before_anybody_is_sent_anything_p2_p9() -> None:
     fan_out.node_down("b", 0.0, "no answer")
     fan_out.publish(batch(0, 1), WAITS, 0.0)
     fan_out.publish(batch(1, 2), WAITS, 0.0)
-    with pytest.raises(DelayQueueFull, match="20 bytes wait for node b"):
+    with pytest.raises(DelayQueueFull, match="20 bytes wait for node b, the limit is 25"):
         fan_out.publish(batch(2, 3), WAITS, 0.0)
     assert [send[1] for send in sends(fan_out.publish(batch(2, 3), DROPS, 0.0))] == [3], "no number was used up"
     assert fan_out.waiting_bytes == 20, "what the own node was sent cannot be lost on the way, and is not kept"
@@ -282,6 +287,105 @@ def test_when_the_last_one_is_removed_nothing_waits_any_more() -> None:
     fan_out.publish(batch(0, 1), WAITS, 0.0)
     assert told(fan_out.tick(10.0)) == [Event.SUBSCRIBER_REMOVED, Event.BATCH_DROPPED]
     assert fan_out.waiting_bytes == 0
+
+
+def test_what_waits_and_what_is_dropped_is_told_and_counted_by_its_records_p10() -> None:
+    fan_out = fan_out_of(("a", 1), ("b", 1))
+    fan_out.node_down("b", 0.0, "no answer")
+    assert fan_out.publish(batch(3, 5), WAITS, 0.0)[1:] == [Tell(Event.BATCH_QUEUED, {"node": "b", "count": 2})]
+    assert fan_out.publish(batch(5, 6), WAITS, 0.0)[1:] == [Tell(Event.BATCH_QUEUED, {"node": "b", "count": 1})]
+    assert (fan_out.counts.queued_batches, fan_out.counts.queued_records) == (2, 3)
+    assert fan_out.publish(batch(6, 10), DROPS, 0.0)[1:] == [Tell(Event.BATCH_DROPPED, {"node": "b", "count": 4})]
+    assert fan_out.leave(Member("b", 1), 0.0)[1:] == [
+        Tell(Event.BATCH_DROPPED, {"node": "b", "count": 2}),
+        Tell(Event.BATCH_DROPPED, {"node": "b", "count": 1}),
+    ]
+    assert (fan_out.counts.dropped_batches, fan_out.counts.dropped_records) == (3, 7)
+
+
+@pytest.mark.parametrize("bound", [{"unacked_batches_max": 8}, {"unacked_bytes_max": 80}])
+def test_of_what_waits_half_of_what_a_subscriber_may_have_is_sent_at_once(bound: dict[str, Any]) -> None:
+    fan_out = fan_out_of(("b", 1), **bound)
+    fan_out.node_down("b", 0.0, "no answer")
+    for start in range(10):
+        fan_out.publish(batch(start, start + 1), WAITS, 0.0)
+    assert [send[2] for send in sends(fan_out.node_up("b", 1.0, is_new_life=False))] == [0, 1, 2, 3]
+    assert [send[2] for send in sends(fan_out.reported("b", DeliveryReport(1), 1.0))] == [4], "the rest by and by"
+
+
+def test_a_node_that_nobody_knows_or_that_was_not_full_is_sent_nothing_when_it_is_ready() -> None:
+    fan_out = fan_out_of(("b", 1))
+    assert fan_out.node_ready("b", 0.0) == []
+    assert fan_out.node_ready("x", 0.0) == []
+
+
+def test_all_whose_time_has_come_are_tried_again_or_removed_at_once_p8() -> None:
+    fan_out = fan_out_of(("a", 1), ("b", 1), backoff_seconds=1, backoff_seconds_max=20, suspended_ttl_seconds=10)
+    for attempt, now in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 7.0)):
+        assert len(resumed(fan_out.tick(now))) == (2 if now else 0)
+        fan_out.publish(batch(attempt, attempt + 1), WAITS, now)
+        for node in ("a", "b"):
+            fan_out.reported(node, failing(attempt, 1), now)
+    effects = fan_out.tick(10.0)
+    assert [effect.member for effect in effects if isinstance(effect, Remove)] == [Member("a", 1), Member("b", 1)]
+    assert told(effects) == [Event.SUBSCRIBER_REMOVED] * 2
+
+
+def test_a_node_that_is_lost_says_why_to_everybody_p10() -> None:
+    fan_out = fan_out_of(("b", 1), ("b", 2))
+    fan_out.publish(batch(0, 1), ONCE, 0.0)
+    effects = fan_out.node_down("b", 1.0, "no answer")
+    assert [effect.fields["reason"] for effect in effects if isinstance(effect, Tell)] == ["no answer"] * 3
+    assert [(info.name, info.reason, info.offset) for info in fan_out.info()] == [
+        ("b1", "no answer", None),
+        ("b2", "no answer", None),
+    ]
+
+
+def test_who_leaves_is_told_of_once_and_who_was_not_there_not_at_all() -> None:
+    fan_out = fan_out_of(("b", 1))
+    gone: dict[str, object] = {"node": "b", "subscriber": "b1", "reason": "it has left"}
+    assert fan_out.leave(Member("b", 1), 0.0) == [Tell(Event.SUBSCRIBER_REMOVED, gone)]
+    assert fan_out.leave(Member("b", 1), 0.0) == []
+    assert fan_out.leave(Member("x", 1), 0.0) == []
+
+
+def test_what_was_dropped_gives_its_room_back_p9() -> None:
+    fan_out = fan_out_of(("b", 1), delay_queue_batches_max=2)
+    fan_out.node_down("b", 0.0, "no answer")
+    for start in (0, 2):
+        for number in (start, start + 1):
+            fan_out.publish(batch(number, number + 1), WAITS, 0.0)
+        with pytest.raises(DelayQueueFull):
+            fan_out.publish(batch(9, 10), WAITS, 0.0)
+        fan_out.leave(Member("b", 1), 0.0)
+        assert fan_out.waiting_bytes == 0
+        fan_out.join(Member("b", 1), "b1", None, 0.0)
+
+
+def test_a_partition_that_leaves_its_owner_gives_up_what_waits_and_says_so_p10() -> None:
+    fan_out = fan_out_of(("a", 1), ("b", 1), ("b", 2), ("c", 1))
+    fan_out.publish(batch(0, 2), WAITS, 0.0)  # to all three, of whom b and c may have to be sent it again
+    fan_out.reported("c", DeliveryReport(1), 0.0)
+    fan_out.node_blocked("c")
+    fan_out.publish(batch(2, 5), WAITS, 0.0)  # waits for c
+    effects = fan_out.close("moved")
+    lost = {"node": "b", "status": DeliveryStatus.SUBSCRIBER_UNREACHABLE, "reason": "moved", "subscribers": 2}
+    removed = [("a", "a1"), ("b", "b1"), ("b", "b2"), ("c", "c1")]
+    assert [e.fields for e in effects if isinstance(e, Tell) and e.type == Event.DELIVERY_FAILED] == [
+        {**lost, "attempt": 1, "count": 2},
+        {**lost, "attempt": 2, "count": 3},
+    ]
+    assert [e.fields for e in effects if isinstance(e, Tell) and e.type == Event.BATCH_DROPPED] == [
+        {"node": "c", "count": 3}
+    ]
+    assert [e.fields for e in effects if isinstance(e, Tell) and e.type == Event.SUBSCRIBER_REMOVED] == [
+        {"node": node, "subscriber": name, "reason": "moved"} for node, name in removed
+    ]
+    assert fan_out.is_empty
+    assert fan_out.waiting_batches == 0
+    assert fan_out.counts.reported_batches[DeliveryStatus.SUBSCRIBER_UNREACHABLE] == 2
+    assert fan_out.counts.failed_records[DeliveryStatus.SUBSCRIBER_UNREACHABLE] == 2 * 2 + 2 * 3
 
 
 def test_while_its_node_is_away_a_subscriber_has_all_the_time_there_is_p8() -> None:
@@ -437,12 +541,14 @@ def test_who_joins_again_further_back_is_sent_it_again_and_what_was_on_its_way_i
 
 
 def test_retention_moves_everybody_up_and_counts_what_they_lost() -> None:
-    fan_out = fan_out_of(("a", 1), ("b", 2), is_reliable=True)
+    fan_out = fan_out_of(("a", 1), ("a", 2), ("b", 2), is_reliable=True)
     fan_out.join(Member("a", 3), "a3", 5, 0.0)
     fan_out.node_down("b", 0.0, "no answer")
-    assert fan_out.skip_to(4) == 8
-    assert [info.offset for info in fan_out.info()] == [4, 5, 4]
-    assert fan_out.counts.skipped_records == 8
+    assert fan_out.skip_to(4) == 12
+    assert [info.offset for info in fan_out.info()] == [4, 4, 5, 4]
+    assert fan_out.skip_to(7) == 3 + 3 + 2 + 3
+    assert [info.offset for info in fan_out.info()] == [7, 7, 7, 7]
+    assert fan_out.counts.skipped_records == 23
 
 
 def test_who_does_not_report_is_not_flooded() -> None:

@@ -87,9 +87,7 @@ class Stories(RuleBasedStateMachine):
             self.world.finish()
 
 
-Stories.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Stories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestStories = Stories.TestCase
 
 

@@ -75,7 +75,7 @@ def walkers_agree(body: bytes, count: int, base_timestamp: int = 0) -> bool:
     return python == "accepted"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(buffer=st.binary(max_size=300))
 @example(buffer=b"\x00" * 61)
 @example(buffer=b"\xff" * 200)
@@ -83,7 +83,7 @@ def test_random_bytes_are_survived(buffer: bytes) -> None:
     everything_survives(buffer)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(body=st.binary(max_size=100), count=st.integers(0, 2**31 - 1), attributes=st.integers(0, 63))
 def test_random_records_under_a_right_header_are_survived(body: bytes, count: int, attributes: int) -> None:
     batch = bytearray(HEADER_BYTES) + body
@@ -93,7 +93,7 @@ def test_random_records_under_a_right_header_are_survived(body: bytes, count: in
     everything_survives(sealed(batch))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(records=RECORDS, codec=st.integers(0, 4), edits=EDITS)
 def test_valid_batches_with_changed_bytes_are_survived(
     records: list[Record], codec: int, edits: list[tuple[float, int]]
@@ -103,7 +103,7 @@ def test_valid_batches_with_changed_bytes_are_survived(
     everything_survives(sealed(batch) if len(batch) >= HEADER_BYTES else bytes(batch))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(records=RECORDS, codec=st.integers(0, 4), cut=st.floats(0, 1))
 def test_truncated_batches_are_survived(records: list[Record], codec: int, cut: float) -> None:
     batch = encode(records, codec=codec)
@@ -113,7 +113,7 @@ def test_truncated_batches_are_survived(records: list[Record], codec: int, cut: 
         assert outcome(lambda: validate(sealed(batch[:size]), LIMITS)) != "accepted"
 
 
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=600)
 @given(records=RECORDS, edits=EDITS, count_lie=st.sampled_from([0, 0, 0, 0, 1, -1, 1000]))
 def test_both_walkers_judge_changed_records_alike(
     records: list[Record], edits: list[tuple[float, int]], count_lie: int
@@ -125,13 +125,13 @@ def test_both_walkers_judge_changed_records_alike(
     walkers_agree(body, max(header.record_count + count_lie, 0), header.base_timestamp)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(body=st.binary(max_size=60), count=st.integers(0, 3), base_timestamp=st.integers(-(2**63), 2**63 - 1))
 def test_both_walkers_judge_random_records_alike(body: bytes, count: int, base_timestamp: int) -> None:
     walkers_agree(body, count, base_timestamp)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(key=st.binary(min_size=1, max_size=8) | st.text(min_size=1, max_size=3).map(str.encode))
 @example(key=b"\xed\x9f\xbf")
 @example(key=b"\xed\xa0\x80")
@@ -150,7 +150,7 @@ def test_both_walkers_judge_the_keys_of_headers_alike(key: bytes) -> None:
     assert walkers_agree(bytes([2 * len(record)]) + record, 1) == is_utf8
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(codec=st.integers(1, 4), data=st.binary(min_size=1, max_size=300), edits=EDITS)
 def test_changed_compressed_bytes_are_survived(codec: int, data: bytes, edits: list[tuple[float, int]]) -> None:
     packed = edited(bytes(compress(codec, data * 20)), edits)

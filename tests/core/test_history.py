@@ -49,7 +49,9 @@ def test_what_is_remembered_is_bounded_and_never_too_new() -> None:
 def test_a_store_that_runs_out_of_room_keeps_less() -> None:
     assert not is_pressed(is_full=False, used_bytes=None, quota_bytes=None)
     assert not is_pressed(is_full=False, used_bytes=69, quota_bytes=100)
+    assert not is_pressed(is_full=False, used_bytes=70, quota_bytes=100)
     assert is_pressed(is_full=False, used_bytes=71, quota_bytes=100)
+    assert not is_pressed(is_full=False, used_bytes=71, quota_bytes=None)
     assert is_pressed(is_full=True, used_bytes=1, quota_bytes=None)
     assert kept_seconds(300, is_pressed=False) == 300
     assert kept_seconds(300, is_pressed=True) == PRESSED_KEEP_SECONDS

@@ -1,14 +1,13 @@
 """Keys in bulk go where they go one by one."""
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.key_columns import column_partitions
 from sulina.core.routing import partition_of
 
 
-@settings(deadline=None)  # the first use compiles
 @given(st.lists(st.binary(max_size=40) | st.none(), max_size=50), st.integers(1, 1000), st.integers(0, 5))
 def test_f_keys_in_bulk_go_where_they_go_one_by_one(keys: list[bytes | None], partitions: int, skipped: int) -> None:
     column = pa.array(keys, pa.binary()).slice(skipped)

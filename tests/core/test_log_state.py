@@ -105,6 +105,18 @@ def test_a_segment_knows_its_epoch_when_it_was_begun_and_written_and_its_newest_
     assert (segment.base, segment.next_offset, segment.size, segment.epoch) == (0, 3, 300, 0)
 
 
+def test_a_writer_whose_clock_is_behind_does_not_make_records_older_than_what_came_before_l15() -> None:
+    state = LogState(limits=MemoryLimits())
+    state.apply(commit_of(state, [Claim(epoch=Epoch(0), broker_id="a")], now=1000.0))
+    state.apply(commit_of(state, [Claim(epoch=Epoch(1), broker_id="b")], now=10.0))
+    restored = LogState.from_checkpoint(state.checkpoint("2026-01-01T00:00:00Z"), MemoryLimits())
+    for each in (state, restored):
+        each.apply(commit_of(each, [add_of(each)], now=11.0))
+        assert (each.segments[-1].created_ms, each.segments[-1].written_ms) == (11_000, 1_000_000)
+        each.apply(commit_of(each, [add_of(each)], now=1001.0))
+        assert each.segments[-1].written_ms == 1_001_000
+
+
 def test_what_readers_of_a_version_see_never_changes_l1_l14() -> None:
     state = claimed()
     state.apply(commit_of(state, [add_of(state, 3)]))

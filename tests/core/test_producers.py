@@ -25,6 +25,12 @@ def test_what_is_written_is_new_and_bounded() -> None:
     assert changes([*full, ("q", "b"), ("r", "b")], {"x"}) == ([], [])
 
 
+def test_an_entry_that_goes_makes_room_for_one_that_comes() -> None:
+    full: list[ProducerKey] = [("left", "a"), *((f"p{number}", "b") for number in range(PRODUCERS_OF_A_TOPIC_MAX - 1))]
+    assert changes(full, {"x"}) == ([("left", "a")], [("x", "a")])
+    assert changes([*full, ("old", "dead")], {"x"}) == ([("left", "a"), ("old", "dead")], [("x", "a")])
+
+
 def test_entries_of_dead_brokers_make_room_the_oldest_first() -> None:
     full: list[ProducerKey] = [("old", "dead"), ("new", "dead")]
     full += [(f"p{number}", "b") for number in range(PRODUCERS_OF_A_TOPIC_MAX - 2)]

@@ -1,9 +1,12 @@
 """P4: options resolve publish > topic > system, and an override changes nothing but its own publish."""
 
+import dataclasses
+
 import pytest
 
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions, TopicOptions
+from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions, PubSubConfig, TopicOptions
 from sulina.core.topic import Policy, resolved
+from sulina.errors import InvalidSettings
 
 NOTHING = PublishOptions()
 ONCE = DeliveryPolicy.AT_MOST_ONCE
@@ -33,3 +36,9 @@ def test_p4_a_publish_goes_before_its_topic_which_stays_as_it_is(
     assert chosen.delivery_policy == (policy or topic.delivery_policy)
     assert chosen.partition_behavior == (behavior or topic.partition_behavior)
     assert topic.with_publish(NOTHING) == topic
+
+
+def test_a_time_or_bound_of_zero_is_refused_by_its_name() -> None:
+    for field in dataclasses.fields(PubSubConfig):
+        with pytest.raises(InvalidSettings, match=f"^{field.name} cannot be 0$"):
+            PubSubConfig(**{field.name: 0})

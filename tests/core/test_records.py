@@ -1,7 +1,7 @@
 """Records survive the way to a batch and back."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.batch import parse_header, validate
@@ -31,7 +31,6 @@ def numbered(records: list[Record], base_offset: int = 0) -> list[Record]:
     ]
 
 
-@settings(deadline=None)
 @given(records=RECORDS, codec=st.integers(0, 4), base_offset=st.integers(0, 2**62))
 def test_records_come_back_with_their_offsets(records: list[Record], codec: int, base_offset: int) -> None:
     batch = encode(records, codec=codec, base_offset=base_offset)

@@ -7,7 +7,18 @@ import pytest
 
 from sulina.core import keys
 from sulina.core.cluster import Epoch, Unassigned
-from sulina.core.recovery import ClaimSeen, Identity, Memory, Recovery, Seen, evidence, merged, plan_recovery
+from sulina.core.recovery import (
+    ClaimSeen,
+    EpochAhead,
+    Identity,
+    Memory,
+    Recovery,
+    Seen,
+    TopicAhead,
+    evidence,
+    merged,
+    plan_recovery,
+)
 from sulina.types import PartitionName, TopicName
 
 ORDERS = TopicName("default", "orders")
@@ -42,6 +53,11 @@ def test_r10_a_store_that_lost_anything_that_was_seen_went_back(
 ) -> None:
     found = evidence(seen(), identity, revision, marks)
     assert found is None if expected is None else expected in str(found)
+
+
+def test_r10_a_broker_misses_its_first_mark_too() -> None:
+    assert evidence(seen(mark=1), Identity(cluster_id="c"), 500, {}) is not None
+    assert evidence(seen(mark=0), Identity(cluster_id="c"), 500, {}) is None
 
 
 def test_r10_a_store_of_before_a_recovery_went_back() -> None:
@@ -87,13 +103,37 @@ def waiting(recovery: Recovery) -> tuple[Epoch, Unassigned]:
 def test_r10_an_empty_store_gets_back_every_topic_and_goes_above_every_epoch() -> None:
     recovery = planned({}, [memory({**topic(), **epoch(5)})], ClaimSeen(6, "b"))
     assert recovery.puts[keys.delivery(ORDERS)] == topic()[keys.delivery(ORDERS)].encode()
+    assert recovery.puts[keys.IDENTITY] == msgspec.json.encode(recovery.identity)
     assert keys.subscription(ORDERS, "s") in recovery.puts
-    assert keys.namespace_topic(ORDERS) in recovery.puts
+    assert recovery.puts[keys.namespace_topic(ORDERS)] == b"{}"
     raised, entry = waiting(recovery)
     assert (raised.epoch, raised.broker_id) == (6, "b")
     assert (entry.from_broker, entry.is_recovering) == ("b", True)
-    assert [(ahead.topic, ahead.is_missing) for ahead in recovery.topics] == [(ORDERS, True)]
-    assert [(ahead.stored, ahead.highest) for ahead in recovery.epochs] == [(None, 6)]
+    assert recovery.topics == (TopicAhead(topic=ORDERS, is_missing=True, keys=3),)
+    assert recovery.epochs == (EpochAhead(partition=PARTITION, stored=None, highest=6, waits_for="b"),)
+
+
+def test_r10_what_the_store_still_has_is_neither_put_back_nor_reported() -> None:
+    namespace = {keys.namespace_policy("default"): text({"ack": "archived"})}
+    known = {**topic(), **epoch(5, is_archived=True), **namespace}
+    recovery = planned(known, [memory(known)], ClaimSeen(5, "a"))
+    assert (recovery.topics, recovery.epochs) == ((), ())
+    assert set(recovery.puts) == {keys.IDENTITY, keys.epoch(PARTITION), keys.unassigned(PARTITION)}
+    behind = planned({**topic(), **epoch(4)}, [memory(known)], ClaimSeen(5, "a"))
+    assert behind.puts[keys.namespace_policy("default")] == namespace[keys.namespace_policy("default")].encode()
+    assert behind.epochs == (EpochAhead(partition=PARTITION, stored=4, highest=5, waits_for=None),)
+
+
+def test_r10_every_topic_is_put_back_whether_or_not_it_ever_had_an_owner() -> None:
+    def head(name: TopicName) -> dict[str, str]:
+        return {keys.delivery(name): text({"delivery": "reliable", "partitions": 1, "topic_id": str(name)})}
+
+    never, late = TopicName("default", "never"), TopicName("default", "zebra")
+    remembered = {"/topics/odd": "{}", **head(never), **topic(), **epoch(5), **head(late)}
+    recovery = planned({}, [memory(remembered)])
+    assert [ahead.topic for ahead in recovery.topics] == [never, ORDERS, late]
+    assert {keys.delivery(name) for name in (never, ORDERS, late)} <= set(recovery.puts)
+    assert [ahead.partition for ahead in recovery.epochs] == [PARTITION], "also behind one that nobody ever owned"
 
 
 def test_r10_the_epoch_is_above_the_store_the_memories_and_the_archive() -> None:
@@ -109,6 +149,31 @@ def test_r10_who_wrote_last_goes_on_with_its_disk() -> None:
     raised, entry = waiting(planned({**topic(), **epoch(5, "a")}, memories, ClaimSeen(6, "b")))
     assert (raised.broker_id, raised.store_id, raised.is_archived) == ("b", "disk-b", False)
     assert (entry.from_broker, entry.from_store, entry.is_recovering) == ("b", "disk-b", True)
+
+
+@pytest.mark.parametrize(
+    ("known", "claim", "expected"),
+    [
+        ({}, ClaimSeen(6, "a"), ("a", "disk-a")),  # only the archive has heard of an owner
+        ({}, ClaimSeen(6, "away"), ("away", "")),
+        ({}, ClaimSeen(6, None), ("", "")),  # a claim of an older release names nobody
+        (epoch(5, "b"), ClaimSeen(6, None), ("b", "disk-b")),
+        (epoch(5, "b"), None, ("b", "disk-b")),
+    ],
+)
+def test_r10_the_last_writer_is_as_much_as_anybody_knows_of_it(
+    known: dict[str, str], claim: ClaimSeen | None, expected: tuple[str, str]
+) -> None:
+    raised, entry = waiting(planned({}, [memory({**topic(), **known})], claim))
+    assert (raised.broker_id, raised.store_id) == (entry.from_broker, entry.from_store) == expected
+
+
+def test_r10_a_topic_inherits_its_acks_from_its_namespace() -> None:
+    namespace = {keys.namespace_policy("default"): text({"ack": "archived"})}
+    for ack, expected in ((None, True), ("local", False)):
+        memories = [memory({**topic(ack=ack), **epoch(5, is_archived=True), **namespace})]
+        raised, _ = waiting(planned({}, memories, ClaimSeen(5, "a")))
+        assert raised.is_archived is expected
 
 
 @pytest.mark.parametrize(
@@ -157,16 +222,29 @@ def test_r10_a_recovery_has_a_higher_generation_than_any_before() -> None:
     assert planned({}, [memory(topic())], identity=identity).identity == Identity(cluster_id="c", generation=5)
     assert planned({}, [memory(topic(), generation=7)], identity=identity).identity.generation == 8
     assert planned({}, [memory(topic())]).identity == Identity(cluster_id="c", generation=2)
+    assert planned(topic(), [], identity=identity).identity == Identity(cluster_id="c", generation=5)
+    other = Identity(cluster_id="made since", generation=4)
+    assert planned({}, [memory(topic())], identity=other).identity == Identity(cluster_id="c", generation=5)
 
 
 def test_r10_of_two_memories_the_newer_counts_and_what_it_saw_deleted_stays_so() -> None:
-    older = memory({**topic(ack="local"), keys.subscription(ORDERS, "gone"): "{}"}, revision=50)
+    gone = {keys.subscription(ORDERS, "gone"): "{}", keys.namespace_topic(ORDERS): "{}"}
+    older = memory({**topic(ack="local"), **gone}, revision=50)
     newer = memory(topic(ack="archived"), "b", revision=60)
     together = merged([newer, older])
-    assert together == topic(ack="archived")
+    assert together == {**topic(ack="archived"), keys.namespace_topic(ORDERS): "{}"}
     deleted = memory({keys.deleted("t1"): text({"topic": str(ORDERS), "at_ms": 1})}, "b", revision=60)
     assert list(merged([older, deleted])) == [keys.deleted("t1")]
     assert merged([older, memory({}, "b", revision=60)]) == older.entries  # never heard of is not deleted
+
+
+@pytest.mark.parametrize("name", [TopicName("cursor", "orders"), TopicName("default", "cursor")])
+def test_r10_a_subscription_that_is_gone_stays_so_also_of_a_topic_called_cursor(name: TopicName) -> None:
+    head = text({"delivery": "reliable", "partitions": 1, "topic_id": "t1"})
+    cursor = {keys.cursor(name, "s", 0): "{}"}  # each broker has those of its own partitions only
+    older = memory({keys.delivery(name): head, keys.subscription(name, "gone"): "{}", **cursor}, revision=50)
+    newer = memory({keys.delivery(name): head, keys.subscription(name, "s"): "{}"}, "b", revision=60)
+    assert merged([older, newer]) == {**newer.entries, **cursor}
 
 
 def test_r10_a_topic_that_was_deleted_after_the_store_was_saved_is_deleted_again() -> None:
@@ -174,3 +252,28 @@ def test_r10_a_topic_that_was_deleted_after_the_store_was_saved_is_deleted_again
     recovery = planned(topic(), [memory(mark)])
     assert msgspec.json.decode(recovery.puts[keys.delivery(ORDERS)])["is_deleting"] is True
     assert keys.delivery(ORDERS) not in planned(topic("t2"), [memory(mark)]).puts
+
+
+def test_r10_the_cursor_of_a_former_topic_of_the_same_name_counts_for_nothing() -> None:
+    """A topic that is made again begins with the first epoch: an old cursor would skip its records."""
+    cursor = keys.cursor(ORDERS, "s", 0)
+    former = memory({**topic("t1"), cursor: text({"offset": 1000, "epoch": 7})}, "b", revision=100)
+    newer = memory({**topic("t2"), cursor: text({"offset": 20, "epoch": 1})}, "a", revision=200)
+    for memories in ([newer, former], [former, newer]):
+        assert merged(memories)[cursor] == text({"offset": 20, "epoch": 1})
+    without = memory(topic("t2"), "a", revision=200)
+    assert cursor not in merged([former, without])
+
+
+def test_r10_of_two_cursors_the_one_of_the_later_owner_counts_whoever_saw_more_of_the_store() -> None:
+    cursor = keys.cursor(ORDERS, "s", 0)
+
+    def at(offset: int, epoch: int) -> dict[str, str]:
+        return {**topic(), cursor: text({"offset": offset, "epoch": epoch})}
+
+    later, former = memory(at(70, 5), "a", revision=100), memory(at(40, 4), "b", revision=200)
+    for memories in ([later, former], [former, later]):
+        assert merged(memories)[cursor] == text({"offset": 70, "epoch": 5})
+    sought = memory(at(10, 5), "a", revision=300)  # by the same owner: the newest, also where it was moved back
+    assert merged([later, sought])[cursor] == text({"offset": 10, "epoch": 5})
+    assert merged([later, memory(topic(), "b", revision=200)])[cursor] == text({"offset": 70, "epoch": 5})

@@ -33,7 +33,6 @@ def encoded(records: list[Record]) -> bytearray:
     )
 
 
-@settings(deadline=None)
 @given(records=RECORDS)
 @example([Record(value=None)] * MANY)
 @example([Record(value=b"", key=b"")] * MANY)
@@ -45,13 +44,11 @@ def test_rows_encode_to_the_very_bytes_of_records(records: list[Record]) -> None
     validate(batch)
 
 
-@settings(deadline=None)
 @given(records=st.lists(WITH_HEADERS, min_size=1, max_size=30))
 def test_headers_are_encoded_too(records: list[Record]) -> None:
     assert encoded(records) == encode(records)
 
 
-@settings(deadline=None)
 @given(values=st.lists(BLOBS, min_size=1, max_size=60), stamp=MILLISECONDS, data=st.data())
 def test_one_timestamp_serves_all_and_keys_may_be_absent(values: list[bytes | None], stamp: int, data: Any) -> None:
     keys = data.draw(st.none() | st.lists(BLOBS, min_size=len(values), max_size=len(values)))
@@ -129,7 +126,6 @@ def test_sizes_that_lie_cannot_make_a_kernel_leave_its_buffers() -> None:
         encode_rows([b"v"] * MANY, [Long(b"k")] * MANY, 0)
 
 
-@settings(deadline=None)
 @given(
     runs=st.lists(
         st.tuples(st.lists(WITH_HEADERS, min_size=1, max_size=20), st.sampled_from([0, 0, 0, 0, 1, 2, 3, 4])),
@@ -173,7 +169,7 @@ def test_control_batches_have_no_records_and_the_log_may_have_given_the_time() -
     ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(records=st.lists(WITH_HEADERS, min_size=1, max_size=6), data=st.data())
 def test_damaged_batches_are_refused_as_the_reference_refuses_them(records: list[Record], data: Any) -> None:
     sound = encode(records)

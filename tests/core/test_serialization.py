@@ -18,6 +18,7 @@ from sulina.core.pubsub import Envelope
 from sulina.core.serialization import (
     SERIALIZER_HEADER,
     TYPE_HEADER,
+    USER_ID_MAX,
     SerializationRegistry,
     Serializer,
     envelope_of,
@@ -97,6 +98,15 @@ def test_p11_what_needs_no_registration(
     assert there_and_back(registry, value) == expected
 
 
+def test_p11_an_envelope_names_a_type_only_where_the_reader_needs_it(registry: SerializationRegistry) -> None:
+    assert registry.serialize(b"x") == Envelope(Serializer.BYTES, "", b"x")
+    assert registry.serialize("x") == Envelope(Serializer.TEXT, "", b"x")
+    assert registry.serialize(1) == Envelope(Serializer.JSON, "", b"1")
+    batch = pa.RecordBatch.from_pydict({"n": [1]})
+    assert registry.serialize(batch).type_name == "RecordBatch"
+    assert registry.serialize(pa.Table.from_batches([batch])).type_name == "Table"
+
+
 @pytest.mark.parametrize("rows", [0, 3])
 def test_arrow_comes_back_as_the_kind_that_it_was(registry: SerializationRegistry, rows: int) -> None:
     batch = pa.RecordBatch.from_pydict({"n": pa.array(range(rows), pa.int32())})
@@ -151,6 +161,7 @@ def test_json_of_a_type_that_nobody_registered_here_is_plain(registry: Serializa
 def test_plain_bytes_have_no_headers_and_need_none(registry: SerializationRegistry) -> None:
     assert headers_of(registry.serialize(b"x")) == ()
     assert envelope_of(b"x", [("mine", b"1")]) == Envelope(0, "", b"x")
+    assert headers_of(Envelope(1, "", b"x")) == ((SERIALIZER_HEADER, b"1"),)
     assert headers_of(Envelope(2, "order", b"{}")) == ((SERIALIZER_HEADER, b"2"), (TYPE_HEADER, b"order"))
     assert headers_of(Envelope(0, "blob", b"")) == ((SERIALIZER_HEADER, b"0"), (TYPE_HEADER, b"blob"))
     mine = (("mine", b"1"), (TYPE_HEADER, b"x"), (SERIALIZER_HEADER, None))
@@ -179,7 +190,7 @@ def test_a_users_function_that_fails_is_not_serializable(
     registry: SerializationRegistry, dumps: Any, reason: str
 ) -> None:
     registry.register(Point, serializer_id=100, type_name="point", dumps=dumps, loads=_refuse)  # type: ignore[arg-type]
-    with pytest.raises(NotSerializable, match=reason):
+    with pytest.raises(NotSerializable, match=f"a value of type Point .*{reason}"):
         registry.serialize(Point(1))
 
 
@@ -222,11 +233,32 @@ def test_bytes_that_are_left_over_after_an_avro_record_are_noticed(registry: Ser
 
 
 @pytest.mark.parametrize(
-    "headers", [[(SERIALIZER_HEADER, b"two")], [(SERIALIZER_HEADER, b"9" * 20)], [(TYPE_HEADER, b"\xff")]]
+    ("headers", "reason"),
+    [
+        ([(SERIALIZER_HEADER, b"two")], f"{SERIALIZER_HEADER} is a number, not b'two'"),
+        ([(SERIALIZER_HEADER, b"9" * 20)], f"{SERIALIZER_HEADER} is a number"),
+        ([(SERIALIZER_HEADER, None)], f"{SERIALIZER_HEADER} is a number, not b''"),
+        ([(TYPE_HEADER, b"\xff")], f"{TYPE_HEADER} is not text"),
+    ],
 )
-def test_headers_that_say_nothing_are_an_invalid_envelope(headers: list[tuple[str, bytes]]) -> None:
-    with pytest.raises(InvalidEnvelope):
+def test_headers_that_say_nothing_are_an_invalid_envelope(headers: list[tuple[str, bytes | None]], reason: str) -> None:
+    with pytest.raises(InvalidEnvelope, match=reason):
         envelope_of(b"x", headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ([(SERIALIZER_HEADER, b"1")], Envelope(1, "", b"x")),
+        ([(SERIALIZER_HEADER, b"1"), (TYPE_HEADER, None)], Envelope(1, "", b"x")),
+        ([(TYPE_HEADER, b"blob")], Envelope(0, "blob", b"x")),
+        ([(SERIALIZER_HEADER, str(USER_ID_MAX).encode())], Envelope(USER_ID_MAX, "", b"x")),
+    ],
+)
+def test_a_header_that_is_absent_stands_for_bytes_without_a_type(
+    headers: list[tuple[str, bytes | None]], expected: Envelope
+) -> None:
+    assert envelope_of(b"x", headers) == expected
 
 
 @pytest.mark.parametrize(
@@ -256,6 +288,8 @@ def test_nothing_is_registered_twice(registry: SerializationRegistry) -> None:
         registry.register_json(Payment, type_name="order")
     with pytest.raises(InvalidSettings):
         registry.register_json(list[Point])
+    with pytest.raises(InvalidSettings, match="only types are registered"):
+        registry.register_json(int | None)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings, match="avro"):
         registry.register_avro(Payment, schema={"type": "nothing"})
 

@@ -76,3 +76,7 @@ def test_a_clock_says_how_far_it_is_off() -> None:
     assert ahead_seconds(wall=NOON + DAY, others=[], shown=NOON) == DAY
     assert ahead_seconds(wall=NOON, others=[NOON + DAY, NOON + DAY], shown=NOON) == -DAY
     assert ahead_seconds(wall=NOON, others=[NOON + 5, NOON - 5], shown=NOON - 1) == 0
+    assert ahead_seconds(wall=NOON, others=[NOON + 100, NOON + 100], shown=NOON) == 0
+    assert ahead_seconds(wall=NOON, others=[NOON + DAY], shown=NOON) == 0, (
+        "of two clocks that differ either may be wrong"
+    )

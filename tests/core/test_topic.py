@@ -2,6 +2,7 @@
 
 import base64
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,10 +16,11 @@ from sulina.core.topic import (
     SchemaKind,
     TopicSettings,
     check_policy,
+    needs_check,
     resolved,
 )
 from sulina.core.values import check_values, checker
-from sulina.errors import InvalidRecord, InvalidSettings
+from sulina.errors import InvalidName, InvalidRecord, InvalidSettings
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 JSON = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
@@ -51,6 +53,7 @@ def test_what_needs_more_than_there_is_is_refused() -> None:
 def test_a_batch_must_fit_a_segment() -> None:
     with pytest.raises(InvalidSettings, match="would not fit"):
         check_policy(resolved(Policy(segment_bytes=1 << 16)))
+    check_policy(Policy(batch_bytes_max=1 << 16, segment_bytes=1 << 16))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,106 @@ def test_values_are_checked_by_their_schema(schema: Schema, good: bytes, bad: by
 def test_what_is_no_schema_is_refused_and_fetches_nothing(schema: Schema) -> None:
     with pytest.raises(InvalidSettings):
         checker(schema)
+
+
+def avro_array(items: object) -> Schema:
+    return Schema(kind=SchemaKind.AVRO, definition={"type": "array", "items": items})
+
+
+EMPTY_RECORD = {"type": "record", "name": "Empty", "fields": []}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        {"type": "null"},
+        EMPTY_RECORD,
+        {"type": "error", "name": "Error", "fields": []},
+        {"type": "fixed", "name": "Nothing", "size": 0},
+        {"type": "record", "name": "Nulls", "fields": [{"name": "a", "type": "null"}, {"name": "b", "type": "null"}]},
+        {"type": "record", "name": "Outer", "fields": [{"name": "inner", "type": EMPTY_RECORD}]},
+    ],
+)
+def test_an_array_that_could_say_any_size_in_a_few_bytes_is_refused_wherever_it_is(items: object) -> None:
+    array = {"type": "array", "items": items}
+    outer = {
+        "type": "record",
+        "name": "Holder",
+        "fields": [{"name": "id", "type": "long"}, {"name": "a", "type": array}],
+    }
+    for definition in (array, ["null", array], {"type": "map", "values": array}, outer):
+        with pytest.raises(InvalidSettings, match="an array of items without any bytes is not allowed"):
+            checker(Schema(kind=SchemaKind.AVRO, definition=definition))
+
+
+def test_an_array_of_a_named_type_without_bytes_is_refused() -> None:
+    fields = [{"name": "one", "type": EMPTY_RECORD}, {"name": "many", "type": {"type": "array", "items": "Empty"}}]
+    with pytest.raises(InvalidSettings, match="without any bytes"):
+        checker(Schema(kind=SchemaKind.AVRO, definition={"type": "record", "name": "Outer", "fields": fields}))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "long",
+        ["null"],
+        {"type": "array", "items": "string"},
+        {"type": "map", "values": "null"},
+        {"type": "fixed", "name": "One", "size": 1},
+        {"type": "record", "name": "Half", "fields": [{"name": "a", "type": "null"}, {"name": "b", "type": "int"}]},
+    ],
+)
+def test_an_array_whose_items_take_bytes_is_allowed(items: object) -> None:
+    check_values(checker(avro_array(items)), [b"\x00"])
+
+
+def test_any_bytes_are_bytes() -> None:
+    check_values(checker(Schema()), [b"", b"\xff", None])
+
+
+def test_a_schema_reads_no_file(tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("true")
+    with pytest.raises(InvalidSettings, match=r"there\.json"):
+        checker(Schema(kind=SchemaKind.JSON, definition={"$ref": (tmp_path / "there.json").as_uri()}))
+
+
+def test_a_pattern_that_may_take_more_than_linear_time_is_refused() -> None:
+    with pytest.raises(InvalidSettings):
+        checker(Schema(kind=SchemaKind.JSON, definition={"pattern": "(a)\\1"}))
+
+
+def test_a_definition_with_anything_between_its_base64_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match=r"not a schema of arrow: .*base64"):
+        checker(Schema(kind=SchemaKind.ARROW, definition=f"{ARROW_DEFINITION[:4]}!{ARROW_DEFINITION[4:]}"))
+
+
+def test_a_value_that_does_not_fit_is_named_with_the_reason() -> None:
+    other = arrow_value(pa.schema([("name", pa.string())]), [])
+    for kind, definition, bad, reason in (
+        (SchemaKind.JSON, JSON, b'{"id": "x"}', 'schema: "x" is not of type "integer"$'),
+        (SchemaKind.ARROW, ARROW_DEFINITION, other, r"schema: its columns are \['name'\]"),
+    ):
+        with pytest.raises(InvalidRecord, match=f"^record 1 .*{reason}"):
+            check_values(checker(Schema(kind=kind, definition=definition)), [None, bad])
+
+
+@pytest.mark.parametrize(
+    ("validate", "named", "expected"),
+    [(None, None, True), (None, "s1", False), (True, "s1", True), (True, None, True), (False, None, False)],
+)
+def test_values_of_a_publish_that_names_no_schema_are_checked_unless_the_policy_says_more(
+    validate: bool | None, named: str | None, expected: bool
+) -> None:
+    policy = Policy(validate=validate)
+    assert needs_check(Schema(kind=SchemaKind.JSON, definition=JSON), policy, named) is expected
+    assert not needs_check(Schema(), policy, named), "anything is bytes"
+
+
+def test_a_topic_for_dead_letters_has_the_name_of_a_topic() -> None:
+    check_policy(Policy(dead_letter="/default/late"))
+    with pytest.raises(InvalidName):
+        check_policy(Policy(dead_letter="no name"))
 
 
 def test_settings_come_back_as_they_went() -> None:

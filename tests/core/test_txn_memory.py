@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from sulina.core.txn_memory import TxnLimits, TxnMemory
 from sulina.core.txn_run import TxnRef, TxnRun, is_run_name
@@ -40,6 +41,21 @@ def test_a_txn_id_is_known_until_its_time_is_over_and_not_longer_l13() -> None:
     assert TxnMemory().find("t0", 0, LIMITS) is None
 
 
+def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
+    """L13: the number of a run is never another's, so who looks it up beside us is not led to the wrong one."""
+
+    class Forgetting(dict[int, TxnRun]):
+        """Forgets what is over just before a run is looked up by its number."""
+
+        def get(self, number: int, default: TxnRun | None = None) -> TxnRun | None:  # type: ignore[override]
+            memory.forget(901_000, LIMITS)
+            return super().get(number, default)
+
+    memory = filled(1)
+    memory._runs = Forgetting(memory._runs)
+    assert memory.find("t0", 0, LIMITS) is None
+
+
 def test_however_many_others_come_none_is_forgotten_before_its_time_l13() -> None:
     memory = filled(50_000, limits=TxnLimits())
     assert len(memory) == 50_000
@@ -69,6 +85,21 @@ def test_runs_that_are_over_go_and_make_room_l13() -> None:
     assert len(memory) <= 15 + 1 + LIMITS.run_max
     known = [number for number in range(100) if memory.find(f"t{number}", 99 * MINUTE_MS, LIMITS)]
     assert known == [*range(84, 100)], "15 minutes back"
+
+
+def test_what_is_forgotten_takes_no_memory_l13() -> None:
+    memory = filled(1000, every_ms=MINUTE_MS)
+    assert sum(map(len, memory._shards)) == len(memory) <= 15 + 1 + LIMITS.run_max
+    assert len(memory._runs) == len(memory.sealed) + 1
+
+
+def test_a_run_that_is_over_before_it_is_full_goes_too_l13() -> None:
+    memory = filled(2)
+    assert memory.sealed == ()
+    commit(memory, txn("new", 2, log_ms=900_001))
+    assert len(memory) == 1
+    assert memory.newest == (txn("new", 2, log_ms=900_001),)
+    assert memory.find("t0", 900_001, LIMITS) is None
 
 
 @pytest.mark.parametrize("bound", [1, 3, 20])
@@ -134,6 +165,18 @@ def run_of(count: int) -> TxnRun:
     return run
 
 
+def test_runs_are_equal_when_they_hold_the_same() -> None:
+    assert run_of(3) == run_of(3)
+    assert run_of(3) != run_of(4)
+    growing, other = TxnRun(), TxnRun()
+    assert growing == other
+    growing.add(txn("a"))
+    other.add(txn("b"))
+    assert growing != other, "as many, of the same time"
+    sealed = run_of(1)
+    assert TxnRun.referred(sealed.reference()) == sealed, "a name says what is in the file"
+
+
 def test_a_run_with_one_bit_changed_is_damage_l11() -> None:
     run = run_of(5)
     data = run.encode()
@@ -147,8 +190,17 @@ def test_a_run_with_one_bit_changed_is_damage_l11() -> None:
 
 def test_a_run_that_holds_another_number_than_was_said_is_damage_l11() -> None:
     run = run_of(5)
-    with pytest.raises(CorruptCommit, match="does not hold 6 txn_ids"):
+    with pytest.raises(CorruptCommit, match=r"\.txns .*does not hold 6 txn_ids"):
         TxnRun.referred((run.name, 6, 0)).load(run.encode())
+
+
+@pytest.mark.parametrize("versions", [["x"], [2**63], None])
+def test_a_run_whose_checksum_holds_over_fields_that_cannot_be_is_damage_l11(versions: object) -> None:
+    columns = {"txn_ids": ["a"], "offset_starts": [0], "offset_ends": [1], "versions": versions, "log_ms": [0]}
+    data = msgspec.json.encode(columns)
+    name = f"{0:020d}-{0:020d}-{crc32c(data):08x}.txns"
+    with pytest.raises(CorruptCommit, match=f"{name}.*its fields do not"):
+        TxnRun.referred((name, 1, 0)).load(data)
 
 
 @pytest.mark.parametrize(

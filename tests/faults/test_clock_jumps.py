@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import serving
 from tests.support.cluster_world import World, cluster, until
+from tests.support.doctor import wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
 from tests.support.skewed_clock import SkewedClock
 
@@ -90,6 +91,7 @@ async def test_l15_a_broker_whose_clock_jumps_two_days_ahead_deletes_nothing(
 
         await until("the others know that its clock is off", is_known_elsewhere)
         assert world.brokers["a"].events("clock_off")
+        await wait_diagnosed(world, "warn clocks", "the clock of a is ", "ahead", is_etcd_asked=False)
         await world.move(TOPIC, "b")
         assert await offsets(world.http, world.brokers["b"].url) == (0, COUNT)
         clock.move(0)
@@ -104,12 +106,12 @@ async def test_l15_a_node_alone_that_starts_with_a_clock_two_days_ahead_deletes_
     clock = SkewedClock(tmp_path, "alone")
     environment = {**QUICK, **clock.environment}
     async with httpx.AsyncClient(timeout=20.0) as http:
-        with serving.serving(tmp_path / "alone", environment=environment) as node:
+        with serving.serving(tmp_path / "alone", environment=environment, is_forked=False) as node:
             made = await http.put(f"{node.url}/v1/topics{TOPIC}", json={"policy": {**POLICY, "ack": "local"}})
             assert made.status_code < 300, made.text
             await publish(http, node.url)
             await outlives_rounds(http, node.url)
         clock.move(2 * DAY)
-        with serving.serving(tmp_path / "alone", environment=environment) as node:
+        with serving.serving(tmp_path / "alone", environment=environment, is_forked=False) as node:
             await outlives_rounds(http, node.url)
             assert await metric(http, node.url, "sulina_clock_ahead_seconds") > DAY

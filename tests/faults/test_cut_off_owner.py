@@ -11,6 +11,7 @@ import httpx
 import pytest_asyncio
 
 from tests.support.cluster_world import World, cluster, until
+from tests.support.doctor import wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]  # a fixture
@@ -69,6 +70,7 @@ async def test_u14_an_owner_cut_off_from_etcd_serves_no_stale_reads_and_says_tha
         assert set(answers.values()) == {503}
         assert ready.status_code == 503
         assert "metadata store" in ready.text
+        await wait_diagnosed(world, "fail brokers", "a is not ready: it has lost touch", is_etcd_asked=False)
         old = await world.http.get(f"{a.url}{READS[0]}&stale=true")
         assert (old.status_code, old.headers["sulina-stale"], old.json()["end_offset"]) == (200, "true", 1)
         assert (await world.http.get(f"{a.url}/v1/topics{TOPIC}/partitions/0?stale=true")).json()["is_stale"]

@@ -14,6 +14,7 @@ from sulina.client import Client
 from sulina.core import keys
 from sulina.types import TopicName
 from tests.support.cluster_world import World, cluster, until
+from tests.support.doctor import diagnosis
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]  # a fixture
@@ -84,6 +85,10 @@ async def test_p12_a_record_in_a_circle_of_older_times_is_not_multiplied_without
                 return any(broker.events("dead_letter_stays") for broker in world.brokers.values())
 
             await until("the record stays where it is", stays, 15)
+            for is_etcd_asked in (True, False):
+                found = await diagnosis(world, is_etcd_asked=is_etcd_asked)
+                way = "/default/old-a → /default/old-b → /default/old-a"
+                assert any("fail dead letters" in each and way in each for each in found), found
         finally:
             for nacker in nackers:
                 nacker.cancel()

@@ -13,6 +13,7 @@ import pytest
 from sulina.client import Client
 from tests.cli.conftest import ended
 from tests.support.cluster_world import LEASE_SECONDS, World, cluster, until
+from tests.support.doctor import diagnosis, wait_diagnosed
 from tests.support.etcd import ALONE, EtcdServer
 
 QUOTA_BYTES = 1 << 20
@@ -102,6 +103,9 @@ async def test_f2_an_archived_topic_at_work_never_fills_etcd_and_fails_over(
 
         async with at_work(*producers, *consumers):
             await until(f"{ACKS} acks are durable", is_written, 80)
+            found = await diagnosis(world, "--data", str(world.brokers["a"].data))
+            late = "warn consumers"  # which these are where the machine is slow: they hold more than they ack in time
+            assert [each for each in found if late not in each] == [], "whatever is written while it is looked at"
             await fails_over(world, counts)
             assert not is_full(small_etcd)
             assert int(small_etcd.status()["dbSize"]) < QUOTA_BYTES
@@ -130,6 +134,8 @@ async def test_f2_a_full_etcd_is_shown_and_survived_and_takes_writes_again(
             doctor = ended("doctor", *etcd, "--data", str(tmp_path / "doctor"), "--json", SULINA_BROKER_ID="d")
             assert "NOSPACE" in doctor.out
             assert doctor.code != 0
+            await wait_diagnosed(world, "fail etcd", "NOSPACE", "operations.md")
+            await wait_diagnosed(world, "fail etcd", "FULL", "operations.md", is_etcd_asked=False)
             assert any(broker.events("metadata_full") for broker in world.brokers.values())
             before = list(counts)
             await asyncio.sleep(2 * LEASE_SECONDS)  # no lease would outlive that

@@ -4,7 +4,6 @@ The disk is made full for the broker's process alone, by the limit that the syst
 """
 
 import asyncio
-import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,18 @@ import httpx
 import pytest_asyncio
 
 from tests.support.cluster_world import BrokerProcess, World, cluster, until
+from tests.support.doctor import wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]  # a fixture
 
 TOPIC = "/default/full"
-FULL_BYTES = 512 << 10  # less than the segment has, more than the broker's log file and its commits
 
 
 @pytest_asyncio.fixture
 async def world(tmp_path: Path, etcd: EtcdServer) -> AsyncIterator[World]:
     async with cluster(tmp_path, etcd, "a", "b") as world:
         yield world
-
-
-def set_full(broker: BrokerProcess, is_full: bool) -> None:
-    """No file may grow beyond the limit, so large writes to disk and archive fail; or they may again."""
-    assert broker._serving is not None
-    _, hard = resource.prlimit(broker._serving.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(broker._serving.pid, resource.RLIMIT_FSIZE, (FULL_BYTES if is_full else hard, hard))
 
 
 async def publish(world: World, url: str, value: str) -> httpx.Response:
@@ -50,7 +42,7 @@ async def filled(world: World, ack: str) -> tuple[BrokerProcess, list[str]]:
         value = f"{number:020d}" + "x" * 100_000
         assert (await publish(world, a.url, value)).status_code == 200
         acked.append(value[:20])
-    set_full(a, True)
+    a.set_disk_full(True)
     failed = await publish(world, a.url, f"{99:020d}" + "y" * 100_000)
     assert failed.status_code == 503, failed.text
     return a, acked
@@ -74,10 +66,11 @@ async def test_l9_a_log_that_stopped_goes_on_by_itself_when_there_is_room_again(
         return told["status"] == 503 and "take no records" in told["text"]
 
     await until("/ready says that the disk is full", is_told, 15.0)
+    await wait_diagnosed(world, "fail partitions", f"{TOPIC}/0 at a", "make room", is_etcd_asked=False)
     refused = await publish(world, a.url, "no room")
     assert refused.json()["retryable"], refused.text
     assert await values(world) == acked, "it is read all the while"
-    set_full(a, False)
+    a.set_disk_full(False)
     value = f"{99:020d}" + "y" * 100_000
 
     async def is_taken() -> bool:
@@ -107,6 +100,7 @@ async def test_u2_a_move_that_fails_says_why_and_can_be_cancelled(world: World) 
         return found["unloads"][0]["error"] if found and found["unloads"] else None
 
     print(f"the move says: {await until('the move says why it fails', error, 20.0)}")
+    await wait_diagnosed(world, "warn moves", f"{TOPIC}/0 is leaving a to b", f"sulina topic cancel-move {TOPIC}")
     answer = await world.tell(f"/v1/topics{TOPIC}/unloads", method="DELETE")
     assert len(answer["unloads"]) == 1
     objects = Path(world.objects.removeprefix("file://"))

@@ -8,6 +8,7 @@ import pytest
 from sulina.client import Client
 from sulina.client.message import Message
 from tests.support.cluster_world import cluster
+from tests.support.doctor import wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]  # a fixture
@@ -38,6 +39,10 @@ async def test_p3_a_consumer_that_never_acks_does_not_starve_the_others(
                 except TimeoutError:
                     pass
             assert len(found) == RECORDS, f"the other got {len(found)} of {RECORDS}"
+            if takes:
+                await wait_diagnosed(
+                    world, "warn consumers", TOPIC, "consumer bad of subscription s", is_etcd_asked=False
+                )
         finally:
             never.cancel()
             await asyncio.gather(never, return_exceptions=True)

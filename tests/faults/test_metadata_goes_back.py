@@ -1,8 +1,6 @@
 """R10, U7: etcd comes back empty, or as it was before; nothing is removed, nothing is acknowledged twice."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.cluster_world import World, cluster, until
+from tests.support.doctor import diagnosis, wait_diagnosed
 from tests.support.etcd import ALONE, EtcdServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,20 +53,6 @@ async def refused(world: World) -> set[str]:
     return codes
 
 
-async def recover(world: World) -> str:
-    arguments = ["--metadata", f"{world.etcd.url}{world.prefix}", "--objects", world.objects, "--yes"]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "sulina.cli", "cluster", "recover", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 async def save_then_move(world: World, etcd: EtcdServer, copy: Path) -> None:
     """Publish, keep a copy of etcd, then move the topic and publish more."""
     await world.create_topic(TOPIC, ack="local")
@@ -81,14 +66,23 @@ async def save_then_move(world: World, etcd: EtcdServer, copy: Path) -> None:
 
 async def wait_noticed(world: World) -> None:
     async def is_noticed() -> bool:
-        return all(broker.events("metadata_went_back") for broker in world.running)
+        return all(
+            broker.events("metadata_went_back") and broker.events("cluster_memory_copied") for broker in world.running
+        )
 
-    await until("all brokers have noticed", is_noticed)
+    await until("all brokers have noticed, and the archive has what they remember", is_noticed)
 
-    async def is_remembered() -> bool:
-        return any(b"goes-back" in world.read_object(path) for path in world.stored("cluster/memory/"))
 
-    await until("the archive has what they remember", is_remembered)
+async def consume(world: World, count: int) -> None:
+    """Ack so many records of the subscription `billing`, durably."""
+    async with world.client() as client, client.subscribe(TOPIC, "billing", start="earliest") as messages:
+        for _ in range(count):
+            assert await (await anext(messages)).ack()
+
+
+async def cursor(world: World) -> int:
+    async with world.client() as client:
+        return (await client.subscription(TOPIC, "billing")).cursors[0].offset
 
 
 async def test_r10_an_emptied_etcd_takes_nothing_away_and_the_cluster_is_recovered(
@@ -100,16 +94,22 @@ async def test_r10_an_emptied_etcd_takes_nothing_away_and_the_cluster_is_recover
     owner = await world.owner_of(TOPIC)
     directory = world.brokers[owner].data / "topic=default.goes-back-part=0"
     assert directory.is_dir()
+    await consume(world, COUNT // 2)  # since the broker last remembered its cursors
 
     await asyncio.to_thread(own_etcd.go_back, None)
     await wait_noticed(world)
     assert "metadata_went_back" in await refused(world)
     kept = list(directory.parent.glob("topic=default.goes-back-part=0*"))
     assert any(path.is_dir() for path in kept)
+    await wait_diagnosed(
+        world, "fail history", f"it lacks 1 topic ({TOPIC})", "sulina cluster recover --metadata etcd:"
+    )
+    await wait_diagnosed(world, "fail history", "went back", is_etcd_asked=False)
 
-    assert "goes-back" in await recover(world)
+    assert "goes-back" in await world.recover()
     await world.wait_served(TOPIC, by=owner)
     assert await values(world) == [f"v{number}" for number in range(COUNT)]
+    assert await cursor(world) == COUNT // 2
     await publish(world, COUNT)
 
 
@@ -124,8 +124,9 @@ async def test_r10_an_etcd_of_before_a_move_gives_no_epoch_and_no_offset_twice(
     await asyncio.to_thread(own_etcd.go_back, tmp_path / "copy")
     await wait_noticed(world)
     assert "metadata_went_back" in await refused(world)
+    await wait_diagnosed(world, "fail epochs", f"{TOPIC}/0", "was claimed by", "sulina cluster recover")
 
-    await recover(world)
+    await world.recover()
     served = await world.wait_served(TOPIC)
     assert served.partitions[0].epoch > placed.epoch
     assert await values(world) == [f"v{number}" for number in range(2 * COUNT)]
@@ -145,7 +146,9 @@ async def test_r10_brokers_that_start_with_an_older_etcd_do_not_join(
             await broker.start()
     with pytest.raises(AssertionError, match="sulina cluster recover"):
         await world.add("fresh").start()  # which has seen nothing itself
-    await recover(world)
+    found = await diagnosis(world, "--data", str(world.brokers["a"].data))  # no broker answers
+    assert any("fail history: etcd went back" in each and "had newer owners" in each for each in found), found
+    await world.recover()
     for name in ("a", "b"):
         await world.brokers[name].close_process()
         await world.brokers[name].start()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest_asyncio
 
 from tests.support.cluster_world import World, cluster, until
+from tests.support.doctor import wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]  # a fixture
@@ -49,6 +50,7 @@ async def test_f1_the_process_whose_copied_directory_serves_elsewhere_says_that_
         return ready.status_code == 503 and "another process serves as broker a" in ready.text
 
     await until("the first one says that it was replaced", is_told, 15.0)
+    await wait_diagnosed(world, "fail brokers", "another process serves as broker a", "end one", is_etcd_asked=False)
     assert (await world.http.get(f"{copied.url}/ready")).status_code == 200
 
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from sulina.core import keys
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_world import World, cluster, until
+from tests.support.doctor import diagnosis, wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]
@@ -58,28 +59,15 @@ async def wait_closed(world: World, broker: str) -> str:
     return await until(f"{broker} keeps it closed", refusal)
 
 
-async def give_up(world: World, broker: str) -> str:
-    arguments = ["--partition", "0", "--give-up", "--yes", "--url", world.brokers[broker].url]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "sulina.cli", "topic", "unload", TOPIC, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 async def values(world: World) -> list[str | None]:
     async with world.client() as client:
         return [record.text async for record in client.consume(TOPIC, start="earliest", follow=False)]
 
 
-@pytest.mark.parametrize("lost", ["all", "newest"])
+@pytest.mark.parametrize("lost", ["all", "all for a while", "newest"])
 async def test_u7_an_archive_that_lost_commits_keeps_the_partition_closed(world: World, lost: str) -> None:
-    """U7, R10: the next owner starts neither at 0 nor in the middle; an operator can give up what is missing."""
+    """U7, R10: the next owner starts neither at 0 nor in the middle. An operator brings the objects back and nothing is
+    lost; or gives up what is missing."""
     await world.create_topic(TOPIC, ack="archived")
     for first in range(0, 30, 5):
         await publish(world, first, 5)
@@ -89,23 +77,33 @@ async def test_u7_an_archive_that_lost_commits_keeps_the_partition_closed(world:
     await world.brokers[owner].kill()
     commits = [Path(f"{world.objects.removeprefix('file://')}/{path}") for path in world.stored("_delta_log/")]
     ours = sorted(path for path in commits if NAME in str(path))
-    kept = [] if lost == "all" else ours[: len(ours) // 2]
-    for path in ours:
-        if path not in kept:
-            path.unlink()
+    kept = ours[: len(ours) // 2] if lost == "newest" else []
+    gone = {path: path.read_bytes() for path in ours if path not in kept}
+    for path in gone:
+        path.unlink()
     shutil.rmtree(world.brokers[owner].data / NAME)  # the disk is lost too
 
     reason = await wait_closed(world, other)
     assert ", 30) are missing" in reason
     assert "--give-up" in reason
-    if lost == "newest":
-        start = int(reason.split("records [")[1].split(",")[0])
-        await give_up(world, other)
+    found = await diagnosis(world)
+    for check in ("fail archive", "fail partitions"):  # by looking itself, and by the word of the broker
+        assert any(check in each and ", 30) are missing" in each and "--give-up" in each for each in found), found
+    if lost == "all for a while":
+        for path, data in gone.items():
+            path.write_bytes(data)
         await world.wait_served(TOPIC)
-        assert await values(world) == [f"v{number}" for number in range(start)]
-        await publish(world, start, 5)
-        (told,) = world.keys(f"/storage/topics{TOPIC}/0/given_up/").values()
-        assert (told["start"], told["end"]) == (start, 30)
+        await publish(world, 30, 5)
+        assert await values(world) == [f"v{number}" for number in range(35)]
+        return
+    start = int(reason.split("records [")[1].split(",")[0])
+    await world.give_up(TOPIC, 0, via=other)
+    await world.wait_served(TOPIC)
+    assert await values(world) == [f"v{number}" for number in range(start)]
+    await publish(world, start, 5)
+    (told,) = world.keys(f"/storage/topics{TOPIC}/0/given_up/").values()
+    assert (told["start"], told["end"]) == (start, 30)
+    await wait_diagnosed(world, "warn given up", f"[{start}, 30) were given up")
 
 
 async def test_u7_an_older_copy_of_a_disk_is_not_accepted(world: World, tmp_path: Path) -> None:
@@ -128,6 +126,9 @@ async def test_u7_an_older_copy_of_a_disk_is_not_accepted(world: World, tmp_path
 
     reason = await wait_closed(world, owner)
     assert "records [50, 100) are missing" in reason
+    found = await diagnosis(world, "--data", str(broker.data))
+    for check in ("fail disk logs", "fail partitions"):
+        assert any(check in each and "records [50, 100) are missing" in each for each in found), found
     await broker.kill()
     shutil.rmtree(broker.data)
     (tmp_path / "newer").rename(broker.data)
@@ -135,6 +136,9 @@ async def test_u7_an_older_copy_of_a_disk_is_not_accepted(world: World, tmp_path
     await world.wait_served(TOPIC, by=owner)
     assert await values(world) == [f"v{number}" for number in range(100)]
     await publish(world, 100, 5)
+    assert [each for each in await diagnosis(world, "--data", str(broker.data)) if each.startswith("fail")] == []
+    await asyncio.to_thread(world.delete_keys, keys.topic_prefix(PARTITION.topic))  # it vanishes without a delete mark
+    await wait_diagnosed(world, "fail directories", f"{NAME}.orphan-", f"at {owner}", "sulina cluster recover")
 
 
 async def test_u14_what_is_given_up_with_a_lost_broker_is_said_to_be_at_least_that(world: World) -> None:
@@ -150,6 +154,10 @@ async def test_u14_what_is_given_up_with_a_lost_broker_is_said_to_be_at_least_th
         return placed is not None and placed.waits_for == owner
 
     await until("it waits for its broker", is_recovering)
+    await wait_diagnosed(
+        world, "fail owners", f"only the disk of {owner}", f"sulina topic move {TOPIC} --partition 0 --to", "--force"
+    )
+    await wait_diagnosed(world, "warn brokers", f"({owner}) unreachable", is_etcd_asked=False)
     arguments = ["--to", other, "--force", "--url", world.brokers[other].url]
     done = await asyncio.to_thread(
         subprocess.run,

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from sulina.errors import Compacted, InvalidInput, InvalidSettings, LeaseLost, MetadataFailed
+from sulina.errors import Compacted, InvalidInput, InvalidSettings, LeaseLost, MetadataFailed, MetadataWentBack
 from sulina.metadata import etcd as etcd_module
 from sulina.metadata import etcd_channel
 from sulina.metadata.etcd import EtcdMetadata, EtcdTls
@@ -93,6 +93,50 @@ async def test_transactions_wait_for_a_server_that_returns_in_time(own_server: E
     await asyncio.to_thread(own_server.restart)
     assert (await writing).is_done
     assert (await reading) is not None
+
+
+async def test_r10_a_watch_ends_when_the_store_went_back_also_if_its_own_stream_has_not_noticed(
+    own: EtcdMetadata,
+) -> None:
+    """R10: on the new history it would go on from a revision of the old, and hear of nothing before that."""
+    revision = (await own.txn(puts=[Put("/a", b"1")])).revision
+    watch = own.watch("/", after=revision)
+    waiting = asyncio.ensure_future(anext(aiter(watch)))
+    await own.txn(puts=[Put("/b", b"1")])
+    assert [change.key for change in await waiting] == ["/b"]
+    waiting = asyncio.ensure_future(anext(aiter(watch)))
+    await asyncio.sleep(0)
+    own.history.declare("somebody else noticed it")
+    own.history.accept()
+    with pytest.raises(MetadataWentBack):
+        await asyncio.wait_for(waiting, 5)
+
+
+async def test_r10_a_watch_hears_nothing_of_an_older_history_that_is_at_a_higher_revision(
+    own_server: EtcdServer, own: EtcdMetadata, tmp_path: Path
+) -> None:
+    """R10: a store that was emptied counts from 1 again, and then comes back as it was before that."""
+    for number in range(30):
+        await own.txn(puts=[Put("/old", str(number).encode())])
+    await asyncio.to_thread(own_server.save, tmp_path / "copy")
+    await asyncio.to_thread(own_server.go_back, None)
+    with pytest.raises(MetadataWentBack):
+        await own.get("/old")
+    own.history.accept()
+    revision = (await own.txn(puts=[Put("/new", b"1")])).revision
+
+    async def has_new() -> None:
+        if await own.get("/new") is None:
+            raise own.history.declare("it lacks /new")
+
+    own.history.confirm_by(has_new)
+    watch = own.watch("/", after=revision)
+    await own.txn(puts=[Put("/new", b"2")])
+    assert [change.key for change in await next_of(watch)] == ["/new"]
+    await asyncio.to_thread(own_server.go_back, tmp_path / "copy")
+    with pytest.raises(MetadataWentBack):
+        await next_of(watch)
+    own.history.accept()  # so that it can be closed
 
 
 async def test_a_lease_lives_through_a_restart_of_the_server(own_server: EtcdServer, own: EtcdMetadata) -> None:
@@ -350,6 +394,54 @@ async def test_transactions_do_not_wait_for_each_other(etcd: EtcdServer, proxy: 
     await asyncio.gather(*(store.txn(puts=[Put(f"/{number}", b"")]) for number in range(32)))
     assert time.monotonic() - began < 32 * 0.3
     await store.close()
+
+
+class LateAnswers:
+    """Holds back the answer to the next call of etcd that has come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_here, self.go_on = asyncio.Event(), asyncio.Event()
+        answer = etcd_channel._answer
+
+        async def held(call: Awaitable[object]) -> object:
+            found = await answer(call)
+            monkeypatch.setattr(etcd_channel, "_answer", answer)
+            self.is_here.set()
+            await self.go_on.wait()
+            return found
+
+        monkeypatch.setattr(etcd_channel, "_answer", held)
+
+
+async def test_r10_an_answer_that_outlives_a_recovery_is_asked_for_again_and_raises_no_alarm(
+    store: EtcdMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.txn(puts=[Put("/a", b"1")])
+    store.history.expect(1 << 40)
+    late = LateAnswers(monkeypatch)
+    asked = asyncio.create_task(store.get("/a"))
+    await late.is_here.wait()
+    store.history.declare("it is at an older revision")
+    store.history.accept()
+    late.go_on.set()
+    entry = await asked
+    assert entry is not None
+    assert store.history.went_back is None
+
+
+@pytest.mark.parametrize("call", ["get", "txn"])
+async def test_r10_an_answer_that_comes_after_the_store_was_found_to_have_gone_back_is_not_believed(
+    store: EtcdMetadata, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    await store.txn(puts=[Put("/a", b"1")])
+    late = LateAnswers(monkeypatch)
+    asked = asyncio.create_task(store.get("/a") if call == "get" else store.txn(puts=[Put("/a", b"2")]))
+    await late.is_here.wait()
+    store.history.declare("it is at an older revision")
+    late.go_on.set()
+    with pytest.raises(MetadataWentBack):
+        await asked
+    store.history.accept()
 
 
 def use(store: EtcdMetadata, address: str) -> None:

@@ -132,14 +132,14 @@ rows_of_arrow = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(rows_of_arrow, min_size=1, max_size=3), max_size=4))
 def test_what_was_encoded_as_arrow_is_decoded(values: list[list[dict[str, Any]]]) -> None:
     decoded = decode(arrow(COLUMNS), *(stream(COLUMNS, rows) for rows in values))
     assert decoded.data.to_pylist() == [row for rows in values for row in rows]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_arrow_never_raises(data: st.DataObject) -> None:
     value = bytearray(stream(COLUMNS, [{"id": 1, "name": "abc", "tags": ["x", "y"]}, {"id": None}]))

@@ -150,7 +150,7 @@ nested_rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(flat_rows, max_size=6))
 def test_s3_flat_data_are_decoded_as_they_were_encoded(rows: list[dict[str, Any]]) -> None:
     values = [
@@ -169,7 +169,7 @@ def test_s3_flat_data_are_decoded_as_they_were_encoded(rows: list[dict[str, Any]
     assert data == [{**row, "time_ms": row["time_ms"] * 1000} for row in rows]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(nested_rows, max_size=6))
 def test_s3_nested_data_are_decoded_as_they_were_encoded(rows: list[dict[str, Any]]) -> None:
     data, error = decode(NESTED, *(encoded(NESTED, row) for row in rows))
@@ -266,7 +266,7 @@ FLAT_FEW = {"type": "record", "name": "Few", "fields": [each for each in FLAT["f
 few_rows = flat_rows.map(lambda row: {name: row[name] for name in FEW})
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_both_ways_agree_on_damaged_and_random_bytes(data: st.DataObject) -> None:
     definition, rows = data.draw(st.sampled_from([(FLAT_FEW, few_rows), (NESTED, nested_rows)]))

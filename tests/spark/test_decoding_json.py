@@ -258,7 +258,7 @@ def encoded(order: dict[str, Any]) -> bytes:
     return json.dumps(order, default=lambda moment: moment.isoformat()).encode()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(orders, max_size=8))
 def test_what_was_encoded_is_decoded(rows: list[dict[str, Any]]) -> None:
     data, error = decode(ORDER, *map(encoded, rows))
@@ -282,7 +282,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(text[: draw(st.integers(0, len(text)))] if draw(st.integers(0, 5)) == 0 else text)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.one_of(st.none(), damaged(), st.binary(max_size=8)), max_size=10))
 def test_both_ways_agree_on_good_and_bad_values_and_take_nothing_that_the_broker_refuses(
     values: list[bytes | None],
@@ -323,7 +323,7 @@ schemas = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schemas, st.lists(anything | st.sampled_from(["a", "2026-11-30T12:00:00Z"]), min_size=1, max_size=6))
 def test_both_ways_agree_for_any_schema(definition: Any, values: list[Any]) -> None:
     wrapped = [value for each in values for value in (each, {"a": each}, {"a": [each], "b": 1})]

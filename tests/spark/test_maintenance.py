@@ -419,7 +419,7 @@ def test_s5_a_real_stream_goes_on_over_compaction_and_vacuum_without_gap_or_dupl
     age(source, days=20)
     assert optimize(place_of(source)).files_removed == 8
     appended(source, [8])
-    removed = vacuum(place_of(source), retention_seconds=3600, clock=lambda: time.time() + DAY_SECONDS)
+    removed = vacuum(place_of(source), retention_seconds=3600, is_forced=True, clock=lambda: time.time() + DAY_SECONDS)
     # Five files were read, but Spark says so of a batch only when the next one is planned.
     assert (len(removed.files), removed.readers["copy"].version) == (3, 2)
     run()
@@ -484,6 +484,18 @@ def test_s5_a_vacuum_keeps_what_a_registered_reader_has_not_read(tmp_path: Path)
     (tmp_path / path_of("slow")).write_text("{")
     with pytest.raises(CorruptCommit, match=r"slow\.json is damaged"):
         vacuum(place)
+
+
+def test_s5_a_vacuum_by_a_clock_that_is_ahead_takes_nothing_that_is_young_by_the_stores(tmp_path: Path) -> None:
+    appended(tmp_path, range(3))
+    place = place_of(tmp_path)
+    optimize(place)
+    reader = Stream(tmp_path, startingVersion="0", reader="slow")
+    reader._reader.latestOffset(reader.at, reader._reader.getDefaultReadLimit())
+    done = vacuum(place, clock=lambda: time.time() + 40 * DAY_SECONDS)
+    assert (done.files, done.files_kept, list(done.readers)) == ([], 3, ["slow"])
+    assert done.clock_ahead_seconds == pytest.approx(40 * DAY_SECONDS, abs=60)
+    assert rows_of(tmp_path, version=2) == [{"n": n} for n in range(3)]
 
 
 def test_s5_a_retention_of_less_than_an_hour_must_be_forced(tmp_path: Path) -> None:
@@ -566,9 +578,12 @@ def test_s5_a_table_in_a_bucket_is_maintained_in_the_same_way(s3: S3Server, monk
     with hold(place, recorded=0), pytest.raises(MaintenanceBusy):
         optimize(place)
     assert optimize(place).files_after == len(VALUES)
-    later = vacuum(place, clock=lambda: time.time() + 8 * DAY_SECONDS)
+    ahead = vacuum(place, clock=lambda: time.time() + 8 * DAY_SECONDS)
+    assert ahead.files == [], "a clock that is ahead takes nothing that is young by the store's"
+    assert ahead.clock_ahead_seconds == pytest.approx(8 * DAY_SECONDS, abs=60)
+    later = vacuum(place, is_forced=True, clock=lambda: time.time() + 8 * DAY_SECONDS)
     assert len(later.files) == 2 * len(VALUES)
-    assert vacuum(place, clock=lambda: time.time() + 8 * DAY_SECONDS).files == []
+    assert vacuum(place, is_forced=True, clock=lambda: time.time() + 8 * DAY_SECONDS).files == []
     table = open_table(place)
     rows = table.to_pyarrow_table().sort_by("n").to_pylist()
     assert rows == [{"p": p, "n": first + n} for first in (0, 10) for n, p in enumerate(VALUES)]

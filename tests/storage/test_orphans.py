@@ -7,7 +7,7 @@ import pytest
 from sulina.errors import LogLocked
 from sulina.storage import orphans
 from sulina.storage.files import OsFiles
-from sulina.storage.leftovers import ensure_stamp
+from sulina.storage.leftovers import STAMP_FILE, ensure_stamp, released_note
 from sulina.types import PartitionName, TopicName
 
 FILES = OsFiles()
@@ -47,6 +47,19 @@ def test_r10_a_delete_removes_what_is_of_that_topic_and_nothing_else(directory: 
     assert Path(orphans.orphan_path(str(directory), "t1")).exists()
     orphans.remove(FILES, str(directory), "t1")
     assert not Path(orphans.orphan_path(str(directory), "t1")).exists()
+
+
+def test_r10_a_delete_keeps_what_does_not_say_whose_it_is(directory: Path) -> None:
+    """R10: a directory without a stamp may be that of another topic of the same name; so may the note of one."""
+    note = Path(released_note(str(directory)))
+    note.parent.mkdir()
+    note.write_bytes((directory / STAMP_FILE).read_bytes())
+    orphans.remove(FILES, str(directory), "t2")
+    assert note.exists()
+    (directory / STAMP_FILE).unlink()
+    orphans.remove(FILES, str(directory), "t1")
+    assert (directory / "record").read_text() == "acknowledged"
+    assert not note.exists()
 
 
 def test_two_directories_of_one_topic_are_both_kept(directory: Path) -> None:

@@ -1,6 +1,8 @@
 """What is remembered of txn_ids is stored once, beside the checkpoints that name it, and with the archive's states."""
 
 import asyncio
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from sulina.core.resume import Stamp
 from sulina.core.txn_memory import TxnLimits
 from sulina.core.txn_run import is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, QueueFull, SulinaError, TxnMemoryFull
-from sulina.storage.archive import ORPHAN_SECONDS, Archive
+from sulina.storage.archive import ORPHAN_SECONDS, Archive, NewSlice
 from sulina.storage.directory_log import DirectoryLog, LogOptions
 from sulina.storage.files import VolatileFiles
 from sulina.storage.leftovers import seed
@@ -164,6 +166,32 @@ def test_a_log_whose_txn_ids_are_damaged_does_not_open_and_says_which_file_l11(d
         opened(files, clock)
 
 
+def test_a_run_that_only_the_newest_checkpoint_names_may_be_damaged_l11() -> None:
+    """L11: the checkpoint before it opens the log."""
+    files, clock = Counted(), VirtualClock()
+    log = opened(files, clock)
+    answers = filled(log, range(95))
+    answers += [published(log, number) for number in range(95, 104)]
+    log.commits.write_checkpoint(log.commits.take_checkpoint())
+    log.close()
+    files.flip_bit(f"{COMMITS}/{runs(files)[-1]}", 100)
+    again = opened(files, clock)
+    assert [published(again, number) for number in range(104)] == answers
+
+
+def test_a_full_memory_of_txn_ids_has_room_again_though_nothing_was_committed_since_the_log_was_opened_l13() -> None:
+    """L13: the log's time goes on from when it was opened, so no txn_id is refused for ever."""
+    files, clock = Counted(), VirtualClock()
+    options = replace(SMALL, memory=MemoryLimits(txns=TxnLimits(txn_ids_max=5)))
+    log = opened(files, clock, options)
+    assert all(isinstance(published(log, number), Appended) for number in range(5))
+    log.close()
+    log = opened(files, clock, options)
+    assert not log.commits.state.txns.has_room(0, log.commits.log_ms(), options.memory.txns)
+    clock.advance(901)
+    assert log.commits.state.txns.has_room(0, log.commits.log_ms(), options.memory.txns)
+
+
 def test_a_checkpoint_of_before_there_were_runs_is_opened_and_its_txn_ids_are_known_l11_l13() -> None:
     files, clock = Counted(), VirtualClock()
     log = opened(files, clock, replace(SMALL, memory=MemoryLimits()))
@@ -189,12 +217,38 @@ def test_a_checkpoint_of_before_there_were_runs_is_opened_and_its_txn_ids_are_kn
 # In an archive
 
 
+class SlowDeletes(MemoryObjects):
+    """Lets something happen just before objects are deleted."""
+
+    before_delete: Callable[[], object] | None = None
+
+    def delete(self, paths: Sequence[str]) -> None:
+        before, self.before_delete = self.before_delete, None
+        if before is not None:
+            before()
+        super().delete(paths)
+
+
+class Interrupting(VirtualClock):
+    """Lets something happen when a sweep asks for the time: it has seen what is there, and has deleted nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupt: Callable[[], None] | None = None
+
+    def monotonic(self) -> float:
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            interrupt()
+        return super().monotonic()
+
+
 class World:
     """A log in a directory, and its archive."""
 
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.store = MemoryObjects(self.clock)
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.clock = clock or VirtualClock()
+        self.store = SlowDeletes(self.clock)
         self.log = opened(SimulatedFiles(), self.clock)
         self.archive = self.opened()
         self.archive.claim(Epoch(1), "a", lambda _: "holder")
@@ -244,17 +298,64 @@ def test_the_archive_gets_a_run_once_also_from_an_owner_that_started_again_l13()
 def test_runs_that_the_newest_state_names_stay_and_the_others_are_swept_l13() -> None:
     world = World()
     world.archived(35)
+    assert world.archive.sweep() == 0
     world.clock.advance(ORPHAN_SECONDS + 1)
     world.archived(25)  # which makes the log forget those before
     kept = {run.name for run in world.log.commits.take_checkpoint().txn_runs}
     assert not kept & set(world.runs()[:3])
-    assert world.archive.sweep() == 0, "their hour begins when they are first seen"
+    assert world.archive.sweep() == 0, "their hour begins when they are first seen and needed by nobody"
     world.clock.advance(ORPHAN_SECONDS + 1)
     assert world.archive.sweep() == 3
     assert set(world.runs()) == kept
     world.clock.advance(ORPHAN_SECONDS + 1)
     assert world.archive.sweep() == 0, "the newest state names them"
     assert world.opened().log_checkpoint(SMALL.memory).txn_runs == world.log.commits.take_checkpoint().txn_runs
+
+
+@pytest.mark.parametrize("moment", ["put after the look", "added after the look", "put while others are deleted"])
+def test_a_sweep_deletes_no_run_that_a_slice_counts_on_l13(moment: str) -> None:
+    """L13: a run that was put for a slice that failed is an orphan, until the next state names it."""
+    clock = Interrupting()
+    world = World(clock)
+    world.archived(5)
+    for number in range(5, 25):
+        published(world.log, number)
+
+    def made() -> NewSlice:
+        new = next_slice(world.log, world.archive.view, state=world.log.commits.take_checkpoint())
+        assert new is not None
+        return new
+
+    failed = made()
+    world.archive.put_state(failed)
+    world.archive.landed(failed)
+    assert world.archive.sweep() == 0, "its hour begins when it is first seen"
+    clock.advance(ORPHAN_SECONDS + 1)
+    new = made()
+
+    def come() -> None:
+        world.archive.put_data(new)
+        world.archive.put_commits(new)
+        world.archive.put_state(new)
+        if moment == "added after the look":
+            world.archive.add(new)
+
+    other = threading.Thread(target=come)
+
+    def come_beside() -> None:
+        other.start()
+        other.join(0.1)  # it waits for the sweep, or is through by then
+
+    if moment == "put while others are deleted":
+        world.store.before_delete = come_beside
+    else:
+        clock.interrupt = come
+    world.archive.sweep()
+    if other.ident is not None:
+        other.join()
+    if moment != "added after the look":
+        world.archive.add(new)
+    assert sum(run.count for run in world.opened().log_checkpoint(SMALL.memory).txn_runs) == 20
 
 
 def test_without_a_run_an_archive_is_not_taken_over_l11() -> None:

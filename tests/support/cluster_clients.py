@@ -7,12 +7,15 @@ topics or dies is no error that an application must handle.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count, groupby, pairwise
 from operator import attrgetter
+
+import httpx
 
 from sulina.client import Client, Message
 from sulina.client.message import Delivered as DeliveredMessage
@@ -20,8 +23,20 @@ from sulina.core.commit import Add, Commit
 from sulina.core.members import SubscriptionKind
 from sulina.errors import SulinaError
 from tests.support.cluster_history import ClusterHistory, cluster_violations
-from tests.support.cluster_world import World, until
-from tests.support.kill_history import AckAnswered, AckSent, Added, Answer, Committed, Delivered, Stored, Txn
+from tests.support.cluster_world import BrokerProcess, World, until
+from tests.support.kill_history import (
+    AckAnswered,
+    AckSent,
+    Added,
+    Answer,
+    Committed,
+    CursorAsked,
+    CursorShown,
+    Delivered,
+    Ended,
+    Stored,
+    Txn,
+)
 from tests.support.ledger import records_in
 
 FINISH_SECONDS_MAX = 60.0
@@ -29,6 +44,9 @@ TAKE_RECORDS_MAX = 2000
 COMMITS_MAX = 1000
 READ_BYTES = 1 << 20
 RETRY_SECONDS = 0.05
+LOOK_SECONDS_MAX = 2.0
+LOOK_BACK_RECORDS = 20
+CLOSED = ("log_incomplete", "corrupt_log")  # codes of a partition that does not open by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,8 @@ class Load:
     subscriptions: tuple[tuple[str, SubscriptionKind, int], ...] = (("billing", SubscriptionKind.EXCLUSIVE, 1),)
     readers: int = 1
     tolerates_errors: bool = False  # of producers: they send again, under the same txn_id
+    every_nth_has_txn_id: int = 1  # the other producers rely on the client, and send nothing again themselves
+    looks_per_second: float = 0.0  # at partitions and cursors, at every broker
 
 
 @dataclass(slots=True)
@@ -51,11 +71,14 @@ class Application:
     world: World
     topic: str
     load: Load
+    ack: str = "archived"
     history: ClusterHistory = field(default_factory=ClusterHistory)
     acked_at: dict[int, list[float]] = field(default_factory=dict)  # by partition: when a publish was answered
     acked_records: int = 0
     errors: list[str] = field(default_factory=list)  # that producers were given
+    looks: Counter[str] = field(default_factory=Counter)  # by what a broker answered
     journal: list[str] = field(default_factory=list)  # what consumers saw, and when, for whoever looks into a failure
+    _reading: dict[int, str] = field(default_factory=dict)  # the names of those that read now
     is_ending: bool = False  # nothing new is published
     _producing: list[asyncio.Task[None]] = field(default_factory=list)
     _following: list[asyncio.Task[None]] = field(default_factory=list)
@@ -70,9 +93,14 @@ class Application:
             for name, kind, number in self.load.subscriptions:
                 self.history.kinds[name] = kind
                 self.history.events[name] = []
-                self._following += [asyncio.create_task(self._consume(consumers, name, kind, i)) for i in range(number)]
+                self._following += [
+                    asyncio.create_task(self._again(partial(self._consume, consumers, name, kind, i)))
+                    for i in range(number)
+                ]
             for number in range(self.load.readers):
-                self._following.append(asyncio.create_task(self._read(consumers, f"reader-{number}")))
+                self._following.append(asyncio.create_task(self._again(partial(self._read, consumers, number))))
+            if self.load.looks_per_second:
+                self._following.append(asyncio.create_task(self._look(consumers)))
             for number in range(self.load.partitions * self.load.producers):
                 producing = self._produce(producers, f"p{number}", number % self.load.partitions)
                 self._producing.append(asyncio.create_task(producing))
@@ -102,30 +130,89 @@ class Application:
 
     async def _publish(self, client: Client, txn: Txn, partition: int) -> None:
         messages = [Message(value, key) for key, value in txn.records]
+        has_txn_id = int(txn.publisher[1:]) // self.load.partitions % self.load.every_nth_has_txn_id == 0
+        txn_id = txn.txn_id if has_txn_id else None
         while True:
             txn.sends += 1
             try:
-                ack = await client.publish_batch(self.topic, messages, partition=partition, txn_id=txn.txn_id)
+                ack = await client.publish_batch(self.topic, messages, partition=partition, txn_id=txn_id)
                 ack.raise_for_status()
                 break
             except SulinaError as error:
                 self.errors.append(f"{txn.txn_id}: {error!r}")
-                if not self.load.tolerates_errors or not error.retryable:
+                if not self._is_tolerated(error, partition):
                     self.history.faults.append(f"{txn.txn_id} had to deal with {error!r}")
                     return
                 txn.unknowns += 1
                 await asyncio.sleep(RETRY_SECONDS)
+                if not has_txn_id:
+                    return  # it may be there or not; to send it again would be another publish
         part = ack.parts[0]
         assert part.base_offset is not None
         assert part.version is not None
         txn.answers.append(Answer(self.history.now(), part.partition, part.base_offset, part.count, part.version))
         self.acked_at.setdefault(partition, []).append(time.monotonic())
         self.acked_records += part.count
+        self.history.was_acked(partition, part.base_offset + part.count)
+
+    def _is_tolerated(self, error: SulinaError, partition: int) -> bool:
+        if not self.load.tolerates_errors:
+            return False
+        return error.retryable or error.code in self.history.may_close.get(partition, ())
+
+    # Those who look
+
+    async def _look(self, client: Client) -> None:
+        """Ask every broker, which may own nothing, about every partition, and look at the cursors."""
+        every_seconds = 1.0 / self.load.looks_per_second
+        for number in count():
+            await asyncio.sleep(every_seconds)
+            self.history.moments.append((time.monotonic(), self.history.now()))
+            partition = number % self.load.partitions
+            for broker in self.world.running:
+                with contextlib.suppress(httpx.HTTPError):
+                    await self._look_at(broker, partition)
+            for subscription in self.load.subscriptions if number % 5 == 0 else ():
+                await self._look_at_cursors(client, subscription[0])
+
+    async def _look_at(self, broker: BrokerProcess, partition: int) -> None:
+        history, path = self.history, f"{broker.url}/v1/topics{self.topic}/partitions/{partition}"
+        before, offset = history.before(partition), max(0, history.acked_ends.get(partition, 0) - LOOK_BACK_RECORDS)
+        info = await self.world.http.get(path, follow_redirects=False, timeout=LOOK_SECONDS_MAX)
+        self.looks["200" if info.status_code == 200 else _code(info)] += 1
+        if _code(info) in CLOSED:
+            history.saw_closed(broker.broker_id, partition, _code(info), info.json()["detail"])
+        if info.status_code != 200:
+            return
+        told = info.json()
+        at = {"epoch": told["epoch"], "start": told["start_offset"], "end": told["end_offset"]}
+        history.saw_partition(before, broker.broker_id, partition, **at)
+        records = await self.world.http.get(
+            f"{path}/records?offset={offset}", follow_redirects=False, timeout=LOOK_SECONDS_MAX
+        )
+        if records.status_code == 200 and history.before(partition).times_given_up == before.times_given_up:
+            for record in records.json()["records"]:
+                history.saw((partition, record["offset"]), (None, record["value"].encode()))
+
+    async def _look_at_cursors(self, client: Client, subscription: str) -> None:
+        events, number = self.history.events[subscription], self.history.now()
+        events.append(CursorAsked(number))
+        try:
+            found = await client.subscription(self.topic, subscription)
+        except SulinaError as error:
+            self.looks[f"cursors: {error.code}"] += 1
+            return
+        for cursor in found.cursors:
+            events.append(
+                CursorShown(number, cursor.partition, cursor.offset, cursor.acked, cursor.end_offset, cursor.lag)
+            )
 
     # Consumers
 
-    async def _consume(self, client: Client, subscription: str, kind: SubscriptionKind, number: int) -> None:
-        name = f"{subscription}-{number}"
+    async def _consume(
+        self, client: Client, subscription: str, kind: SubscriptionKind, number: int, attempt: int
+    ) -> None:
+        name = f"{subscription}-{number}" + (f".{attempt}" if attempt else "")
         with self._noting(name):
             async with client.subscribe(self.topic, subscription, kind=kind, start="earliest", name=name) as messages:
                 async for batch in messages.batches(TAKE_RECORDS_MAX):
@@ -152,7 +239,10 @@ class Application:
     def _tell(self, what: str) -> None:
         self.journal.append(f"{datetime.now(UTC):%H:%M:%S.%f} {what}")
 
-    async def _read(self, client: Client, name: str) -> None:
+    async def _read(self, client: Client, number: int, attempt: int) -> None:
+        """From the beginning, under a name of its own each time."""
+        name = f"reader-{number}" + (f".{attempt}" if attempt else "")
+        self._reading[number] = name
         with self._noting(name):
             async for record in client.consume(self.topic, start="earliest"):
                 self.history.was_read(name, (record.partition, record.offset), (record.key, record.value))
@@ -162,7 +252,22 @@ class Application:
         try:
             yield
         except SulinaError as error:
-            self.history.faults.append(f"{name} had to deal with {error!r}")
+            if any(error.code in codes for codes in self.history.may_close.values()):
+                self.looks[f"{name} began again: {error.code}"] += 1
+                for events in self.history.events.values():
+                    events.append(Ended(name))
+            else:
+                self.history.faults.append(f"{name} had to deal with {error!r}")
+                raise
+
+    async def _again(self, work: Callable[[int], Awaitable[None]]) -> None:
+        """Begin again whenever a partition is closed for a cause; end with any other fault, which is noted."""
+        for attempt in count():
+            with contextlib.suppress(SulinaError):
+                await work(attempt)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            return
 
     # In the end
 
@@ -186,7 +291,7 @@ class Application:
         await self.wait_producers()
         async with self.world.client() as client:
             log = {partition: await self._stored(client, partition) for partition in range(self.load.partitions)}
-            feed = {partition: await self._commits(client, partition) for partition in range(self.load.partitions)}
+            feed = {p: await self._commits(client, p) for p in log if p not in self.history.lost_commits}
             ends = {partition: len(records) for partition, records in log.items()}
             with contextlib.suppress(AssertionError):  # the rules say what is missing
                 await until("everything is consumed", partial(self._is_consumed, client, ends), FINISH_SECONDS_MAX)
@@ -203,7 +308,7 @@ class Application:
         for name in history.events:
             found = await client.subscription(self.topic, name)
             history.cursors[name] = {cursor.partition: cursor.offset for cursor in found.cursors}
-        read = all(len(read.get(p, ())) >= ends[p] for read in history.read.values() for p in ends)
+        read = all(history.read_end(reader, p) >= ends[p] for reader in self._reading.values() for p in ends)
         return bool(history.faults) or (read and all(cursors == ends for cursors in history.cursors.values()))
 
     async def _stored(self, client: Client, partition: int) -> list[Stored]:
@@ -248,6 +353,13 @@ class Application:
             ),
             "errors that producers dealt with": len(self.errors),
         }
+
+
+def _code(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["code"])
+    except (ValueError, KeyError):
+        return str(answer.status_code)
 
 
 def _committed(commit: Commit) -> Committed:

@@ -9,10 +9,13 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +42,8 @@ WAIT_SECONDS_MAX = 40.0
 POLL_SECONDS = 0.02
 HTTP_SECONDS_MAX = 15.0
 LOG_LINES_SHOWN = 40
+COMMAND_SECONDS_MAX = 60.0
+FULL_BYTES = 512 << 10  # of one file, while the disk is full: more than a log file and commits have
 THERE = ("active", "draining")
 S3_ENVIRONMENT = {
     "AWS_SKIP_SIGNATURE": "true",
@@ -58,6 +63,7 @@ class BrokerProcess:
         self.address = f"127.0.0.1:{self._reserved[0].getsockname()[1]}"
         self.data = folder / broker_id
         self.is_paused = False
+        self.killed_at = float("-inf")  # by the monotonic clock
         self.is_forked = True  # False: it is a process from its start, so that libraries can be preloaded
         self.etcd_proxy: FaultProxy | None = None
         self.store_proxy: HttpFaultProxy | None = None
@@ -108,6 +114,7 @@ class BrokerProcess:
         """SIGKILL."""
         assert self._serving is not None
         assert self._serving.process.poll() is None, f"{self.broker_id} ended by itself:\n{self.last_words()}"
+        self.killed_at = time.monotonic()
         self._serving.process.kill()
         await self._gone()
 
@@ -136,6 +143,12 @@ class BrokerProcess:
         assert self._serving is not None
         self._serving.process.send_signal(signal.SIGCONT)
         self.is_paused = False
+
+    def set_disk_full(self, is_full: bool, limit_bytes: int = FULL_BYTES) -> None:
+        """No file of the process may grow beyond the limit, so writes to disk and archive fail; or they may again."""
+        assert self._serving is not None
+        _, hard = resource.prlimit(self._serving.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self._serving.pid, resource.RLIMIT_FSIZE, (limit_bytes if is_full else hard, hard))
 
     async def _gone(self) -> int:
         served, self._serving = self._serving, None
@@ -195,6 +208,7 @@ class World:
     http: httpx.AsyncClient = field(
         default_factory=lambda: httpx.AsyncClient(timeout=HTTP_SECONDS_MAX, follow_redirects=True)
     )
+    refusals: dict[str, str] = field(default_factory=dict)  # by partition: why an owner last did not serve it
 
     # Brokers
 
@@ -359,12 +373,18 @@ class World:
             return found
 
         where = f" by {by}" if by else f" not by {not_by}" if not_by else ""
-        return await until(f"{topic} is served{where}", served, seconds)
+        try:
+            return await until(f"{topic} is served{where}", served, seconds)
+        except AssertionError as late:
+            late.add_note(f"what owners last refused: {self.refusals}")
+            raise
 
     async def _serves(self, owner: BrokerProcess, topic: str, partition: int) -> bool:
         try:
             path = f"/v1/topics{topic}/partitions/{partition}"
             response = await self.http.get(owner.url + path, follow_redirects=False)
+            if response.status_code != 200:
+                self.refusals[f"{topic}/{partition}"] = f"{owner.broker_id}: {response.text}"
             return response.status_code == 200 or "not_reliable" in response.text  # which has no offsets
         except httpx.TransportError:
             return False
@@ -390,6 +410,38 @@ class World:
         await self.unload(topic, to=to, force=force)
         await self.wait_served(topic, by=to)
         return time.monotonic() - began
+
+    async def drain(self, broker_id: str) -> None:
+        """It gives away what it owns; `activate` ends that."""
+        await self.tell(f"/v1/cluster/brokers/{broker_id}/drain")
+
+    async def activate(self, broker_id: str) -> None:
+        """It may own partitions again."""
+        await self.tell(f"/v1/cluster/brokers/{broker_id}/activate")
+
+    async def recover(self, *data: Path) -> str:
+        """Run `sulina cluster recover` as an operator does, with the disks of brokers; return what it says."""
+        where = ["--metadata", f"{self.etcd.url}{self.prefix}", "--objects", self.objects]
+        disks = [word for path in data for word in ("--data", str(path))]
+        return await self._command("cluster", "recover", *where, *disks, "--yes")
+
+    async def give_up(self, topic: str, partition: int, via: str) -> str:
+        """Run `sulina topic unload --give-up` as an operator does; return what it says."""
+        where = ["--partition", str(partition), "--give-up", "--force", "--yes", "--url", self.brokers[via].url]
+        return await self._command("topic", "unload", topic, *where)
+
+    async def _command(self, *words: str) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "sulina.cli", *words],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS_MAX,
+            check=False,
+        )
+        said = f"{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"sulina {' '.join(words)} ended with {done.returncode}: {said}"
+        return done.stdout
 
     def cut_peers(self, broker_id: str) -> None:
         """No other broker reaches it, nor it any; clients, etcd and the object store do."""
@@ -451,9 +503,17 @@ class World:
         body = {"key": (self.prefix + key).encode(), "value": value}
         member.call("kv/put", {name: base64.b64encode(data).decode() for name, data in body.items()})
 
+    def delete_keys(self, prefix: str) -> None:
+        """As nobody should."""
+        member = self.etcd.members[0] if isinstance(self.etcd, EtcdCluster) else self.etcd
+        first = (self.prefix + prefix).encode()
+        body = {"key": first, "range_end": first[:-1] + bytes([first[-1] + 1])}
+        member.call("kv/deleterange", {name: base64.b64encode(data).decode() for name, data in body.items()})
+
     def report(self) -> str:
         """Everything that helps to understand a failure."""
-        lines = ["keys:"]
+        lines = [f"{partition} was refused by {why}" for partition, why in self.refusals.items()]
+        lines.append("keys:")
         try:
             lines += [f"  {key} = {value}" for key, value in self.keys("/cluster/").items()]
             lines += [f"  {key} = {value}" for key, value in self.keys("/storage/").items() if "/objects/" not in key]

@@ -21,6 +21,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -172,18 +173,34 @@ class EtcdServer:
             pytest.fail(f"etcd did not start again: {failure}\n{self.log()[-4000:]}")
 
     def save(self, to: Path) -> None:
-        """Keep a copy of its data as it is now; it is down for a moment."""
-        self.kill()
-        shutil.copytree(self._home / "data", to)
-        self.restart()
+        """Keep a snapshot of what it has now, as docs/guides/operations.md says."""
+        self._etcdctl("snapshot", "save", str(to), f"--endpoints={self.endpoint}")
 
     def go_back(self, to: Path | None) -> None:
-        """Restart it with the data of a copy, or with none."""
+        """Restart it with what a snapshot has, or with nothing."""
         self.kill()
         shutil.rmtree(self._home / "data")
         if to is not None:
-            shutil.copytree(to, self._home / "data")
+            address = f"http://127.0.0.1:{self.peer_port}"
+            self._etcdctl(
+                "snapshot",
+                "restore",
+                str(to),
+                f"--data-dir={self._home / 'data'}",
+                f"--name={self.name}",
+                f"--initial-cluster={self.name}={address}",
+                f"--initial-advertise-peer-urls={address}",
+            )
         self.restart()
+
+    def _etcdctl(self, *words: str) -> None:
+        program = shutil.which("etcdctl") or shutil.which("etcdctl", path=os.path.dirname(sys.executable))
+        assert program is not None, "there is no etcdctl: `make etcd` fetches it"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("ETCD")}
+        done = subprocess.run(
+            [program, *words], env=environment | {"ETCDCTL_API": "3"}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
     def pause(self) -> None:
         """SIGSTOP: it keeps its connections and answers nothing."""

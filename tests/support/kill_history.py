@@ -135,7 +135,34 @@ class CursorShown:
     lag: int
 
 
-Event = Delivered | AckSent | AckAnswered | NackSent | Ended | Restarted | CursorAsked | CursorShown
+@dataclass(frozen=True, slots=True)
+class RangeGivenUp:
+    """An operator gave up [start, end) of a partition: the log goes on at `start`."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorsRestored:
+    """Cursors are as they were before: acks that were sent later than `since` may be lost."""
+
+    since: int
+
+
+Event = (
+    Delivered
+    | AckSent
+    | AckAnswered
+    | NackSent
+    | Ended
+    | Restarted
+    | CursorAsked
+    | CursorShown
+    | RangeGivenUp
+    | CursorsRestored
+)
 
 
 # What the log holds in the end

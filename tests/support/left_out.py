@@ -17,14 +17,14 @@ LONG_FORMS = {
 
 # Seconds that the tests of a folder may take together, in a whole run on two cores that are otherwise idle.
 BUDGETS = {
-    "spark": 450,
-    "cluster": 340,
+    "spark": 530,
+    "cluster": 360,
     "faults": 210,
-    "cli": 100,
-    "crash": 100,
+    "cli": 110,
+    "crash": 120,
     "blackbox": 100,
-    "mutants": 120,
-    "pubsub": 90,
+    "mutants": 280,
+    "pubsub": 100,
     "contract": 60,
     "metadata": 50,
     "broker": 60,

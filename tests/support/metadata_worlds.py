@@ -19,7 +19,7 @@ class World:
     """A store of one kind, and what a test can do to it besides calling the port."""
 
     ttl_seconds = 10.0
-    short_seconds = (0.05, 0.2)  # leases that end soon, one after the other
+    short_seconds = (0.5, 0.8)  # leases that end soon, one after the other
     owns_time = True
     lasts = False  # the store can be closed and opened again
     counts_changes = True  # the revision begins at 0, and rises by 1 with each change and with nothing else

@@ -119,10 +119,17 @@ def start(
 
 @contextlib.contextmanager
 def serving(
-    data: Path, *, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    data: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    is_forked: bool = True,
 ) -> Iterator[Serving]:
-    """A node for the time of a `with`; whatever happens, its process is gone afterwards."""
-    node = start(data, environment=environment, arguments=arguments)
+    """A node for the time of a `with`; whatever happens, its process is gone afterwards.
+
+    `is_forked` is False where its memory, its start or a preloaded library matters.
+    """
+    node = start(data, environment=environment, arguments=arguments, is_forked=is_forked)
     try:
         yield node
     finally:

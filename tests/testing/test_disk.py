@@ -135,6 +135,4 @@ class SyncedSurvives(RuleBasedStateMachine):
 
 
 TestSyncedSurvives = SyncedSurvives.TestCase
-TestSyncedSurvives.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, derandomize=True, database=None
-)
+TestSyncedSurvives.settings = settings(max_examples=100, stateful_step_count=30, derandomize=True, database=None)

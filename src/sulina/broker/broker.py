@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -24,6 +26,7 @@ from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
 from sulina.broker.topic import NO_OPTIONS, Accepted, Topic, refuse_consumers
+from sulina.broker.troubles import first_of_each_kind, late_consumers, partition_troubles, put_aside_troubles
 from sulina.broker.whole import whole
 from sulina.core.cluster import Registration
 from sulina.core.commit import Commit
@@ -61,6 +64,8 @@ from sulina.wire.messages import (
     ReaderSettings,
     SubscriptionInfo,
     SubscriptionSettings,
+    Trouble,
+    TroubleKind,
 )
 
 COMMITS_MAX = 1000
@@ -120,8 +125,10 @@ class Broker(ClusterMember):
         if not self.is_ready:
             return f"it is {self._state}"
         cut_off = None if self._standing is None else self._standing.cut_off()
-        if cut_off is not None or not (stopped := self._logs.stopped()):
-            return cut_off
+        if cut_off is not None:
+            return cut_off.what
+        if not (stopped := self._logs.stopped()):
+            return None
         name, reason = min(stopped.items())
         return f"{len(stopped)} of its partitions take no records, among them {name}: {reason}"
 
@@ -204,6 +211,36 @@ class Broker(ClusterMember):
             objects=self._archives.location if self._archives is not None else None,
             objects_endpoint=self._archives.endpoint if self._archives is not None else None,
         )
+
+    async def inspect(self) -> NodeInfo:
+        """This node, with its disk and all that is not as it should be."""
+        orphaned, aside = await self._logs.put_aside()
+        disk = await asyncio.to_thread(shutil.disk_usage, self.options.data)
+        cluster = None if self._standing is None else self._standing.cluster
+        found = [*self._troubles(), *put_aside_troubles(orphaned, aside)]
+        counts = Counter(trouble.kind for trouble in found)
+        return replace(
+            self.info(),
+            store_id=None if cluster is None else cluster.membership.store_id,
+            disk_bytes=disk.total,
+            disk_free_bytes=disk.free,
+            troubles=first_of_each_kind(found),
+            trouble_counts=dict(counts),
+        )
+
+    def _troubles(self) -> list[Trouble]:
+        """What is not as it should be, as far as the node knows without looking at its disk."""
+        found = []
+        if not self.is_ready:
+            found.append(Trouble(kind=TroubleKind.NOT_SERVING, what=f"it is {self._state}"))
+        elif self._standing is not None and (cut_off := self._standing.cut_off()) is not None:
+            found.append(cut_off)
+        not_served = {} if self._standing is None else self._standing.troubles
+        found += partition_troubles(self._logs.refused(), self._logs.stopped(), not_served)
+        for text, topic in sorted(self._by_text.items()):
+            for name, subscription in sorted(topic.subscriptions.items()):
+                found += late_consumers(text, name, subscription.members.present)
+        return found
 
     async def _retain_regularly(self) -> None:
         await self._timekeeper.look()

@@ -110,7 +110,7 @@ class Catalogue:
             parts = change.key.split("/")
             if parts[1] == "namespaces":
                 namespaces.add(parts[2])
-            elif not _is_traffic(parts):
+            elif not _is_traffic(change.key):
                 topics.add(TopicName(parts[2], parts[3]))
         if self._gone and changes:
             kind, passed = changes[-1].key.split("/")[1], changes[-1].revision
@@ -170,7 +170,7 @@ class Catalogue:
         if parts[1] == "namespaces":
             if len(parts) == 4:
                 self._namespaces[parts[2]] = entry
-        elif not _is_traffic(parts):
+        elif not _is_traffic(entry.key):
             self._topics.setdefault(TopicName(parts[2], parts[3]), {})[entry.key] = entry
 
     def _forget(self, key: str) -> None:
@@ -356,8 +356,8 @@ class Catalogue:
         prefix = keys.topic_prefix(name) + "subscriptions/" + (f"{subscription}/" if subscription is not None else "")
         found = {}
         for entry in (await self._metadata.list(prefix)).entries:
-            parts = entry.key.split("/")
-            if _is_cursor(parts):
+            if keys.is_cursor(entry.key):
+                parts = entry.key.split("/")
                 found[parts[5], int(parts[7])] = Cursor.load(entry.key, entry.value)
         return found
 
@@ -371,17 +371,13 @@ class Catalogue:
             raise Outdated(f"{key} was made by somebody else")
 
 
-def _is_cursor(parts: list[str]) -> bool:
-    return len(parts) == 8 and parts[6] == "cursor"
-
-
 def _is_producer(parts: list[str]) -> bool:
     return len(parts) == 7 and parts[4] == "producers"
 
 
-def _is_traffic(parts: list[str]) -> bool:
+def _is_traffic(key: str) -> bool:
     """Whether a key says what is done with a topic, which changes often, rather than what the topic is."""
-    return _is_cursor(parts) or _is_producer(parts)
+    return keys.is_cursor(key) or _is_producer(key.split("/"))
 
 
 def _read(entry: Entry, kind: type[Read]) -> Read:

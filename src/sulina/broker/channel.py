@@ -102,7 +102,11 @@ class Channel:
 
 
 class PassingSubscription:
-    """Consumers of a topic that keeps nothing, under one name."""
+    """Consumers of a topic that keeps nothing, under one name.
+
+    Exclusive and failover hold for the partitions that this broker serves: nothing is stored, so there is no holder
+    whom all owners know (`core.holder`).
+    """
 
     def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:
         self.name = name

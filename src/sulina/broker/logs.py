@@ -20,6 +20,7 @@ from sulina.broker.partition import Log, Partition
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
+from sulina.broker.troubles import trouble_of
 from sulina.core.epochs import EpochHistory
 from sulina.core.log_state import MemoryLimits
 from sulina.core.retention import KnownTime, Retention
@@ -29,14 +30,16 @@ from sulina.errors import InvalidName, LimitReached, NotOwner, NotServing, Stale
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.leftovers import ensure_stamp, read_stamp, set_directory_aside
+from sulina.storage.leftovers import ensure_stamp, read_stamp, set_aside_in, set_directory_aside
 from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, PartitionName, TopicName
+from sulina.wire.messages import Trouble
 
 FOR_EVER = Retention()
 REOPEN_SECONDS, REOPEN_SECONDS_MAX = 1.0, 30.0  # until a log that stopped is opened again; twice as long each time
 STEADY_SECONDS = 60.0  # that it must go well before the first of these counts again
+REOPEN_AT_ONCE = 8  # logs that stopped; each may wait for the archive
 RETRY_SECONDS = 1.0  # until a change of settings that failed is tried again
 
 _logger = structlog.get_logger("sulina.logs")
@@ -78,9 +81,15 @@ class Logs:
         self._background: set[asyncio.Task[None]] = set()
         self._opened: dict[Partition, None] = {}  # in the order in which they were
         self._troubles: dict[Partition, _Trouble] = {}
+        self._refused: dict[Partition, Trouble] = {}  # logs that could not be opened when they were last wanted
 
     async def open(self, partition: Partition) -> Log:
-        """Recover the log of a partition, or start one. LimitReached when all that may be open are in use."""
+        """Recover the log of a partition, or start one.
+
+        Raises:
+            LimitReached: all logs that may be open are in use.
+            NotServing: the disk fails. `reopen_stopped` opens the log when the disk takes writes.
+        """
         await self._make_room()
         self._opened[partition] = None
         topic = self._topic_of(partition.name.topic)
@@ -115,11 +124,22 @@ class Logs:
                 await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
                 if topic.policy is policy:
                     break
-        except BaseException:
+        except OSError as error:
             self._opened.pop(partition, None)
+            self._refused.pop(partition, None)
+            if log is not None:
+                await log.close()
+            self._note_stopped(partition, str(error))
+            why = f"the log of {partition.name} cannot be opened: {error}; it is opened when the disk takes writes"
+            raise NotServing(reason=why) from error
+        except BaseException as error:
+            self._opened.pop(partition, None)
+            if isinstance(error, Exception) and not isinstance(error, NotOwner | TopicNotFound):
+                self._refused[partition] = trouble_of(partition.name, error)
             if log is not None:
                 await log.close()
             raise
+        self._refused.pop(partition, None)
         if topic is not None:
             for subscription in topic.subscriptions.values():
                 subscription.follow(partition.name.partition, log)
@@ -166,6 +186,7 @@ class Logs:
         """The topic has closed its logs."""
         for partition in topic.partitions:
             self._opened.pop(partition, None)
+            self._refused.pop(partition, None)
 
     async def remove(self, name: TopicName, stored: StoredTopic) -> None:
         """Delete the files of a topic. The caller has read the delete mark of this very topic."""
@@ -213,6 +234,15 @@ class Logs:
                 if (stamp := read_stamp(self._files, path)) is not None:
                     found.append((partition, stamp.topic_id, path))
         return found
+
+    async def put_aside(self) -> tuple[list[str], list[str]]:
+        """Find the names of directories here whose topics vanished, and of those that were set aside."""
+        return await asyncio.to_thread(self._put_aside)
+
+    def _put_aside(self) -> tuple[list[str], list[str]]:
+        data = self._options.data
+        orphaned = [os.path.basename(each.path) for each in orphans.orphans(self._files, data)]
+        return orphaned, set_aside_in(self._files, data)
 
     async def remove_deleted(self, partition: PartitionName, topic_id: str) -> None:
         """Delete what is here of a partition of a topic whose delete mark was read."""
@@ -289,6 +319,11 @@ class Logs:
         """Return which logs take no records because of the disk, and why."""
         return {partition.name: it.reason for partition, it in self._troubles.items() if not it.is_mended}
 
+    def refused(self) -> dict[PartitionName, Trouble]:
+        """Return which logs that are ours could not be opened when they were last wanted, and why."""
+        self._refused = {partition: why for partition, why in self._refused.items() if partition.place.is_ours}
+        return {partition.name: why for partition, why in self._refused.items()}
+
     async def reopen_stopped(self) -> None:
         """Open logs again that stopped because of the disk, if it takes writes. To be called every second or so.
 
@@ -298,12 +333,15 @@ class Logs:
             log = partition.log_if_open
             if log is not None and log.stopped is not None and not isinstance(log.stopped.cause, StaleEpoch):
                 self._note_stopped(partition, str(log.stopped.cause))
+        due, now, room = [], self._clock.monotonic(), asyncio.Semaphore(REOPEN_AT_ONCE)
         for partition, trouble in list(self._troubles.items()):
-            now = self._clock.monotonic()
             if not partition.place.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
                 del self._troubles[partition]
             elif not trouble.is_mended and now >= trouble.due:
-                await self._mend(partition, trouble)
+                due.append(self._mend_in_turn(partition, trouble, room))
+        for ended in await asyncio.gather(*due, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                raise ended  # our own bug; the others were looked at all the same
 
     def _note_stopped(self, partition: Partition, reason: str) -> None:
         known = self._troubles.get(partition)
@@ -314,6 +352,10 @@ class Logs:
             trouble = _Trouble(reason, self._clock.monotonic() + known.pause_seconds, known.pause_seconds)
         self._troubles[partition] = trouble
         self._events.emit("log_stopped", partition.name.topic, partition=partition.name.partition, reason=reason)
+
+    async def _mend_in_turn(self, partition: Partition, trouble: _Trouble, room: asyncio.Semaphore) -> None:
+        async with room:
+            await self._mend(partition, trouble)
 
     async def _mend(self, partition: Partition, trouble: _Trouble) -> None:
         trouble.pause_seconds = min(2 * trouble.pause_seconds, REOPEN_SECONDS_MAX)

@@ -27,7 +27,7 @@ from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core import keys
-from sulina.core.cluster import BrokerMode, GivenUp, LoadReport, Registration, Step, Unload
+from sulina.core.cluster import BrokerMode, GivenUp, LoadReport, Registration, Step
 from sulina.core.holder import Admission, Holder, admit
 from sulina.core.position import LATEST
 from sulina.core.topic import Delivery, TopicSettings
@@ -175,7 +175,7 @@ class ClusterMember(Topics):
             for subscription in topic.subscriptions.values():
                 entries |= subscription.stored_cursors()
         entries |= {keys.epoch(name): msgspec.json.encode(held.value) for name, held in view.epochs.items()}
-        entries |= {keys.deleted(topic_id): msgspec.json.encode(mark) for topic_id, mark in view.deleted.items()}
+        entries |= {keys.deleted(topic_id): msgspec.json.encode(mark.value) for topic_id, mark in view.deleted.items()}
         return entries
 
     async def _check_objects(self) -> None:
@@ -572,17 +572,11 @@ class ClusterMember(Topics):
                 recovering=0,
                 unloads=[],
             )
-        view = self._standing.cluster.view
-        return ClusterInfo(
-            brokers=view.brokers(),
-            leader=view.leader.value.broker_id if view.leader is not None else None,
+        return self._standing.cluster.view.info(
             topics=len(self._topics),
             partitions=partitions,
-            unassigned=len(view.unassigned),
-            recovering=sum(held.value.is_recovering for held in view.unassigned.values()),
-            unloads=[self._unload_info(name, held.value) for name, held in sorted(view.unloads.items())],
-            is_stale=not self._standing.may_ack(),
             metadata=self._metadata_info(self._standing.cluster.upkeep.space),
+            is_stale=not self._standing.may_ack(),
         )
 
     def _metadata_info(self, space: StoreSpace | None) -> MetadataInfo | None:
@@ -644,7 +638,7 @@ class ClusterMember(Topics):
             elif (owned := cluster.view.owner(place.name)) is not None and (owned.broker_id != to or give_up):
                 by = self.options.broker_id
                 wish = await cluster.request_unload(place.name, force=force, to=to, requested_by=by, give_up=give_up)
-                asked.append(self._unload_info(place.name, wish))
+                asked.append(cluster.view.unload_info(place.name, wish))
                 owners[place.name] = owned
         if not force:
             await self._heard(owners)
@@ -660,7 +654,7 @@ class ClusterMember(Topics):
             topic.check_number(partition)
         places = [place for place in topic.places if partition in (None, place.name.partition)]
         wishes = {place.name: await self._cluster.cancel_unload(place.name) for place in places}
-        return [self._unload_info(place, wish) for place, wish in wishes.items() if wish is not None]
+        return [self._cluster.view.unload_info(place, wish) for place, wish in wishes.items() if wish is not None]
 
     async def _homed(self, partitions: Sequence[PartitionName]) -> None:
         """Each has an owner, or waits for the one that alone has its records. NotServing: not even after a while."""
@@ -751,7 +745,7 @@ class ClusterMember(Topics):
         for place in topic.places:
             held, waiting = view.unloads.get(place.name), view.unassigned.get(place.name)
             if held is not None:
-                under_way.append(self._unload_info(place.name, held.value))
+                under_way.append(view.unload_info(place.name, held.value))
             elif self._is_recovering(place.name):
                 under_way.append(await self._recovering_info(topic, place.name))
             elif waiting is not None:
@@ -765,17 +759,6 @@ class ClusterMember(Topics):
                     )
                 )
         return under_way
-
-    def _unload_info(self, partition: PartitionName, unload: Unload) -> UnloadInfo:
-        owned = self._cluster.view.owner(partition)
-        return UnloadInfo(
-            topic=str(partition.topic),
-            partition=partition.partition,
-            step=unload.step,
-            from_broker=owned.broker_id if owned is not None else None,
-            to_broker=unload.to,
-            error=unload.error,
-        )
 
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
         """It is given no more partitions, and gives away those that it has."""
@@ -796,5 +779,6 @@ class ClusterMember(Topics):
 
     async def rebalance(self) -> Rebalanced:
         """Ask for the moves that spread the load; they are carried out one after the other."""
-        moves = [self._unload_info(partition, unload) for partition, unload in await self._cluster.rebalance()]
+        view = self._cluster.view
+        moves = [view.unload_info(partition, unload) for partition, unload in await self._cluster.rebalance()]
         return Rebalanced(moves=moves)

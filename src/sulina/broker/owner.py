@@ -161,8 +161,8 @@ class Owner:
                 elif wanted.epoch is None:
                     self._partitions.pop(partition, None)
                     return
-                elif wanted.ready is None and wanted.held is not None and wanted.unload and wanted.unload.give_up:
-                    await self._unload(partition, wanted, wanted.unload)  # it cannot be made ready as it is
+                elif wanted.unload is not None and self._cannot_be_ready(partition, wanted):
+                    await self._unload(partition, wanted, wanted.unload)
                 elif wanted.ready is None or self._has_other_topic(partition, wanted):
                     async with self._turns:
                         await self._acquire(partition, wanted)
@@ -175,6 +175,12 @@ class Owner:
                 self._standing.troubles[partition] = str(error)
                 _logger.error("partition_not_converged", partition=str(partition), error=str(error), kind=type(error))
                 await _pause(wanted.wake, RETRY_SECONDS)
+
+    def _cannot_be_ready(self, partition: PartitionName, wanted: _Wanted) -> bool:
+        """Return whether a partition can only leave: something is missing, or making it ready has failed."""
+        if wanted.ready is not None or wanted.held is None or wanted.unload is None:
+            return False
+        return wanted.unload.give_up or partition in self._standing.troubles
 
     async def _acquire(self, partition: PartitionName, wanted: _Wanted) -> None:
         self._options.steps("owner.assigned")
@@ -278,6 +284,8 @@ class Owner:
         if outcome is Outcome.DONE:
             wanted.unloaded, wanted.departure = revision, work
         elif outcome is Outcome.LATER:
+            if wanted.ready is None:
+                self._standing.troubles.pop(partition, None)  # try to make it ready before it is to leave again
             await asyncio.sleep(UNLOAD_RETRY_SECONDS)
             # The wish may have changed while we were at it, or be gone.
             wish = self.cluster.view.unloads.get(partition)

@@ -6,7 +6,7 @@ from sulina.core import keys
 from sulina.errors import LeaseExpired, NotOwner, NotServing, Recovering
 from sulina.ports import Compare, Put
 from sulina.types import PartitionName
-from sulina.wire.messages import TopicState
+from sulina.wire.messages import TopicState, Trouble, TroubleKind
 
 
 class Standing:
@@ -25,19 +25,19 @@ class Standing:
         went_back = self.cluster.history.went_back if self.cluster is not None else None
         return went_back if isinstance(went_back, NotServing) else LeaseExpired(broker=self.broker_id)
 
-    def cut_off(self) -> str | None:
+    def cut_off(self) -> Trouble | None:
         """Return why this broker may not speak for what is assigned to it; None: it may."""
         if self.cluster is None:
-            return "it has not joined its cluster yet"
+            return Trouble(kind=TroubleKind.NOT_SERVING, what="it has not joined its cluster yet")
         if isinstance(went_back := self.cluster.history.went_back, NotServing):
-            return went_back.reason
+            return Trouble(kind=went_back.code, what=went_back.reason)
         member = self.cluster.membership
         if member.is_replaced:
-            return (
-                f"another process serves as broker {self.broker_id}, with a copy of its data directory: end one of them"
-            )
+            what = f"another process serves as broker {self.broker_id}, with a copy of its data directory"
+            return Trouble(kind=TroubleKind.REPLACED, what=f"{what}: end one of them")
         if not member.may_ack():
-            return "it has lost touch with the metadata store: what it owned may be another's by now"
+            what = "it has lost touch with the metadata store: what it owned may be another's by now"
+            return Trouble(kind=TroubleKind.CUT_OFF, what=what)
         return None
 
     def elsewhere(self, partition: PartitionName) -> NotServing:

@@ -88,6 +88,7 @@ class Subscription:
         self.members = Members(stored.settings.kind)
         self.revision = stored.revision
         self._cursors: dict[int, Cursor] = {}  # of the partitions that are served here
+        self._released: dict[int, Cursor] = {}  # of those that were served here before, as they were then
         self._context = context
         self._rules = rules
         self._dispatchers: dict[int, Dispatcher] = {}
@@ -276,6 +277,7 @@ class Subscription:
         """The partition is served here from now on; `is_moved`: its consumers were elsewhere."""
         async with self._lock:
             self._cursors[number] = cursor
+            self._released.pop(number, None)
             if is_moved:
                 self._moved_at = self._context.clock.monotonic()
             log = self._context.partitions[number].log_if_open
@@ -319,8 +321,10 @@ class Subscription:
     async def release(self, number: int, error: SulinaError) -> None:
         """The partition is served here no more. Consumers are let go, and look for it."""
         async with self._lock:
-            if self._cursors.pop(number, None) is not None and self.members.present:
-                await self._dismiss(error)
+            if (cursor := self._cursors.pop(number, None)) is not None:
+                self._released[number] = cursor
+                if self.members.present:
+                    await self._dismiss(error)
 
     async def dismiss(self, error: SulinaError) -> None:
         """Let all consumers go: this broker may not deliver, and another may."""
@@ -420,9 +424,12 @@ class Subscription:
     # What it looks like
 
     def stored_cursors(self) -> dict[str, bytes]:
-        """Return its cursors here as they are stored, by key."""
-        topic = self._context.topic
-        return {keys.cursor(topic, self.name, number): cursor.stored() for number, cursor in self._cursors.items()}
+        """Return its cursors here as they are stored, by key; also the last of partitions that were released.
+
+        The next owner may not have one yet when the metadata store is lost.
+        """
+        topic, known = self._context.topic, {**self._released, **self._cursors}
+        return {keys.cursor(topic, self.name, number): cursor.stored() for number, cursor in known.items()}
 
     def cursor_keys(self) -> list[str]:
         """Where its cursors are stored."""

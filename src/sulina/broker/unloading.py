@@ -23,8 +23,9 @@ from sulina.broker.topic import Topic
 from sulina.core import keys
 from sulina.core.cluster import Current, GivenUp, Reason, Sealed, Step, Unload
 from sulina.core.commit import timestamp_text
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.resume import DIRECTORY
-from sulina.errors import Corrupt, LogIncomplete, NotOwner, SubscriptionBusy, SulinaError
+from sulina.errors import Corrupt, LogIncomplete, NotOwner, NotServing, SubscriptionBusy, SulinaError
 from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
@@ -71,6 +72,8 @@ class Unloading:
         self._options = options
         self._clock = clock
         self._drained: Drained | None = None
+        self._was_served = False  # when it began; a partition may leave that could not be made ready
+        self._is_unassigning = False  # the answer may be lost
 
     async def run(self, unload: Unload, record_revision: int) -> Outcome:
         """Carry out a wish."""
@@ -84,10 +87,11 @@ class Unloading:
                     raise
                 await self._give_up(unload, missing)
                 return Outcome.DONE
-            self._drained = await self._let_go(unload, record_revision)
+            await self._let_go(unload, record_revision)
         except Exception as error:  # noqa: BLE001
             # Whatever it is: what is ours must be served.
-            await self._take_back()
+            if not await self._take_back() and self._is_unassigning:
+                return Outcome.DONE  # only the answer was lost
             reason = str(error) or f"its data did not reach the archive in {self._options.unload_seconds_max:g} seconds"
             await self._tell_failed(reason)
             return Outcome.LATER
@@ -112,8 +116,8 @@ class Unloading:
             return True
         return False
 
-    async def _take_back(self) -> None:
-        """Serve it again, once it is certain that it is ours and that nobody takes it for sealed.
+    async def _take_back(self) -> bool:
+        """Serve it again, once it is certain that it is ours and that nobody takes it for sealed; False: it is not.
 
         What we wrote last may have been done, or may yet be. A later write tells, and rules that out.
         """
@@ -122,15 +126,20 @@ class Unloading:
             try:
                 await self._unseal()
             except NotOwner:
-                return  # we are about to hear that it is lost
+                return False  # we are about to hear that it is lost
             except (SulinaError, OSError) as error:
                 _logger.warning("unload_not_taken_back", partition=str(place.name), error=str(error))
                 await asyncio.sleep(TAKE_BACK_SECONDS)
                 continue
-            if place.revision == self._revision:
-                place.serve()
-                for subscription in self._topic.subscriptions.values():
-                    subscription.resume(self._number)
+            if place.revision != self._revision:
+                break
+            if not self._was_served:
+                place.state = TopicState.CLOSED
+                break
+            place.serve()
+            for subscription in self._topic.subscriptions.values():
+                subscription.resume(self._number)
+        return place.revision == self._revision
 
     async def _unseal(self) -> None:
         place = self._place
@@ -183,10 +192,15 @@ class Unloading:
                 async with self._topic.partitions[self._number].using() as log:
                     assert isinstance(log, TieredLog)
                     await log.catch_up()
-            except (Corrupt, OSError):
-                if self._place.is_archived is not True:
+            except (Corrupt, OSError, NotServing) as error:
+                if not self._may_leave_without(error):
                     raise
                 # All that was ever acknowledged is in the archive: it can leave without what is here.
+
+    def _may_leave_without(self, error: Exception) -> bool:
+        """Return whether only the log here is damaged or cannot be opened, and the archive has all of it."""
+        is_here = not isinstance(error, NotServing) or isinstance(error.__cause__, OSError)
+        return is_here and self._place.is_archived is True
 
     async def _give_up(self, unload: Unload, missing: LogIncomplete) -> None:
         """Go on without records that were reported and are missing: expect them no more, under a higher epoch.
@@ -198,7 +212,7 @@ class Unloading:
         if not is_on_disk:
             await self._logs.set_directory_aside(name)
         now_ms = int(self._clock.now() * 1000)
-        current = Current(archived_offset=0, end_offset=missing.start, epoch=0, at_ms=now_ms)
+        current = Current(archived_offset=0, end_offset=missing.start, epoch=NO_EPOCH, at_ms=now_ms)  # of nobody
         given_up = GivenUp(start=missing.start, end=missing.end, reason=missing.source, at_ms=now_ms)
         assert place.epoch is not None
         is_done = await self._cluster.unassign(
@@ -224,7 +238,7 @@ class Unloading:
             end=missing.end,
         )
 
-    async def _let_go(self, unload: Unload, record_revision: int) -> Drained | None:
+    async def _let_go(self, unload: Unload, record_revision: int) -> None:
         name = self._place.name
         async with asyncio.timeout(self._options.unload_seconds_max):
             with self._span("quiesce"):
@@ -236,18 +250,19 @@ class Unloading:
                 record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.PAUSED)
                 self._options.steps("unload.paused")
             with self._span("seal"):
-                drained = await self._seal()
+                self._drained = await self._seal()
                 await self._cluster.advance_unload(name, unload, record_revision, step=Step.SEALED)
             with self._span("unassign"):
+                self._is_unassigning = True
                 is_done = await self._cluster.unassign(name, self._revision, reason=Reason.UNLOADED, to=unload.to)
                 if not is_done:
                     raise NotOwner(topic=str(name.topic), partition=self._number)
                 self._options.steps("unload.unassigned")
-        return drained
 
     async def _quiesce(self) -> None:
         if self._place.revision != self._revision:
             raise self._place.refusal()
+        self._was_served = self._place.is_here
         self._place.state = TopicState.DRAINING
 
     async def _pause(self) -> None:
@@ -265,8 +280,8 @@ class Unloading:
             async with self._topic.partitions[self._number].using() as log:
                 assert isinstance(log, TieredLog)
                 drained = await log.drain()
-        except (Corrupt, OSError):
-            if self._place.is_archived is not True:
+        except (Corrupt, OSError, NotServing) as error:
+            if not self._may_leave_without(error):
                 raise
             return None  # the archive says where to go on; a sealed state is only a witness of it
         self._options.steps("unload.sealed_archive")

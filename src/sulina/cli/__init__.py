@@ -45,7 +45,12 @@ _COMMANDS = [
         "more than the environment, the environment more than the file.",
     ),
     ("demo", "sulina.cli.demo:demo", _NODE, "See a node at work, live: it is filled, read, killed, and loses nothing."),
-    ("doctor", "sulina.cli.doctor:doctor", _NODE, "Check this machine for what a node needs. Exit code 1: it fails."),
+    (
+        "doctor",
+        "sulina.cli.doctor:doctor",
+        _NODE,
+        "Check this machine for what a node needs, or what is wrong with a cluster. Exit code 1: it fails.",
+    ),
     ("produce", "sulina.cli.produce:produce", _RECORDS, "Publish lines, files or generated records to a topic."),
     (
         "consume",

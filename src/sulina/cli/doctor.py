@@ -1,4 +1,7 @@
-"""`sulina doctor`: what a node needs of this machine, checked and measured, with what to do where it is not so."""
+"""`sulina doctor`: what a node needs of this machine, checked and measured, with what to do where it is not so.
+
+With `--cluster` it judges a cluster instead: `cluster_facts` reads, `diagnosis` has the rules.
+"""
 
 import os
 import platform
@@ -14,11 +17,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from msgspec import Struct
 
 from sulina.cli import terminal
 from sulina.cli.cluster_flags import ALONE, ClusterFlags
+from sulina.cli.remote import DEFAULT_URL
 from sulina.config import DEFAULT_BROKER_ID, Settings, address_text
 from sulina.config import load as load_settings
 
@@ -52,18 +58,28 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def doctor(
     *,
+    cluster: bool = False,
+    url: Annotated[str | None, Parameter(env_var="SULINA_URL")] = None,
     data: str | None = None,
     http: str | None = None,
-    cluster: ClusterFlags = ALONE,
+    flags: ClusterFlags = ALONE,
     config: str | None = None,
     json: bool = False,
 ) -> int:
-    """Check this machine for what a node needs.
+    """Check this machine for what a node needs; with --cluster find out what is wrong with a cluster.
+
+    With --cluster it asks the brokers of --url. With --metadata, --objects and --data it looks into etcd, the archive
+    and a data directory too, also when no broker answers. It writes nothing itself; a closed
+    partition is asked for once, so its owner opens it if it can.
 
     Parameters
     ----------
+    cluster
+        Find out what is wrong with a cluster, instead of with this machine.
+    url
+        With --cluster: brokers to ask, with commas. Without it those that etcd knows, or http://127.0.0.1:8080.
     data
-        The data directory to check, found as `sulina serve` finds it.
+        The data directory to check, found as `sulina serve` finds it; with --cluster only if it is given.
     http
         HOST:PORT to check, found as `sulina serve` finds it.
     config
@@ -72,11 +88,12 @@ def doctor(
         The findings as JSON.
     """
     # Its name and whether it may be reached are no matter of this machine.
-    flags = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(cluster)}
-    settings = load_settings(flags, file=config)
+    given = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(flags)}
+    settings = load_settings(given, file=config)
     findings = []
-    for check in _checks(settings):
-        finding = check(settings)
+    for finding in (
+        _cluster_findings(settings, url, data) if cluster else (check(settings) for check in _checks(settings))
+    ):
         findings.append(finding)
         if not json:
             _show(finding)
@@ -96,6 +113,24 @@ def _checks(settings: Settings) -> Iterator[Callable[[Settings], Finding]]:
             yield doctor_cluster.check_objects
 
 
+def _cluster_findings(settings: Settings, url: str | None, data: str | None) -> Iterator[Finding]:
+    import asyncio
+
+    from sulina.cli import doctor_cluster
+    from sulina.cli.cluster_facts import gather
+    from sulina.cli.diagnosis import diagnose
+
+    etcd = doctor_cluster.check_etcd(settings) if settings.etcd is not None else None
+    urls = [each.strip() for each in (url or "").split(",") if each.strip()]
+    if not urls and settings.etcd is None:
+        urls = [DEFAULT_URL]
+    facts = asyncio.run(gather(settings, urls=urls, data=data, etcd=etcd))
+    yield from diagnose(facts)
+    asked = {"--metadata": settings.etcd, "--objects": settings.objects, "--data": data}
+    if left := [flag for flag, value in asked.items() if value is None]:
+        terminal.say(f"not looked at, because not given: {', '.join(left)}")
+
+
 def _is_healthy(findings: list[Finding]) -> bool:
     return all(finding.grade != Grade.FAIL for finding in findings)
 
@@ -104,11 +139,11 @@ def _show(finding: Finding) -> None:
     from rich.text import Text
 
     colour = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "red"}[finding.grade]
-    line = Text.assemble((f"{finding.grade.upper():<5}", f"bold {colour}"), (f"{finding.check:<12}", "bold"))
+    line = Text.assemble((f"{finding.grade.upper():<5}", f"bold {colour}"), (f"{finding.check:<13}", "bold"))
     line.append(finding.found)
     terminal.out().print(line, soft_wrap=True)
     if finding.advice:
-        terminal.out().print(Text(f"{'':17}{finding.advice}", style="dim"), soft_wrap=True)
+        terminal.out().print(Text(f"{'':18}{finding.advice}", style="dim"), soft_wrap=True)
 
 
 def check_python(_settings: Settings) -> Finding:

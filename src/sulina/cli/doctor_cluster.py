@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sulina.cli import terminal
 from sulina.cli.doctor import CLOCK_SECONDS_MAX, Finding, Grade
 from sulina.config import EtcdAddress, Settings
+from sulina.core import history
 from sulina.errors import MetadataFailed, SulinaError
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ ANSWER_SECONDS_MAX = 3.0
 FULL_ADVICE = (
     "it has used up its quota (NOSPACE) and takes no writes, so nothing fails over: a running broker compacts it and "
     "makes room; where none does, follow `etcd's size` in docs/guides/operations.md"
+)
+PRESSED_ADVICE = (
+    "it is about to be full: raise --quota-backend-bytes of etcd, or find out what fills it "
+    "(`etcd's size` in docs/guides/operations.md)"
 )
 TIME_ADVICE = "let a time service set the clocks of both machines"
 
@@ -106,6 +111,11 @@ def _etcd_advice(etcd: EtcdAddress, statuses: "list[EtcdStatus]", p50: float, ap
         here = {status.endpoint for status in statuses}
         away = [endpoint for endpoint in etcd.endpoints if endpoint not in here]
         return f"start the members that do not answer: {', '.join(away)}"
+    if any(
+        history.is_pressed(is_full=False, used_bytes=one.used_bytes, quota_bytes=one.quota_bytes or None)
+        for one in statuses
+    ):
+        return PRESSED_ADVICE
     if apart is not None and abs(apart) > CLOCK_SECONDS_MAX:
         return f"its clock is {apart:+.0f} s from this machine's; {TIME_ADVICE}"
     if p50 > SLOW_ETCD_MS:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sulina.spark.delta_vacuum import Vacuumed
 
 FILES_SHOWN_MAX = 50
+CLOCK_AHEAD_SHOWN_SECONDS = 300.0
 NEAR_MAX = 5
 LOG_FOLDER = "_delta_log"
 
@@ -85,7 +86,8 @@ def vacuum(
     dry_run
         Only list what would be removed.
     force
-        Allow less than an hour: where nobody writes the table, and no query reads it.
+        Allow less than an hour, and go by the clock of this machine alone: where nobody writes the table, and no query
+        reads it.
     """
     place = _place(table, asked)
     from sulina.spark.delta_vacuum import vacuum as clean
@@ -157,6 +159,11 @@ def _show_vacuumed(done: "Vacuumed") -> None:
     for name, at in done.readers.items():
         where = f"version {at.version}" if at.snapshot is None else f"the beginning, with version {at.snapshot}"
         terminal.say(f"reader {name} is at {where}: what it has not read is kept")
+    if done.clock_ahead_seconds > CLOCK_AHEAD_SHOWN_SECONDS:
+        terminal.say(
+            f"the clock of this machine is {done.clock_ahead_seconds:.0f} s ahead of the store's: ages are told by the "
+            "store's; set the clock, or use --force to go by it all the same"
+        )
     verb = "would go" if done.is_dry_run else "are gone"
     kept = terminal.counted(done.files_kept, "other")
     terminal.done(f"{done.table}: {_files(len(done.files), done.size_bytes)} {verb}, {kept} no longer in use stay")

@@ -9,6 +9,8 @@
 - What is sent between one trouble and the next is one run: a node that has refused one of a run refuses the later ones
   too, so that nothing passes what is on its way back.
 - Whoever gives up leaves the lane; nobody waits for it.
+- A txn_id for which the log has no room is tried again too, unless publishes that need no such room are behind it: then
+  it is refused, so that they do not wait for minutes.
 - What waits here is not under way, so a lane that stands still takes no room from the others.
 """
 
@@ -28,10 +30,13 @@ from sulina.core.batch import record_count, write_origin
 from sulina.core.pubsub import PublishOptions
 from sulina.errors import (
     Disconnected,
+    LogClosed,
+    LogStopped,
     NotOwner,
     SequenceSkipped,
     SulinaError,
     TopicNotFound,
+    TxnMemoryFull,
     from_code,
 )
 from sulina.types import TopicName
@@ -64,7 +69,10 @@ class Sending:
         is_repeatable: bool = False,
         origin: OriginNumber | None = None,
     ) -> None:
-        """`is_numbered`: one batch, which is numbered here; `origin` is the number that it was sent under before."""
+        """`is_numbered`: one batch, which is numbered here.
+
+        `origin` is the number under which it was sent before and may have been written.
+        """
         self.is_numbered = is_numbered
         self.is_repeatable = is_repeatable or is_numbered or txn_id is not None
         self.origin: OriginNumber | None = None  # that its data say
@@ -82,7 +90,7 @@ class Sending:
         self.session: Session | None = None  # over which it was sent last
         self.is_queued = False  # somebody else sends it
         self.is_over = False  # answered, or given up
-        self.is_unknown = False  # it may have been written
+        self.is_unknown = origin is not None  # it may have been written
         self.refusal: SulinaError | None = None  # of the last attempt
         if origin is not None:
             self.set_origin(origin)
@@ -119,6 +127,8 @@ class Sending:
             self.is_unknown = True
             may_repeat = self.is_repeatable and not self.lane.is_closed
         else:
+            # What waited when a log stopped may be written: the next try must use the same number.
+            self.is_unknown |= isinstance(error, LogStopped | LogClosed)
             may_repeat = found is Outcome.REFUSED or (isinstance(error, TopicNotFound) and self.lane.may_be_elsewhere)
         if may_repeat:
             self.refusal = None if isinstance(error, Disconnected) else error
@@ -264,6 +274,7 @@ class Lane:
         if sending.number:
             assert sending.session is not None
             sending.session.pending.pop(sending.number, None)
+            sending.is_unknown = True
             self.landed(sending)
         self._returned.pop(sending.turn, None)
         self._waiting.pop(sending.turn, None)
@@ -321,10 +332,22 @@ class Lane:
         # Whatever came back was sent before anything that waits.
         self._waiting = {turn: self._returned[turn] for turn in sorted(self._returned)} | self._waiting
         self._returned = {}
+        self._refuse_blocking()
         self._is_trying = True
         self._session, self._run = None, 0
         if self._waiting and error is not None:
             await self.route.refused(error)
+
+    def _refuse_blocking(self) -> None:
+        """Refuse what waits for room among txn_ids while publishes that need none are behind it.
+
+        That may take minutes. Nothing passes it all the same: it is not written.
+        """
+        last = max((turn for turn, sending in self._waiting.items() if sending.txn_id is None), default=0)
+        for turn, sending in list(self._waiting.items()):
+            if turn < last and sending.txn_id is not None and isinstance(sending.refusal, TxnMemoryFull):
+                del self._waiting[turn]
+                sending.fail(why_waiting(sending.refusal, sending.is_unknown, sending.session))
 
     async def _send_first(self) -> None:
         session = self._session

@@ -36,8 +36,19 @@ class Numbering:
 
 
 class Attempts:
-    """What one batch of records was sent as, for who sends it again until it is through."""
+    """What one batch of records was sent as, for who sends it again until it is through.
+
+    A number is kept only while the batch may have been written under it. One that was only refused is given up: by the
+    next try the log may have passed it by so much that it could not say whether it was written.
+    """
 
     def __init__(self) -> None:
         self.pin = secrets.randbits(31)  # records without a key go to the same partition each time
         self.numbers: dict[tuple[str, int], OriginNumber] = {}  # by topic id and partition
+
+    def keep(self, place: tuple[str, int], number: OriginNumber | None) -> None:
+        """Keep the number that was used at a place; None: the next try there gets a new one."""
+        if number is None:
+            self.numbers.pop(place, None)
+        else:
+            self.numbers[place] = number

@@ -240,11 +240,8 @@ class Publisher:
             answers = await self._answers(sendings, terms)
         finally:
             if terms.attempts is not None:
-                terms.attempts.numbers |= {
-                    (topic.topic_id, place): sending.origin
-                    for place, sending in zip(places, sendings, strict=True)
-                    if sending.origin is not None
-                }
+                for place, sending in zip(places, sendings, strict=True):
+                    terms.attempts.keep((topic.topic_id, place), sending.origin if sending.is_unknown else None)
         return [_part(*place, answer) for place, answer in zip(places.items(), answers, strict=True)]
 
     async def _answers(self, sendings: list[Sending], terms: PublishTerms) -> list[Published | SulinaError]:

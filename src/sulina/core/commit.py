@@ -167,6 +167,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     claimer: str | None = None  # of an archive: the broker that made the newest claim
     txn_runs: tuple[TxnRun, ...] = ()  # each in a file of its own, which is named here; oldest first
     log_ms: int = 0
+    newest_ms: int = 0  # of all commits up to it, by the clocks of their writers
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

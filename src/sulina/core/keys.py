@@ -66,6 +66,12 @@ def cursor(topic: TopicName, name: str, partition: int) -> str:
     return f"{subscription(topic, name)}/cursor/{partition}"
 
 
+def is_cursor(key: str) -> bool:
+    """Return whether a key is that of a cursor; a topic or a subscription may be called `cursor` too."""
+    parts = key.split("/")
+    return len(parts) == 8 and parts[6] == "cursor"
+
+
 def holder(topic: TopicName, name: str) -> str:
     """The consumer that an exclusive or failover subscription delivers to."""
     return f"{subscription(topic, name)}/holder"

@@ -145,6 +145,7 @@ class LogState:
     runs: int = 0  # of origins, beyond RUNS_KEPT of each
     txns: TxnMemory = field(default_factory=TxnMemory)
     log_ms: int = 0  # the log's own time
+    newest_ms: int = 0  # of all commits, by the clocks of their writers: what comes later was not written earlier
     timestamp: str = field(default="", compare=False)  # of the newest commit, by its writer's clock; empty: none
     log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
     holder: str | None = None  # of an archive: the directory of the newest claim
@@ -214,7 +215,7 @@ class LogState:
 
     def _add(self, commit: Commit, add: Add) -> None:
         active = self.segments[-1] if self.segments else None
-        now_ms = timestamp_ms(commit.timestamp)
+        now_ms = self.newest_ms
         count = add.offset_end - add.offset_start
         if add.offset_start != self.next_offset or count <= 0 or add.size <= 0:
             raise self._corrupt(commit, f"it adds [{add.offset_start}, {add.offset_end}) at {self.next_offset}")
@@ -228,7 +229,7 @@ class LogState:
                 next_offset=self.next_offset,
                 size=0,
                 epoch=self.epoch,
-                created_ms=now_ms,
+                created_ms=timestamp_ms(commit.timestamp),  # not the newest: it rolls by age after a clock was ahead
                 written_ms=now_ms,
                 timestamp_max=add.timestamp_max,
             )
@@ -258,6 +259,7 @@ class LogState:
 
     def _pass_time(self, commit: Commit) -> None:
         self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
+        self.newest_ms = max(self.newest_ms, timestamp_ms(commit.timestamp))
         self.txns.forget(self.log_ms, self.limits.txns)
 
     def _keep_bounds(self) -> None:
@@ -305,7 +307,7 @@ class LogState:
             self.start_offset = add.offset_start
         self.next_offset = add.offset_end
         self.log_version = Version(add.version_end - 1) if versions else self.log_version
-        now_ms = timestamp_ms(commit.timestamp)
+        now_ms = self.newest_ms
         self.segments.append(
             SegmentRef(
                 name=add.segment,
@@ -414,6 +416,7 @@ class LogState:
             txns=self.txns.newest,
             txn_runs=self.txns.sealed,
             log_ms=self.log_ms,
+            newest_ms=self.newest_ms,
             log_version=self.log_version,
             holder=self.holder,
             claimer=self.claimer,
@@ -433,6 +436,7 @@ class LogState:
             runs=sum(map(_beyond_kept, checkpoint.origins)),
             txns=TxnMemory(checkpoint.txn_runs, checkpoint.txns),
             log_ms=checkpoint.log_ms,
+            newest_ms=max([checkpoint.newest_ms, *(segment.written_ms for segment in checkpoint.segments)]),
             timestamp=checkpoint.timestamp,
             log_version=checkpoint.log_version,
             holder=checkpoint.holder,

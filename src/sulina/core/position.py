@@ -6,13 +6,14 @@ place where the log goes on (`core.epochs`).
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Self
 
 from sulina.errors import InvalidSettings
 
 _NUMBER_MAX = 2**63 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class At(StrEnum):
@@ -78,5 +79,6 @@ def _milliseconds(text: str) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    milliseconds = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    # Not by `timestamp()`: a float loses a millisecond now and then.
+    milliseconds = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
     return milliseconds if milliseconds >= 0 else None

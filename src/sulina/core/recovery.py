@@ -120,7 +120,8 @@ def topics_of(entries: Iterable[str]) -> dict[TopicName, list[str]]:
 
 
 def merged(memories: Sequence[Memory]) -> dict[str, str]:
-    """Return what brokers remember together: of two values of a key the one that was seen later.
+    """Return what brokers remember together: of two values of a key the one that was seen later; of two cursors the one
+    of the later owner, because a former one may still remember its own.
 
     A topic that a newer memory has seen deleted is left out of older ones.
     """
@@ -128,10 +129,14 @@ def merged(memories: Sequence[Memory]) -> dict[str, str]:
     together: dict[str, str] = {}
     for memory in ordered:
         for name in topics_of(memory.entries):
-            # Subscriptions that are gone by then must not come back from an older memory.
-            for key in [key for key in together if key.startswith(keys.topic_prefix(name)) and "/cursor/" not in key]:
+            # Subscriptions that are gone by then must not come back from an older memory. Nor must cursors of a former
+            # topic of that name: epochs of the two cannot be compared.
+            prefix, is_same = keys.topic_prefix(name), is_same_topic(name, together, memory.entries)
+            for key in [key for key in together if key.startswith(prefix) and not (is_same and keys.is_cursor(key))]:
                 together.pop(key)
-        together.update(memory.entries)
+        for key, text in memory.entries.items():
+            if not keys.is_cursor(key) or _cursor_epoch(together.get(key)) <= _cursor_epoch(text):
+                together[key] = text
     for name, its_keys in topics_of(list(together)).items():
         head = together.get(keys.delivery(name))
         if head is None or keys.deleted(_head(head).topic_id) in together:
@@ -139,6 +144,33 @@ def merged(memories: Sequence[Memory]) -> dict[str, str]:
                 together.pop(key)
             together.pop(keys.namespace_topic(name), None)
     return together
+
+
+def is_same_topic(name: TopicName, one: Mapping[str, str | bytes], other: Mapping[str, str | bytes]) -> bool:
+    """Return whether two sets of entries have the same topic of a name, and not one that was made again."""
+    head, other_head = one.get(keys.delivery(name)), other.get(keys.delivery(name))
+    return head is not None and other_head is not None and _topic_id(head) == _topic_id(other_head)
+
+
+def _topic_id(head: str | bytes) -> str | None:
+    """Return the id of a topic; None if its entry is damaged."""
+    try:
+        return _head(head).topic_id
+    except msgspec.DecodeError:
+        return None
+
+
+class _CursorEpoch(Struct):
+    """What recovery needs to know of a cursor."""
+
+    epoch: int = -1
+
+
+def _cursor_epoch(text: str | None) -> int:
+    try:
+        return -1 if text is None else msgspec.json.decode(text, type=_CursorEpoch).epoch
+    except msgspec.DecodeError:
+        return -1
 
 
 class _Head(Struct):

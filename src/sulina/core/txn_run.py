@@ -6,7 +6,7 @@ of and what the checksum of its bytes is, so that a checkpoint needs only its na
 
 import re
 from array import array
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from crc32c import crc32c
@@ -15,6 +15,7 @@ from sulina.errors import CorruptCommit
 from sulina.types import Offset, Version
 
 ENDING = ".txns"
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NAME = re.compile(r"[0-9]{20}-[0-9]{20}-[0-9a-f]{8}\.txns")
 
 
@@ -32,10 +33,10 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     """The file of a run."""
 
     txn_ids: list[str]
-    offset_starts: list[int]
-    offset_ends: list[int]
-    versions: list[int]
-    log_ms: list[int]
+    offset_starts: list[Int64]
+    offset_ends: list[Int64]
+    versions: list[Int64]
+    log_ms: list[Int64]
 
 
 class TxnRun:

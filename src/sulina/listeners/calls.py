@@ -136,7 +136,7 @@ async def _subscribers(broker: Broker, arguments: _Topic) -> Any:
 
 
 async def _info(broker: Broker, _arguments: _Nothing) -> Any:
-    return broker.info()
+    return await broker.inspect()
 
 
 async def _unload(broker: Broker, arguments: _Unload) -> Any:

@@ -211,7 +211,7 @@ class Admin:
     async def get_node(self, exchange: Exchange) -> None:
         """GET /v1/node"""
         query_of(exchange, {})
-        await show(exchange, self._broker.info())
+        await show(exchange, await self._broker.inspect())
 
 
 def _check_nesting(value: Any) -> None:

@@ -228,6 +228,16 @@ FIELDS: dict[tuple[str, str], str] = {
     ("NodeInfo", "uptime_seconds"): "Since it started.",
     ("NodeInfo", "objects"): "Where the archives are, for whoever may read them there; null: there are none.",
     ("NodeInfo", "objects_endpoint"): "Of that object store; null: the cloud's own.",
+    ("NodeInfo", "store_id"): "Of its data directory; null: it is not part of a cluster.",
+    ("NodeInfo", "disk_bytes"): "Of the file system that has the data directory.",
+    ("NodeInfo", "disk_free_bytes"): "Of that, what is free.",
+    ("NodeInfo", "troubles"): "What is not as it should be on this node: the first twenty of each kind.",
+    ("NodeInfo", "trouble_counts"): "How many there are, by kind.",
+    ("Trouble", "kind"): "The code of an error, such as `log_incomplete`, or `not_serving`, `cut_off`, `replaced`, "
+    "`not_served`, `log_stopped`, `consumer_late`, `directory_orphaned`, `directory_set_aside`.",
+    ("Trouble", "what"): "What was found, in words.",
+    ("Trouble", "topic"): "`/namespace/topic`; null: it is about the node.",
+    ("Trouble", "partition"): "Its number; null: it is about all of them.",
     ("Placement", "topic"): "`/namespace/topic`",
     ("Placement", "topic_id"): "No other topic's, also not of one that had the same name.",
     ("Placement", "partitions"): "In their order.",
@@ -259,6 +269,11 @@ FIELDS: dict[tuple[str, str], str] = {
     ("UnloadInfo", "reported_seconds"): "How long ago the lost broker reported them; what it acknowledged since is "
     "given up too.",
     ("UnloadInfo", "lease_seconds"): "How long the lost broker may have gone on acknowledging after its last word.",
+    ("UnloadInfo", "since_seconds"): "How long ago it was asked for.",
+    ("WaitingPartition", "topic"): "`/namespace/topic`",
+    ("WaitingPartition", "partition"): "Its number.",
+    ("WaitingPartition", "since_seconds"): "For how long it has had no owner.",
+    ("WaitingPartition", "waits_for"): "The broker that alone has all of it; null: any may have it.",
     ("UnloadIn", "force"): "Let attached consumers go. For a partition that is `recovering`: give up what only the "
     "lost broker has.",
     ("UnloadIn", "to"): "The broker that is to have it; absent: whoever has the least to do.",
@@ -279,6 +294,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("MetadataInfo", "size_bytes"): "On disk, with what is free inside; null where it does not say.",
     ("MetadataInfo", "used_bytes"): "Without that; null where it does not say.",
     ("MetadataInfo", "quota_bytes"): "At which it is full; null where it does not say, as etcd before 3.6.",
+    ("ClusterInfo", "waiting"): "Partitions without an owner: the first hundred, in the order of their names.",
     ("ClusterInfo", "is_stale"): "The broker that answers has lost touch with the metadata store: so it was before.",
     ("Rebalanced", "moves"): "What has been asked for; none when there is nothing to gain.",
 }  # fmt: skip

@@ -174,7 +174,7 @@ class Endpoint:
         """One message there, one back. Refused, Unanswered, MetadataWentBack."""
         link = self._connect()
         began = asyncio.get_running_loop().time()
-        floor = self._history.revision
+        floor, accepted = self._history.revision, self._history.accepted
         try:
             response: Response = await _answer(
                 link.unary(method)(request, timeout=timeout_seconds, metadata=self._credentials.metadata)
@@ -186,6 +186,8 @@ class Endpoint:
             self._give_up_if_silent(link, began, timeout_seconds)
             raise
         link.heard()
+        if self._history.accepted != accepted:
+            raise Unanswered(f"{self.address} was asked before the cluster was recovered, and answered after it")
         # Other answers may come from a member that lags behind.
         if isinstance(response, pb.RangeResponse | pb.TxnResponse) and self._history.went_back is None:
             self._history.seen(response.header.revision, floor=floor)
@@ -303,7 +305,10 @@ class Endpoints:
         cause: Unanswered | None = None
         while True:
             try:
-                return await self.once(work, deadline=deadline, even_if_went_back=even_if_went_back)
+                result = await self.once(work, deadline=deadline, even_if_went_back=even_if_went_back)
+                if not even_if_went_back:
+                    self.history.check()  # another answer may have shown meanwhile that this one cannot be believed
+                return result
             except Unanswered as failure:
                 tries += 1
                 cause = failure if cause is None or not isinstance(failure, _TimeIsUp) else cause

@@ -113,6 +113,7 @@ class Transactions:
         except Refused:
             slot.revision = before
             raise
+        self._endpoints.history.check()  # another answer may have shown meanwhile that this one cannot be believed
         if response.succeeded:
             slot.revision = response.header.revision
             return TxnResult(True, response.header.revision)

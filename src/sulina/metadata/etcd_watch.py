@@ -49,6 +49,13 @@ class EtcdWatches:
         self._queue_changes_max = queue_changes_max
         self._queues: set[WatchQueue] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        endpoints.history.listen(self._history_changed)
+
+    def _history_changed(self) -> None:
+        """End every watch of a store that went back: on its new history it would go on from a revision of the old."""
+        if (error := self._endpoints.history.went_back) is not None:
+            for queue in self._queues:
+                queue.fail(error)
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -85,11 +92,11 @@ class EtcdWatches:
 
     async def _feed(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
         """Until the queue wants no more. Streams come and go."""
-        pause_seconds = PAUSE_SECONDS_MIN
+        pause_seconds, is_again = PAUSE_SECONDS_MIN, False
         while True:
             seen = queue.seen
             try:
-                await self._feed_once(queue, first, end)
+                await self._feed_once(queue, first, end, is_again=is_again)
             except Unanswered as failure:
                 _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
             except Refused as refused:
@@ -105,12 +112,13 @@ class EtcdWatches:
                 queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))
             if not queue.is_running:
                 return
+            is_again = True
             if queue.seen > seen:
                 pause_seconds = PAUSE_SECONDS_MIN
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1))
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
-    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
+    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes, *, is_again: bool) -> None:
         """With one stream, until it or the queue ends. Refused, Unanswered."""
         create = pb.WatchCreateRequest(
             key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
@@ -126,9 +134,18 @@ class EtcdWatches:
                 await self._endpoints.call(
                     RANGE, pb.RangeRequest(key=first, count_only=True), deadline=self._endpoints.deadline()
                 )
+            if is_again:
+                await self._confirm()
             await self._move(opened, queue)
         finally:
             opened.stream.cancel()
+
+    async def _confirm(self) -> None:
+        """Return if the store that took the watch up again is the one of before. Unanswered, MetadataWentBack."""
+        try:
+            await self._endpoints.history.confirm()
+        except MetadataFailed as error:
+            raise Unanswered(str(error)) from error
 
     async def _move(self, opened: _Opened, queue: WatchQueue) -> None:
         """From the stream into the queue. Refused, Unanswered."""

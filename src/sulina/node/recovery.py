@@ -8,22 +8,105 @@ last, by which running brokers see that they can go on.
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from sulina.broker.archives import Archives
 from sulina.broker.cluster.memory import MEMORY_FILE
 from sulina.core import keys
-from sulina.core.recovery import ClaimSeen, Identity, Memory, Recovery, merged, partitions_of, plan_recovery
-from sulina.errors import CorruptCommit, InvalidSettings
-from sulina.ports import TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
+from sulina.core.archive import ArchiveView
+from sulina.core.cluster import Current, GivenUp, Sealed
+from sulina.core.recovery import ClaimSeen, Identity, Mark, Memory, Recovery, merged, partitions_of, plan_recovery
+from sulina.errors import CorruptCommit, InvalidSettings, SulinaError
+from sulina.ports import TXN_OPERATIONS_MAX, Compare, Entry, MetadataStore, Put
 from sulina.storage.files import OsFiles, read_whole
 from sulina.types import PartitionName
 
 READ_PREFIXES = (keys.TOPICS, keys.NAMESPACES, keys.CLUSTER)
 ARCHIVES_AT_ONCE = 16
+REPORTS_AT_ONCE = 64
+
+Report = TypeVar("Report", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """What the metadata store has heard of the log of a partition."""
+
+    sealed: Sealed | None = None
+    current: Current | None = None
+    given_up: tuple[GivenUp, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What disks, archive and metadata store know of one cluster.
+
+    Each was read before what it is compared with: memories before the store, reports before the archives, archives
+    before epochs. So nothing that running brokers did meanwhile looks as if something had gone back.
+    """
+
+    identity: Identity | None
+    revision: int
+    stored: Mapping[str, bytes]
+    memories: Sequence[Memory]
+    archives: Mapping[PartitionName, ArchiveView]
+    unreadable: Mapping[PartitionName, SulinaError]  # archives
+    reports: Mapping[PartitionName, Reports]
+
+    @property
+    def claims(self) -> dict[PartitionName, ClaimSeen]:
+        """Return the newest claim in the archive of every partition that has one."""
+        views = self.archives.items()
+        return {name: ClaimSeen(view.epoch, view.claimer) for name, view in views if view.holder is not None}
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """Return the marks of brokers that the store has."""
+        found = {key: value for key, value in self.stored.items() if key.startswith(keys.MARKS)}
+        return {
+            key.removeprefix(keys.MARKS): msgspec.json.decode(value, type=Mark).number for key, value in found.items()
+        }
+
+
+async def read_known(
+    metadata: MetadataStore, archives: Archives | None, directories: Sequence[str] = (), *, with_reports: bool = False
+) -> Known:
+    """Read everything; nothing is changed. `with_reports`: also what was reported of each log.
+
+    Raises:
+        InvalidSettings: a directory was never part of a cluster.
+        ArchiveFailed, Corrupt: a memory cannot be read.
+    """
+    memories = [] if archives is None else await asyncio.to_thread(archives.memories)
+    memories += map(memory_on_disk, directories)
+    topics = {found.key: found.value for found in (await metadata.list(keys.TOPICS)).entries}
+    known = {**partitions_of(topics), **partitions_of(merged(memories))}
+    reports = await _reports(metadata, known) if with_reports else {}
+    views: dict[PartitionName, ArchiveView] = {}
+    unreadable: dict[PartitionName, SulinaError] = {}
+    if archives is not None:
+        views, unreadable = await asyncio.to_thread(_views, archives, known)
+    stored: dict[str, bytes] = {}
+    revision = 0
+    for prefix in READ_PREFIXES:
+        listing = await metadata.list(prefix)
+        stored |= {found.key: found.value for found in listing.entries}
+        revision = listing.revision
+    entry = stored.get(keys.IDENTITY)
+    return Known(
+        identity=msgspec.json.decode(entry, type=Identity) if entry is not None else None,
+        revision=revision,
+        stored=stored,
+        memories=memories,
+        archives=views,
+        unreadable=unreadable,
+        reports=reports,
+    )
 
 
 async def plan(metadata: MetadataStore, archives: Archives, directories: Sequence[str] = ()) -> Recovery:
@@ -33,20 +116,15 @@ async def plan(metadata: MetadataStore, archives: Archives, directories: Sequenc
         InvalidSettings: nobody remembers anything, or what is remembered is of several clusters.
         ArchiveFailed, Corrupt: a claim or a memory cannot be read.
     """
-    memories = [*await asyncio.to_thread(archives.memories), *map(_memory_on_disk, directories)]
-    entry = await metadata.peek(keys.IDENTITY)
-    identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
-    clusters = {memory.seen.cluster_id for memory in memories}
-    if not memories:
+    known = await read_known(metadata, archives, directories)
+    clusters = {memory.seen.cluster_id for memory in known.memories}
+    if not known.memories:
         raise InvalidSettings(f"no broker has left a memory in {archives.location}; name data directories with --data")
     if len(clusters) > 1:
         raise InvalidSettings(f"what is remembered is of several clusters: {', '.join(sorted(clusters))}")
-    stored: dict[str, bytes] = {}
-    for prefix in READ_PREFIXES:
-        stored |= {found.key: found.value for found in (await metadata.list(prefix)).entries}
-    known = {**partitions_of(stored), **partitions_of(merged(memories))}
-    claims = await asyncio.to_thread(_claims, archives, known)
-    return plan_recovery(identity, stored, memories, claims, now_ms=int(time.time() * 1000))
+    for error in known.unreadable.values():
+        raise error
+    return plan_recovery(known.identity, known.stored, known.memories, known.claims, now_ms=int(time.time() * 1000))
 
 
 async def carry_out(metadata: MetadataStore, recovery: Recovery) -> None:
@@ -64,7 +142,8 @@ async def carry_out(metadata: MetadataStore, recovery: Recovery) -> None:
         raise InvalidSettings("somebody else recovers this cluster at this moment; look again when they are done")
 
 
-def _memory_on_disk(directory: str) -> Memory:
+def memory_on_disk(directory: str) -> Memory:
+    """Read what a broker remembers on its disk. InvalidSettings: it was never part of a cluster. CorruptCommit."""
     path = os.path.join(directory, MEMORY_FILE)
     data = read_whole(OsFiles(), path)
     if data is None:
@@ -75,11 +154,43 @@ def _memory_on_disk(directory: str) -> Memory:
         raise CorruptCommit(name=path, reason=str(error)) from None
 
 
-def _claims(archives: Archives, known: dict[PartitionName, str]) -> dict[PartitionName, ClaimSeen]:
-    def claim(partition: PartitionName) -> ClaimSeen | None:
-        view = archives.of(partition, known[partition]).load()
-        return None if view.holder is None else ClaimSeen(view.epoch, view.claimer)
+async def _reports(metadata: MetadataStore, partitions: Iterable[PartitionName]) -> dict[PartitionName, Reports]:
+    turns = asyncio.Semaphore(REPORTS_AT_ONCE)
+
+    async def read(partition: PartitionName) -> Reports:
+        async with turns:
+            sealed = await metadata.get(keys.sealed_state(partition))
+            current = await metadata.get(keys.archive_current(partition))
+            given_up = (await metadata.list(f"{keys.archive_prefix(partition)}given_up/")).entries
+        decoded = (_decoded(entry, GivenUp) for entry in given_up)
+        return Reports(
+            sealed=_decoded(sealed, Sealed),
+            current=_decoded(current, Current),
+            given_up=tuple(each for each in decoded if each is not None),
+        )
+
+    names = list(partitions)
+    return dict(zip(names, await asyncio.gather(*map(read, names)), strict=True))
+
+
+def _decoded(entry: Entry | None, kind: type[Report]) -> Report | None:
+    """Read a report. It is a witness only: one that is damaged counts for nothing, as it does for brokers."""
+    try:
+        return None if entry is None else msgspec.json.decode(entry.value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _views(
+    archives: Archives, known: Mapping[PartitionName, str]
+) -> tuple[dict[PartitionName, ArchiveView], dict[PartitionName, SulinaError]]:
+    def view(partition: PartitionName) -> ArchiveView | SulinaError:
+        try:
+            return archives.of(partition, known[partition]).load()
+        except SulinaError as error:
+            return error
 
     with ThreadPoolExecutor(ARCHIVES_AT_ONCE) as pool:
-        found = zip(known, pool.map(claim, known), strict=True)
-        return {partition: claim for partition, claim in found if claim is not None}
+        found = dict(zip(known, pool.map(view, known), strict=True))
+    views = {name: each for name, each in found.items() if isinstance(each, ArchiveView)}
+    return views, {name: each for name, each in found.items() if isinstance(each, SulinaError)}

@@ -56,6 +56,14 @@ class Lease:
         self.expires_ms = _in(self.seconds, self.clock)
         self._write(self.expires_ms)
 
+    def stored_at(self) -> float:
+        """Return when the lease was last written, by the clock of the table's store. ArchiveFailed."""
+        for listed in self.place.objects().list(FOLDER):
+            if f"{FOLDER}/{listed.name}" == _path(self.number):
+                return listed.modified
+        cause = FileNotFoundError(f"{_path(self.number)} was put, and is not listed")
+        raise ArchiveFailed(path=self.place.location, cause=cause)
+
     def release(self) -> None:
         """Let the next one begin at once."""
         self._write(0)

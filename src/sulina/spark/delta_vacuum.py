@@ -7,6 +7,9 @@ What is kept, whatever its age:
 - whatever is younger than the retention: it may be of a commit that is under way;
 - everything below a folder that is a table itself, and whatever is no data file.
 
+Ages are told by the earlier of two clocks: ours, and that of the store, which has just given the lease its time. So a
+machine whose clock is ahead takes nothing that is young by the store's. A dry run has no lease: it goes by ours.
+
 The log itself is kept by delta-rs: it writes a checkpoint every 100 versions, and removes commits that are older than
 30 days and than a checkpoint (`delta.logRetentionDuration`).
 """
@@ -52,6 +55,7 @@ class Vacuumed(msgspec.Struct, kw_only=True):
     files: list[OldFile]
     files_kept: int  # that are of no use to the newest version, and stay
     readers: dict[str, TablePosition]
+    clock_ahead_seconds: float = 0.0  # how far our clock was ahead of the store's, which counted then
 
     @property
     def size_bytes(self) -> int:
@@ -66,7 +70,11 @@ def vacuum(
     is_dry_run: bool = False,
     clock: Clock = time.time,
 ) -> Vacuumed:
-    """Remove what nobody needs. InvalidSettings, TableNotFound, TableUnsupported, MaintenanceBusy: nothing was done."""
+    """Remove what nobody needs; `is_forced` allows any retention, and goes by `clock` alone.
+
+    Raises:
+        InvalidSettings, TableNotFound, TableUnsupported, MaintenanceBusy: nothing was done.
+    """
     if retention_seconds < (0 if is_forced else RETENTION_SECONDS_MIN):
         raise InvalidSettings(
             f"a retention of {retention_seconds:g} s may take files of a commit that is under way, and of queries that "
@@ -76,11 +84,12 @@ def vacuum(
         return _found(place, retention_seconds, clock())
     table = open_table(place)
     with hold(place, recorded=table.transaction_version(APP) or 0, clock=clock) as lease:
-        found = _found(place, retention_seconds, clock())
+        ahead = 0.0 if is_forced else max(0.0, clock() - lease.stored_at())
+        found = _found(place, retention_seconds, clock() - ahead)
         for first in range(0, len(found.files), DELETED_AT_ONCE):
             lease.keep()
             place.objects().delete([file.path for file in found.files[first : first + DELETED_AT_ONCE]])
-    return msgspec.structs.replace(found, is_dry_run=False)
+    return msgspec.structs.replace(found, is_dry_run=False, clock_ahead_seconds=ahead)
 
 
 def _found(place: TablePlace, retention_seconds: float, now: float) -> Vacuumed:

@@ -138,6 +138,7 @@ class Archive(ArchiveReader):
         self._due: Checkpoint | None = None
         self._garbage: deque[tuple[float, list[str]]] = deque()
         self._in_flight: set[str] = set()
+        self._sweeping = threading.Lock()  # of runs of txn_ids: none is deleted while another thread counts on it
         self._runs: set[str] | None = None  # of txn_ids, that are there; None: look first
         self._orphans: dict[str, float] = {}  # objects that no slice has, and since when we know that
 
@@ -224,10 +225,11 @@ class Archive(ArchiveReader):
         for run in runs:
             assert run.name is not None
             assert self._runs is not None
-            self._in_flight.add(run.name)
-            if run.name not in self._runs:
-                self._objects.put(f"{self.path}/{run.name}", [run.encode()])
-                self._runs.add(run.name)
+            with self._sweeping:
+                self._in_flight.add(run.name)
+                if run.name not in self._runs:
+                    self._objects.put(f"{self.path}/{run.name}", [run.encode()])
+                    self._runs.add(run.name)
 
     def _named_runs(self) -> set[str]:
         """Return the runs of txn_ids that the newest state names: others are needed by nobody."""
@@ -464,11 +466,18 @@ class Archive(ArchiveReader):
             for found in listed
             if found.name not in known and (is_object_name(found.name) or found.name.endswith(_ASIDE))
         }
-        orphans = [name for name, since in self._orphans.items() if now - since >= ORPHAN_SECONDS]
-        if self._runs is not None:
-            self._runs -= set(orphans)
-        orphans = [name for name in orphans if name not in self._in_flight]  # put again meanwhile
-        self._delete(orphans)
+        old = [name for name, since in self._orphans.items() if now - since >= ORPHAN_SECONDS]
+        if not old:
+            return 0
+        with self._sweeping:
+            # A run has the same name whenever it is put: a slice on its way, or one that came since we looked, may
+            # need an old one. Those on their way come first: what lands meanwhile is named by the newest state.
+            needed = set(self._in_flight)
+            needed |= self._named_runs()
+            orphans = [name for name in old if name not in needed]
+            if self._runs is not None:
+                self._runs -= set(orphans)
+            self._delete(orphans)
         return len(orphans)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -498,4 +507,5 @@ def seed_of(checkpoint: Checkpoint) -> Checkpoint:
         txns=checkpoint.txns,
         txn_runs=checkpoint.txn_runs,
         log_ms=checkpoint.log_ms,
+        newest_ms=checkpoint.newest_ms,
     )

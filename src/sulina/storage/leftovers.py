@@ -236,6 +236,19 @@ def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files
     return Leftover(Fate.SET_ASIDE, aside, only_here)
 
 
+def set_aside_in(files: Files, data: str) -> list[str]:
+    """Find the names of directories that were set aside. Blocks."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(name for name in files.list(data) if f"{_SET_ASIDE}-" in name)
+    return []
+
+
+def directory_end(files: Files, directory: str) -> End:
+    """Return how far the log of a directory has come, without changing anything. Blocks. Corrupt."""
+    state = _commit_log(files, directory).load()
+    return End(state.next_offset, state.version, state.epoch)
+
+
 def _only_here(state: LogState, view: ArchiveView, found: Standing) -> list[tuple[Offset, Offset]]:
     """Find the offsets of a directory that the archive does not have."""
     ranges = [(segment.base, segment.next_offset, segment.epoch) for segment in state.segments]

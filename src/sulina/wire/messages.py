@@ -205,6 +205,28 @@ class Fetched(Struct, frozen=True, kw_only=True):
     is_stale: bool = False  # another broker may have more: the reader has asked for what is here all the same
 
 
+class Trouble(Struct, frozen=True, kw_only=True):
+    """Something on a node that is not as it should be: the code of an error, or a `TroubleKind`."""
+
+    kind: str
+    what: str  # in words, without what to do
+    topic: str | None = None
+    partition: int | None = None
+
+
+class TroubleKind(StrEnum):
+    """What is wrong on a node, where no error says it."""
+
+    NOT_SERVING = "not_serving"  # the node starts or stops
+    CUT_OFF = "cut_off"  # it does not reach the metadata store
+    REPLACED = "replaced"  # another process has a copy of its data directory
+    NOT_SERVED = "not_served"  # a partition that is assigned to it
+    LOG_STOPPED = "log_stopped"  # its disk does not take writes
+    CONSUMER_LATE = "consumer_late"  # it has let its time to ack pass
+    DIRECTORY_ORPHANED = "directory_orphaned"  # its topic vanished without a delete mark
+    DIRECTORY_SET_ASIDE = "directory_set_aside"  # it was overtaken, and has records of its own
+
+
 class NodeInfo(Struct, frozen=True, kw_only=True):
     """The node that answers."""
 
@@ -216,6 +238,11 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     objects: str | None = None  # where the archives of the cluster are, for whoever may read them there
     objects_endpoint: str | None = None  # None: the cloud's own
+    store_id: str | None = None  # of its data directory; None: it is not part of a cluster
+    disk_bytes: int | None = None  # of the file system with the data directory
+    disk_free_bytes: int | None = None
+    troubles: list[Trouble] = []  # the first of each kind
+    trouble_counts: dict[str, int] = {}  # by kind, all of them
 
 
 # Publish/subscribe
@@ -297,6 +324,16 @@ class UnloadInfo(Struct, frozen=True, kw_only=True):
     given_up: tuple[int, int] | None = None  # the offsets that only the lost broker had, as it last reported them
     reported_seconds: float | None = None  # how long ago it did; what it acknowledged since is given up too
     lease_seconds: float | None = None  # how long it may have gone on after it was last heard of
+    since_seconds: float | None = None  # how long ago it was asked for
+
+
+class WaitingPartition(Struct, frozen=True, kw_only=True):
+    """A partition that has no owner."""
+
+    topic: str
+    partition: int
+    since_seconds: float
+    waits_for: str | None = None  # the broker that alone has all of it
 
 
 class MetadataInfo(Struct, frozen=True, kw_only=True):
@@ -320,6 +357,7 @@ class ClusterInfo(Struct, frozen=True, kw_only=True):
     unloads: list[UnloadInfo]
     metadata: MetadataInfo | None = None  # before the broker has asked for the first time
     is_stale: bool = False  # that broker has lost touch with the metadata store: so it was when it last heard
+    waiting: list[WaitingPartition] = []  # partitions without an owner: the first hundred
 
 
 class Rebalanced(Struct, frozen=True, kw_only=True):

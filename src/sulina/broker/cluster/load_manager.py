@@ -7,7 +7,7 @@ whatever it was decided by: what was overtaken meanwhile fails, and is decided a
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -277,8 +277,11 @@ class LoadManager:
         takers = active or view.staying()  # better served by one that drains than by nobody
         targets: dict[PartitionName, str] = {}
         anywhere: list[Waiting] = []
+        deleted_at = self._deleted_at()
         for partition, held in view.unassigned.items():
             waiting = held.value
+            if self._topics.is_reliable(partition) is None and self._is_left_over(partition, deleted_at):
+                continue  # it is swept; a newer epoch would keep it from that
             if waiting.is_recovering:
                 there = view.registrations.get(waiting.from_broker or "")
                 if there and there.value.store_id == waiting.from_store and not there.value.is_leaving:
@@ -346,9 +349,9 @@ class LoadManager:
         """
         view = self._view
         gone: dict[TopicName, list[PartitionName]] = {}
-        deleted = {mark.topic for mark in view.deleted.values()}
         known = set(view.epochs).union(view.unassigned, view.assignments, view.unloads)
-        left_over = [partition for partition in sorted(known - existing) if str(partition.topic) in deleted]
+        deleted_at = self._deleted_at()
+        left_over = [one for one in sorted(known - existing) if self._is_left_over(one, deleted_at)]
         for partition in left_over[:SWEPT_PARTITIONS_MAX]:
             gone.setdefault(partition.topic, []).append(partition)
         for topic, partitions in gone.items():
@@ -360,6 +363,18 @@ class LoadManager:
         for broker, load in list(view.loads.items()):
             if broker not in view.registrations and broker not in view.assigned_to and load.at_ms < before_ms:
                 await self._write([changes.forget_broker(broker)], ClusterStep.LEADER_SWEPT)
+
+    def _deleted_at(self) -> dict[str, int]:
+        """Return the revision at which the newest deleted topic of each name was deleted."""
+        found: dict[str, int] = {}
+        for mark in self._view.deleted.values():
+            found[mark.value.topic] = max(mark.revision, found.get(mark.value.topic, NO_REVISION))
+        return found
+
+    def _is_left_over(self, partition: PartitionName, deleted_at: Mapping[str, int]) -> bool:
+        """Return whether a partition is of a deleted topic, not of a later one of the same name, which may return."""
+        mark, epoch = deleted_at.get(str(partition.topic)), self._view.epochs.get(partition)
+        return mark is not None and (epoch is None or epoch.revision < mark)
 
     def _is_work(self, partition: PartitionName) -> bool:
         """Whether a change of this partition may ask something of the leader: it waits, or has just left."""

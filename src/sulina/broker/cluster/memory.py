@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sulina.broker.archives import Archives
 from sulina.broker.events import EventStream
 from sulina.core import keys
-from sulina.core.recovery import Identity, Mark, Memory, Seen, evidence
+from sulina.core.recovery import Identity, Mark, Memory, Seen, evidence, is_same_topic, topics_of
 from sulina.errors import ArchiveFailed, InvalidSettings, SulinaError
 from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
 from sulina.storage.files import read_whole, write_whole
@@ -65,11 +65,19 @@ class ClusterMemory:
         self._change = asyncio.Event()
         self._turn = asyncio.Lock()  # for rounds
         self._kept: Mapping[str, str] = {}  # what is on disk
-        metadata.history.listen(self.changed)
+        self._at_end: Mapping[str, bytes] = {}  # what was known when the store was found to have gone back
+        metadata.history.listen(self._history_changed)
+        metadata.history.confirm_by(self.verify)
 
     def changed(self) -> None:
         """Remember soon: topics or owners have changed."""
         self._change.set()
+
+    def _history_changed(self) -> None:
+        """Look at what is known before partitions are released: the newest subscriptions and acks are here alone."""
+        if self._metadata.history.went_back is not None:
+            self._at_end = self._entries() or {}
+        self.changed()
 
     async def join(self, others: Sequence[Seen]) -> None:
         """Check that the store has everything that was ever seen of it, and take part in its cluster.
@@ -81,6 +89,7 @@ class ClusterMemory:
             InvalidSettings: it is the store of another cluster.
         """
         own = await asyncio.to_thread(self._read_seen)
+        self._kept = await asyncio.to_thread(self._read_kept)
         witnesses = [*([own] if own is not None else []), *others]
         identity = await self._identity(witnesses)
         for seen in witnesses:
@@ -178,12 +187,7 @@ class ClusterMemory:
         self._change.clear()
 
     async def _await_recovery(self) -> None:
-        if self._archives is not None and self._kept:
-            # The recovery needs the newest; an archive that is away must not keep this broker from going on.
-            try:
-                await asyncio.to_thread(self._archives.remember, Memory(seen=self._seen, entries=dict(self._kept)))
-            except ArchiveFailed as error:
-                _logger.warning("cluster_memory_not_copied", error=str(error))
+        await asyncio.to_thread(self._keep_for_recovery)
         while True:
             entry = await self._metadata.peek(keys.IDENTITY)
             if entry is not None:
@@ -244,8 +248,32 @@ class ClusterMemory:
             _logger.error("cluster_seen_damaged", error=str(error))
             return None
 
+    def _read_kept(self) -> Mapping[str, str]:
+        """Return what this broker remembered in its former life."""
+        data = read_whole(self._files, os.path.join(self._data, MEMORY_FILE))
+        try:
+            return {} if data is None else msgspec.json.decode(data, type=Memory).entries
+        except msgspec.DecodeError as error:
+            _logger.error("cluster_memory_damaged", error=str(error))
+            return {}
+
+    def _with_cursors(self, known: Mapping[str, bytes]) -> dict[str, str]:
+        """Return what is known, and cursors of partitions that are on their way: nobody else may have them yet.
+
+        Where another broker has a newer one, that one has a higher epoch (`core.recovery.merged`).
+        """
+        entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
+        kept = {
+            key: self._kept[key]
+            for name, its_keys in topics_of(self._kept).items()
+            if is_same_topic(name, self._kept, known)
+            for key in its_keys
+            if keys.is_cursor(key) and key.rpartition("/cursor/")[0] in known
+        }
+        return kept | entries
+
     def _store(self, seen: Seen, known: Mapping[str, bytes]) -> Memory:
-        memory = Memory(seen=seen, entries={key: value.decode("utf-8", "replace") for key, value in known.items()})
+        memory = Memory(seen=seen, entries=self._with_cursors(known))
         if memory.entries != self._kept:
             write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
             self._kept = memory.entries
@@ -254,10 +282,28 @@ class ClusterMemory:
 
     def _copy(self, archives: Archives, memory: Memory) -> None:
         now = time.monotonic()
-        lasting = {key: text for key, text in memory.entries.items() if "/cursor/" not in key}  # cursors can wait
+        lasting = {key: text for key, text in memory.entries.items() if not keys.is_cursor(key)}  # cursors can wait
         if now - self._copied_at >= ARCHIVE_SECONDS or lasting != self._copied:
             archives.remember(memory)
             self._copied_at, self._copied = now, lasting
+
+    def _keep_for_recovery(self) -> None:
+        """Keep the newest of everything where a recovery finds it, and say so.
+
+        A disk or an archive that does not take it must not keep this broker from going on.
+        """
+        revision = max(self._metadata.history.revision, self._mark_revision)
+        seen = replace(self._seen, revision=revision)
+        memory = Memory(seen=seen, entries=self._with_cursors(self._at_end) if self._at_end else dict(self._kept))
+        try:  # the disk first: it is there also while the archive is away
+            write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
+            self._kept = memory.entries
+            if self._archives is not None:
+                self._archives.remember(memory)
+        except (ArchiveFailed, OSError) as error:
+            _logger.warning("cluster_memory_not_copied", error=str(error))
+        else:
+            _logger.info("cluster_memory_copied", entries=len(memory.entries))
 
     def _store_seen(self) -> None:
         write_whole(self._files, os.path.join(self._data, SEEN_FILE), msgspec.json.encode(self._seen))

@@ -33,8 +33,17 @@ from sulina.core.cluster import (
 from sulina.errors import Compacted, InvalidName, LimitReached, MetadataWentBack
 from sulina.ports import NO_REVISION, Change, Clock, MetadataStore, Put
 from sulina.types import PartitionName
-from sulina.wire.messages import BrokerInfo, PartitionPlacement, TopicState
+from sulina.wire.messages import (
+    BrokerInfo,
+    ClusterInfo,
+    MetadataInfo,
+    PartitionPlacement,
+    TopicState,
+    UnloadInfo,
+    WaitingPartition,
+)
 
+WAITING_MAX = 100  # partitions without an owner that are named
 RETRY_SECONDS = 0.2  # until a watch that broke is tried again
 
 _logger = structlog.get_logger("sulina.cluster")
@@ -98,7 +107,7 @@ class ClusterView:
         self.unassigned: dict[PartitionName, Held[Unassigned]] = {}
         self.epochs: dict[PartitionName, Held[Epoch]] = {}
         self.unloads: dict[PartitionName, Held[Unload]] = {}
-        self.deleted: dict[str, DeleteMark] = {}  # topics, by their ids
+        self.deleted: dict[str, Held[DeleteMark]] = {}  # topics, by their ids
 
     # What it answers
 
@@ -156,6 +165,36 @@ class ClusterView:
         names = sorted({*self.registrations, *self.loads, *(name for name, has in self.assigned_to.items() if has)})
         return [self._broker(name) for name in names]
 
+    def info(
+        self, *, topics: int, partitions: int, metadata: MetadataInfo | None = None, is_stale: bool = False
+    ) -> ClusterInfo:
+        """Return the cluster in the words of the API. How many topics and partitions there are is known elsewhere."""
+        return ClusterInfo(
+            brokers=self.brokers(),
+            leader=self.leader.value.broker_id if self.leader is not None else None,
+            topics=topics,
+            partitions=partitions,
+            unassigned=len(self.unassigned),
+            recovering=sum(held.value.is_recovering for held in self.unassigned.values()),
+            unloads=[self.unload_info(name, held.value) for name, held in sorted(self.unloads.items())],
+            metadata=metadata,
+            is_stale=is_stale,
+            waiting=[self._waiting(name) for name in sorted(self.unassigned)[:WAITING_MAX]],
+        )
+
+    def unload_info(self, partition: PartitionName, unload: Unload) -> UnloadInfo:
+        """Return how far an unload has come."""
+        owned = self.owner(partition)
+        return UnloadInfo(
+            topic=str(partition.topic),
+            partition=partition.partition,
+            step=unload.step,
+            from_broker=owned.broker_id if owned is not None else None,
+            to_broker=unload.to,
+            error=unload.error,
+            since_seconds=self._since(unload.requested_ms),
+        )
+
     def shows(self, puts: Sequence[Put], deletes: Sequence[str], revision: int) -> bool:
         """Whether what a transaction wrote is here. One that deletes only may have had nothing to delete."""
         return self.revision >= revision or (not puts and not any(key in self._known for key in deletes))
@@ -210,7 +249,7 @@ class ClusterView:
         is_behind = False
         while True:
             try:
-                if is_behind:
+                if is_behind or self._is_other_history:
                     await self.load()
                     is_behind = False
                 async for changes in self._metadata.watch(keys.CLUSTER, after=self.revision):
@@ -244,6 +283,18 @@ class ClusterView:
         self._wake()
 
     # Inside
+
+    def _since(self, ms: int) -> float:
+        return max(0.0, round(self._clock.now() - ms / 1000, 1))
+
+    def _waiting(self, partition: PartitionName) -> WaitingPartition:
+        entry = self.unassigned[partition].value
+        return WaitingPartition(
+            topic=str(partition.topic),
+            partition=partition.partition,
+            since_seconds=self._since(entry.since_ms),
+            waits_for=entry.from_broker if entry.is_recovering else None,
+        )
 
     def _broker(self, name: str) -> BrokerInfo:
         held, load = self.registrations.get(name), self.loads.get(name)
@@ -291,8 +342,7 @@ class ClusterView:
                 _keep(self.registrations, broker, _read(change, Registration))
                 touched.brokers.add(broker)
             case ["deleted", topic_id]:
-                mark = _read(change, DeleteMark)
-                _keep(self.deleted, topic_id, mark.value if mark else None)
+                _keep(self.deleted, topic_id, _read(change, DeleteMark))
             case ["load", broker]:
                 load = _read(change, LoadReport)
                 _keep(self.loads, broker, load.value if load else None)

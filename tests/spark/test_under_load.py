@@ -1,7 +1,7 @@
 """Spark reads a topic while others publish to it as fast as they can: no read fails because of them (finding 13).
 
 A node in a process of its own, publishers in another. The short form reads as Spark's tasks do, and a few times by a
-session; `SULINA_SPARK_READS=500 pytest -s tests/faults/test_spark_under_load.py` is the long form: that many scans by
+session; `SULINA_SPARK_READS=500 pytest -s tests/spark/test_under_load.py` is the long form: that many scans by
 a session.
 """
 
@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 import sulina
 from sulina.client import SyncClient
@@ -121,31 +122,21 @@ def test_s1_no_scan_fails_because_others_publish(busy: tuple[Serving, SyncClient
     wait_version(client, began + 10)  # they went on publishing
 
 
-@pytest.mark.needs("java")
 @pytest.mark.timeout(600 + 20 * SESSION_READS)
 def test_s1_scans_by_a_session_do_not_fail_because_others_publish(
-    busy: tuple[Serving, SyncClient], tmp_path: Path
+    spark: SparkSession, busy: tuple[Serving, SyncClient]
 ) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from sulina.spark.session import session
-
     node, client = busy
-    folders = {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse", "spark.local.dir": f"{tmp_path}/local"}
-    spark = session("under load", master="local[2]", settings={**folders, "spark.sql.shuffle.partitions": "1"})
     began, first = time.monotonic(), client.partition(TOPIC).version
-    try:
-        for number in range(SESSION_READS):
-            end = client.partition(TOPIC).end_offset
-            start = max(0, end - ROWS)
-            rows = spark.read.format("sulina").options(url=node.url, topic=TOPIC, startingOffsets=f"offset:{start}")
-            (found,) = rows.load().agg(F.count("*"), F.min("offset"), F.max("offset"), F.max("version")).collect()
-            count, low, high, version = found
-            assert low == start
-            assert count == high - low + 1 >= end - start, f"read {number}"
-            assert version is not None
-        seconds = time.monotonic() - began
-        commits = client.partition(TOPIC).version - first
-        print(f"{SESSION_READS} reads, all good, in {seconds:.0f} s, beside {commits / seconds:.0f} commits/s")
-    finally:
-        spark.stop()
+    for number in range(SESSION_READS):
+        end = client.partition(TOPIC).end_offset
+        start = max(0, end - ROWS)
+        rows = spark.read.format("sulina").options(url=node.url, topic=TOPIC, startingOffsets=f"offset:{start}")
+        (found,) = rows.load().agg(F.count("*"), F.min("offset"), F.max("offset"), F.max("version")).collect()
+        count, low, high, version = found
+        assert low == start
+        assert count == high - low + 1 >= end - start, f"read {number}"
+        assert version is not None
+    seconds = time.monotonic() - began
+    commits = client.partition(TOPIC).version - first
+    print(f"{SESSION_READS} reads, all good, in {seconds:.0f} s, beside {commits / seconds:.0f} commits/s")

@@ -1,0 +1,721 @@
+"""What is wrong with a cluster, by what was read of it: the rules of `sulina doctor --cluster`, which ask nobody.
+
+Each check looks at the facts and returns what it finds, one finding for each kind of trouble, or one that says that all
+is well. A check whose facts were not asked for returns nothing. Names are counted, and the first few are shown.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sulina.cli import terminal
+from sulina.cli.doctor import FREE_BYTES_LOW, FREE_BYTES_NONE, Finding, Grade
+from sulina.cli.doctor_cluster import FULL_ADVICE, PRESSED_ADVICE
+from sulina.core import history, keys
+from sulina.core.cluster import Epoch, GivenUp, Registration
+from sulina.core.dead_letter import check_way, dead_letter_topic, is_end
+from sulina.core.recovery import Seen, evidence, merged, partitions_of, plan_recovery
+from sulina.core.resume import ARCHIVE, DIRECTORY, End, check_witnesses, witnesses
+from sulina.core.topic import Policy
+from sulina.errors import InvalidSettings, LogIncomplete
+from sulina.node.recovery import Known
+from sulina.types import Epoch as LogEpoch
+from sulina.types import PartitionName, TopicName
+from sulina.wire.messages import BrokerInfo, ClusterInfo, NodeInfo, Trouble, TroubleKind, UnloadInfo
+
+NAMES_MAX = 5  # that are shown of many
+WAITS_SECONDS_MAX = 10.0  # a partition is without an owner for a moment whenever it moves
+MOVES_SECONDS_MAX = 300.0
+GIVEN_UP_SECONDS = 7 * 24 * 3600.0  # that a give-up is news
+WENT_BACK = "metadata_went_back"
+EPOCH_TROUBLES = ("epoch_taken", "stale_epoch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAnswer:
+    """What a broker said when it was asked."""
+
+    url: str
+    node: NodeInfo | None = None  # None: it did not answer
+    cluster: ClusterInfo | None = None
+    error: str | None = None  # why it did not
+
+    @property
+    def name(self) -> str:
+        return self.node.broker_id if self.node is not None else self.url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """What the data directory of a broker has."""
+
+    path: str
+    free_bytes: int
+    store_id: str | None = None
+    seen: Seen | None = None  # None: it was never part of a cluster
+    has_memory: bool = False
+    damage: str | None = None  # of what it remembers
+    orphaned: Sequence[str] = ()
+    set_aside: Sequence[str] = ()
+    ends: Mapping[PartitionName, End] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """What was read of a cluster; None is what nobody was asked for, or did not answer."""
+
+    now_ms: int
+    brokers: Sequence[BrokerAnswer] = ()
+    cluster: ClusterInfo | None = None  # by a broker that is in touch with etcd, or by etcd itself
+    policies: Mapping[TopicName, Policy] | None = None  # of all topics, as they work
+    metadata: str | None = None  # the URL of etcd, if it was asked
+    etcd: Finding | None = None
+    known: Known | None = None  # what etcd, memories and archives know
+    objects: str | None = None  # the URL of the archive, if it was asked for
+    objects_error: str | None = None
+    disk: Disk | None = None
+
+
+def diagnose(facts: ClusterFacts) -> list[Finding]:
+    """Return what every check finds, in the order of the table."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def _result(check: str, found: Sequence[Finding], well: str) -> list[Finding]:
+    return list(found) or [Finding(check=check, grade=Grade.OK, found=well)]
+
+
+def _some(names: Iterable[object]) -> str:
+    """`a, b, c and 997 more`."""
+    listed = list(map(str, names))
+    more = f" and {len(listed) - NAMES_MAX:,} more" if len(listed) > NAMES_MAX else ""
+    return ", ".join(listed[:NAMES_MAX]) + more
+
+
+def _counted_some(names: Sequence[object], one: str) -> str:
+    """`2 partitions (a/0, a/1)`."""
+    return f"{terminal.counted(len(names), one)} ({_some(names)})"
+
+
+def _each(check: str, grade: Grade, found: Sequence[tuple[str, str]], count: int, more: str) -> Iterator[Finding]:
+    """Make a finding of each (what, what to do) up to a few, and one that counts the others."""
+    for what, advice in found[:NAMES_MAX]:
+        yield Finding(check=check, grade=grade, found=what, advice=advice)
+    if (left := count - min(len(found), NAMES_MAX)) > 0:
+        yield Finding(check=check, grade=grade, found=f"{left:,} more {more}", figures={"count": float(count)})
+
+
+def _answering(facts: ClusterFacts) -> list[NodeInfo]:
+    return [answer.node for answer in facts.brokers if answer.node is not None]
+
+
+def _troubles(facts: ClusterFacts, *kinds: str) -> list[tuple[str, Trouble]]:
+    """Return what brokers say is wrong with them, of these kinds, each with the broker's name."""
+    nodes = _answering(facts)
+    return [(node.broker_id, trouble) for node in nodes for trouble in node.troubles if trouble.kind in kinds]
+
+
+def _count(facts: ClusterFacts, *kinds: str) -> int:
+    """Count them, also those that brokers did not name."""
+    nodes = _answering(facts)
+    return sum(node.trouble_counts.get(kind, 0) for node in nodes for kind in kinds)
+
+
+def _place(trouble: Trouble) -> str:
+    return str(trouble.topic) if trouble.partition is None else f"{trouble.topic}/{trouble.partition}"
+
+
+# Brokers
+
+
+def check_brokers(facts: ClusterFacts) -> list[Finding]:
+    """Whether every broker answers and is ready, and why not."""
+    asked = facts.brokers
+    away = "start that broker; if it runs, check the network to it, or correct --url"
+    silent = [(f"{answer.url} does not answer: {answer.error}", away) for answer in asked if answer.node is None]
+    found = list(_each("brokers", Grade.FAIL, silent, len(silent), "brokers do not answer"))
+    if not asked:
+        advice = "start the brokers; `sulina cluster recover` needs none, and the findings below need none"
+        what = "no broker is registered in etcd"
+        if facts.known is None:
+            what, advice = "nobody knows where brokers are: etcd does not answer", "name brokers with --url"
+        found.append(Finding(check="brokers", grade=Grade.FAIL, found=what, advice=advice))
+    found += _unready(facts)
+    gone = [info for info in _infos(facts) if info.state == "unreachable"]
+    if gone:
+        names = [info.broker_id for info in gone]
+        found.append(
+            Finding(
+                check="brokers",
+                grade=Grade.WARN,
+                found=f"{_counted_some(names, 'broker')} unreachable: the lease ran out",
+                advice=f"start {names[0]}; if it runs, ask it why: sulina doctor --cluster --url URL-OF-{names[0]}",
+            )
+        )
+    found += _shared_stores(facts)
+    return _result("brokers", found, f"{len(asked)} of {terminal.counted(len(asked), 'broker')} ready")
+
+
+def _infos(facts: ClusterFacts) -> list[BrokerInfo]:
+    return facts.cluster.brokers if facts.cluster is not None else []
+
+
+UNREADY = {
+    WENT_BACK: "see history, below",
+    TroubleKind.CUT_OFF: "check the network from that broker to etcd; it goes on by itself when it reaches it",
+    TroubleKind.REPLACED: "end one of the two processes, and give each broker a data directory of its own",
+    TroubleKind.NOT_SERVING: "wait for it to start; if it stops, start it again: sulina serve",
+}
+
+
+def _unready(facts: ClusterFacts) -> Iterator[Finding]:
+    """Find brokers that answer and are not ready, with why."""
+    found = []
+    for answer in facts.brokers:
+        node = answer.node
+        if node is None:
+            continue
+        own = next((one for one in node.troubles if one.kind in UNREADY and one.partition is None), None)
+        if own is not None:
+            found.append((f"{node.broker_id} is not ready: {own.what}", UNREADY[own.kind]))
+        elif not node.is_ready and (stopped := node.trouble_counts.get(TroubleKind.LOG_STOPPED, 0)):
+            what = f"{node.broker_id} is not ready: {stopped} of its partitions take no records"
+            found.append((what, "see partitions, below"))
+        elif not node.is_ready:
+            found.append((f"{node.broker_id} is not ready", f"see why: curl {answer.url}/ready"))
+    yield from _each("brokers", Grade.FAIL, found, len(found), "brokers are not ready")
+
+
+def _shared_stores(facts: ClusterFacts) -> Iterator[Finding]:
+    """Find brokers of different names whose data directories are copies of one."""
+    owners: defaultdict[str, set[str]] = defaultdict(set)
+    for answer in facts.brokers:
+        if answer.node is not None and answer.node.store_id is not None:
+            owners[answer.node.store_id].add(answer.node.broker_id)
+    for key, value in (facts.known.stored if facts.known is not None else {}).items():
+        if key.startswith(keys.REGISTER):
+            registration = msgspec.json.decode(value, type=Registration)
+            owners[registration.store_id].add(registration.broker_id)
+    for store_id, names in sorted(owners.items()):
+        if len(names) > 1:
+            yield Finding(
+                check="brokers",
+                grade=Grade.FAIL,
+                found=f"brokers {_some(sorted(names))} have one data directory, or copies of it (store {store_id})",
+                advice="stop all but the one that had it first, and start the others with an empty --data",
+            )
+
+
+def check_leader(facts: ClusterFacts) -> list[Finding]:
+    """Whether somebody assigns partitions, and compacts etcd's history."""
+    if facts.cluster is None:
+        return []
+    found = []
+    if facts.cluster.leader is None:
+        found.append(
+            Finding(
+                check="leader",
+                grade=Grade.FAIL,
+                found="no broker leads: nothing is assigned, nothing fails over, and nobody compacts etcd's history",
+                advice="start a broker; where brokers run, one is elected within a lease, unless etcd takes no writes",
+            )
+        )
+    return _result("leader", found, f"{facts.cluster.leader} leads")
+
+
+def check_clocks(facts: ClusterFacts) -> list[Finding]:
+    """Whether the clocks of brokers agree: retention by time is paused where one is off."""
+    if facts.cluster is None:
+        return []
+    items = []
+    for info in facts.cluster.brokers:
+        if info.clock_ahead_seconds:
+            off = terminal.seconds_text(abs(info.clock_ahead_seconds))
+            way = "ahead of" if info.clock_ahead_seconds > 0 else "behind"
+            what = f"the clock of {info.broker_id} is {off} {way} the others: nothing expires by it"
+            items.append((what, f"set the clock on the machine of {info.broker_id}, and let a time service keep it"))
+    found = list(_each("clocks", Grade.WARN, items, len(items), "clocks are off"))
+    return _result("clocks", found, "the clocks of all brokers agree")
+
+
+def check_disks(facts: ClusterFacts) -> list[Finding]:
+    """Whether there is room on the disks of brokers."""
+    nodes = _answering(facts)
+    free = {node.broker_id: node.disk_free_bytes for node in nodes if node.disk_free_bytes is not None}
+    if facts.disk is not None:
+        free[facts.disk.path] = facts.disk.free_bytes
+    if not free:
+        return []
+    advice = "make room, or set retention on topics, or move partitions away: sulina broker drain BROKER"
+    found: list[Finding] = []
+    for grade, least_bytes, most_bytes in (
+        (Grade.FAIL, -1, FREE_BYTES_NONE),
+        (Grade.WARN, FREE_BYTES_NONE, FREE_BYTES_LOW),
+    ):
+        low = sorted((count, name) for name, count in free.items() if least_bytes <= count < most_bytes)
+        items = [(f"the disk of {name} has {terminal.bytes_text(count)} free", advice) for count, name in low]
+        found += _each("disks", grade, items, len(items), "disks have as little")
+    least = min(free.values())
+    return _result("disks", found, f"at least {terminal.bytes_text(least)} free on each")
+
+
+# The metadata store
+
+
+def check_etcd(facts: ClusterFacts) -> list[Finding]:
+    """Whether etcd answers and has room, by itself, or by what a broker says of it."""
+    if facts.etcd is not None:
+        return [facts.etcd]
+    space = facts.cluster.metadata if facts.cluster is not None else None
+    if space is None:
+        return []
+    used = terminal.bytes_text(space.used_bytes or space.size_bytes or 0)
+    quota = f" of {terminal.bytes_text(space.quota_bytes)}" if space.quota_bytes else ""
+    found = []
+    if space.is_full:
+        found.append(
+            Finding(check="etcd", grade=Grade.FAIL, found=f"FULL (NOSPACE): {used}{quota}", advice=FULL_ADVICE)
+        )
+    elif history.is_pressed(is_full=False, used_bytes=space.used_bytes, quota_bytes=space.quota_bytes):
+        found.append(Finding(check="etcd", grade=Grade.WARN, found=f"{used}{quota} in use", advice=PRESSED_ADVICE))
+    return _result("etcd", found, f"{used}{quota} in use")
+
+
+def check_history(facts: ClusterFacts) -> list[Finding]:
+    """Whether etcd still has what brokers, disks and archive have seen in it."""
+    shown = [trouble.what for _, trouble in _troubles(facts, WENT_BACK) if trouble.partition is None]
+    known, seen = facts.known, _seen(facts)
+    if known is not None:
+        marks = known.marks
+        shown += [said for one in seen if (said := evidence(one, known.identity, known.revision, marks)) is not None]
+    foreign = {
+        one.cluster_id
+        for one in seen
+        if known is not None and known.identity is not None and one.cluster_id != known.identity.cluster_id
+    }
+    found = []
+    if foreign and known is not None and known.identity is not None:
+        found.append(
+            Finding(
+                check="history",
+                grade=Grade.FAIL,
+                found=f"etcd is of cluster {known.identity.cluster_id}, disk or archive of {_some(sorted(foreign))}",
+                advice="correct --metadata, --objects and --data: they must be of one cluster",
+            )
+        )
+    elif shown:
+        found.append(
+            Finding(
+                check="history",
+                grade=Grade.FAIL,
+                found=f"etcd went back to an older state, or was emptied: {shown[0]}{_lost(facts)}",
+                advice=f"nothing is acknowledged until you run: {_recover(facts)}",
+            )
+        )
+    if known is None and not _answering(facts):
+        return found
+    return _result("history", found, _well(known, seen))
+
+
+def _recover(facts: ClusterFacts) -> str:
+    """Return the command that puts back what etcd has lost."""
+    metadata, objects = facts.metadata or "etcd://…", facts.objects or "URL"
+    return f"sulina cluster recover --metadata {metadata} --objects {objects}"
+
+
+def _seen(facts: ClusterFacts) -> list[Seen]:
+    seen = [memory.seen for memory in facts.known.memories] if facts.known is not None else []
+    return [*seen, *([facts.disk.seen] if facts.disk is not None and facts.disk.seen is not None else [])]
+
+
+def _well(known: Known | None, seen: Sequence[Seen]) -> str:
+    if known is None or known.identity is None:
+        return "no broker says that etcd went back"
+    identity = known.identity
+    return (
+        f"cluster {identity.cluster_id}, generation {identity.generation}, revision {known.revision}: etcd has all "
+        f"that {terminal.counted(len({one.broker_id for one in seen}), 'broker')} remember of it"
+    )
+
+
+def _lost(facts: ClusterFacts) -> str:
+    """Say what a recovery would put back, by the rules of the recovery itself."""
+    known = facts.known
+    if known is None or not known.memories:
+        return ""
+    planned = plan_recovery(known.identity, known.stored, known.memories, known.claims, now_ms=facts.now_ms)
+    missing = [str(topic.topic) for topic in planned.topics if topic.is_missing]
+    parts = [f"it lacks {_counted_some(missing, 'topic')}"] if missing else []
+    if planned.epochs:
+        parts.append(f"{terminal.counted(len(planned.epochs), 'partition')} had newer owners")
+    return f"; {', '.join(parts)}" if parts else ""
+
+
+def check_topics(facts: ClusterFacts) -> list[Finding]:
+    """Whether a topic vanished that the newest memories still know, without a delete mark."""
+    known = facts.known
+    if known is None or not known.memories:
+        return []
+    newest = max(known.memories, key=lambda memory: (memory.seen.generation, memory.seen.revision))
+    there = set(partitions_of(known.stored).values())
+    remembered = partitions_of(merged([newest]))
+    vanished = sorted(
+        {
+            str(partition.topic)
+            for partition, topic_id in remembered.items()
+            if topic_id not in there and keys.deleted(topic_id) not in known.stored
+        }
+    )
+    found = []
+    if vanished:
+        found.append(
+            Finding(
+                check="topics",
+                grade=Grade.FAIL,
+                found=f"{_counted_some(vanished, 'topic')} vanished from etcd without a delete mark",
+                advice=f"put back what is remembered: {_recover(facts)}",
+            )
+        )
+    return _result("topics", found, f"{terminal.counted(len(there), 'topic')}, none vanished without a delete mark")
+
+
+def check_epochs(facts: ClusterFacts) -> list[Finding]:
+    """Whether archives were claimed under epochs that etcd did not give, or gave to another broker."""
+    found: list[tuple[str, str]] = []
+    recover = f"etcd went back: {_recover(facts)}"
+    for partition, claim in sorted((facts.known.claims if facts.known is not None else {}).items()):
+        assert facts.known is not None
+        entry = facts.known.stored.get(keys.epoch(partition))
+        given = msgspec.json.decode(entry, type=Epoch) if entry is not None else None
+        if given is None or claim.epoch > given.epoch:
+            has = "none" if given is None else given.epoch
+            by = f" by {claim.broker_id}" if claim.broker_id else ""
+            found.append((f"{partition}: epoch {claim.epoch} was claimed{by} in the archive, etcd has {has}", recover))
+        elif claim.epoch == given.epoch and claim.broker_id not in (None, given.broker_id):
+            what = f"{partition}: epoch {claim.epoch} is {given.broker_id}'s by etcd, and was claimed by"
+            found.append((f"{what} {claim.broker_id}", recover))
+    said = [trouble for trouble in _troubles(facts, WENT_BACK, *EPOCH_TROUBLES) if trouble[1].partition is not None]
+    found += [(f"{_place(trouble)} at {broker}: {trouble.what}", recover) for broker, trouble in said]
+    if facts.known is None and not _answering(facts):
+        return []
+    findings = list(_each("epochs", Grade.FAIL, found, len(found), "partitions have two claims"))
+    return _result("epochs", findings, "no partition has two claims")
+
+
+# Partitions
+
+
+def check_archive(facts: ClusterFacts) -> list[Finding]:
+    """Whether the archive has everything that was reported of it."""
+    if facts.objects is None:
+        return []
+    if facts.objects_error is not None:
+        advice = "check --objects, --objects-endpoint and the credentials in the environment"
+        found = f"{facts.objects} cannot be read: {facts.objects_error}"
+        return [Finding(check="archive", grade=Grade.FAIL, found=found, advice=advice)]
+    if facts.known is None:
+        what, advice = "there is no etcd to compare it with", "name an etcd that answers with --metadata"
+        return [Finding(check="archive", grade=Grade.WARN, found=what, advice=advice)]
+    lacking: list[tuple[str, str]] = []
+    for partition, view in sorted(facts.known.archives.items()):
+        end = End(view.next_offset, view.log_version, view.epoch)
+        if (lacks := _lacks(facts.known, partition, ARCHIVE, end, is_only_here=False)) is not None:
+            lacking.append((f"{partition}: {lacks}", _give_up("objects", partition)))
+    lacking += [
+        (f"{partition}: {error}", f"bring the objects of {partition} back, from a version of the bucket or a backup")
+        for partition, error in sorted(facts.known.unreadable.items())
+    ]
+    findings = list(_each("archive", Grade.FAIL, lacking, len(lacking), "partitions lack something in the archive"))
+    count = terminal.counted(len(facts.known.archives), "partition")
+    return _result("archive", findings, f"it has what was reported of {count}")
+
+
+def _lacks(known: Known, partition: PartitionName, where: str, end: End, *, is_only_here: bool) -> str | None:
+    """Return what a log lacks of what was reported of it, by the rule by which a broker opens it."""
+    reports = known.reports.get(partition)
+    if reports is None:
+        return None
+    topic_id = partitions_of(
+        {key: known.stored[key] for key in [keys.delivery(partition.topic)] if key in known.stored}
+    )
+    current = reports.current
+    if current is not None and current.topic_id not in (None, topic_id.get(partition)):
+        current = None  # of a topic that had this name before
+    heard = witnesses(reports.sealed, current, is_only_here=is_only_here)
+    try:
+        check_witnesses(str(partition), where, heard, end)
+    except LogIncomplete as error:
+        return error.lacks
+    return None
+
+
+def _give_up(what: str, partition: PartitionName) -> str:
+    return (
+        f"bring the {what} back, and it opens by itself; or give up exactly these records: "
+        f"sulina topic unload {partition.topic} --partition {partition.partition} --give-up"
+    )
+
+
+def check_disk_logs(facts: ClusterFacts) -> list[Finding]:
+    """Whether the logs in a data directory reach as far as their broker reported."""
+    disk, known = facts.disk, facts.known
+    if disk is None or known is None:
+        return []
+    lacking: list[tuple[str, str]] = []
+    for partition, end in sorted(disk.ends.items()):
+        entry = known.stored.get(keys.epoch(partition))
+        newest = msgspec.json.decode(entry, type=Epoch) if entry is not None else None
+        if newest is None or newest.store_id != disk.store_id or newest.is_archived:
+            continue  # another has gone on, or the archive has all of it
+        end = End(
+            end.next_offset, end.version, max(end.epoch, LogEpoch(newest.epoch))
+        )  # the claim is newer than its commits
+        if (lacks := _lacks(known, partition, DIRECTORY, end, is_only_here=True)) is not None:
+            lacking.append((f"{partition} in {disk.path}: {lacks}", _give_up("newer copy of the disk", partition)))
+    if disk.damage is not None:
+        advice = "its broker writes it again when it runs; until then leave --data out of sulina cluster recover"
+        lacking.append((f"what {disk.path} remembers of the cluster is damaged: {disk.damage}", advice))
+    findings = list(_each("disk logs", Grade.FAIL, lacking, len(lacking), "logs end before what was reported"))
+    return _result(
+        "disk logs", findings, f"{terminal.counted(len(disk.ends), 'log')} in {disk.path} end where they must"
+    )
+
+
+def check_partitions(facts: ClusterFacts) -> list[Finding]:
+    """Whether every partition takes records at its owner, and why not."""
+    nodes = _answering(facts)
+    if not nodes:
+        return []
+    apart = {*UNREADY, *EPOCH_TROUBLES, *ELSEWHERE}
+    kinds = sorted({kind for node in nodes for kind in node.trouble_counts} - apart)
+    found: list[Finding] = []
+    for kind in kinds:
+        items = [
+            (f"{_place(one)} at {broker}: {one.what}", _remedy(kind, one)) for broker, one in _troubles(facts, kind)
+        ]
+        found += _each("partitions", Grade.FAIL, items, _count(facts, kind), f"partitions with {kind}")
+    served = facts.cluster.partitions if facts.cluster is not None else 0
+    return _result("partitions", found, f"{terminal.counted(served, 'partition')}, none is closed by an error")
+
+
+ELSEWHERE = (TroubleKind.CONSUMER_LATE, TroubleKind.DIRECTORY_ORPHANED, TroubleKind.DIRECTORY_SET_ASIDE)
+
+
+def _remedy(kind: str, trouble: Trouble) -> str:
+    if kind == LogIncomplete.code:
+        return _give_up("disk or objects that have them", PartitionName(*_names(trouble)))
+    if kind == TroubleKind.LOG_STOPPED:
+        return f"make room on that disk, and it opens by itself; or sulina topic move {trouble.topic} --to BROKER"
+    return "it is tried again every second; the log of that broker says more"
+
+
+def _names(trouble: Trouble) -> tuple[TopicName, int]:
+    return TopicName.parse(trouble.topic or ""), trouble.partition or 0
+
+
+def check_owners(facts: ClusterFacts) -> list[Finding]:
+    """Whether every partition has an owner, or for which broker it waits."""
+    cluster = facts.cluster
+    if cluster is None:
+        return []
+    by_broker: defaultdict[str, list[str]] = defaultdict(list)
+    for waiting in cluster.waiting:
+        if waiting.waits_for is not None:
+            by_broker[waiting.waits_for].append(f"{waiting.topic}/{waiting.partition}")
+    named = sum(map(len, by_broker.values()))
+    more = f" (of {cluster.recovering:,} that wait)" if cluster.recovering > named else ""
+    items = []
+    for broker, names in sorted(by_broker.items()):
+        topic, _, number = names[0].rpartition("/")
+        what = f"{_counted_some(names, 'partition')} recovering{more}: only the disk of {broker} has all of it"
+        give_up = f"sulina topic move {topic} --partition {number} --to BROKER --force"
+        items.append((what, f"start {broker}; or give up what only it has: {give_up}"))
+    found = list(_each("owners", Grade.FAIL, items, len(items), "brokers are waited for"))
+    late = [one for one in cluster.waiting if one.waits_for is None and one.since_seconds >= WAITS_SECONDS_MAX]
+    if late:
+        names = [f"{one.topic}/{one.partition}" for one in late]
+        longest = terminal.seconds_text(max(one.since_seconds for one in late))
+        found.append(
+            Finding(
+                check="owners",
+                grade=Grade.FAIL,
+                found=f"{_counted_some(names, 'partition')} without an owner for {longest}",
+                advice="start a broker, or let one take partitions again: sulina broker activate BROKER",
+                figures={"unassigned": float(cluster.unassigned)},
+            )
+        )
+    return _result("owners", found, f"{terminal.counted(cluster.partitions, 'partition')}, none waits for an owner")
+
+
+def check_moves(facts: ClusterFacts) -> list[Finding]:
+    """Whether moves, unloads and drains come to an end."""
+    cluster = facts.cluster
+    if cluster is None:
+        return []
+    stuck = [one for one in cluster.unloads if one.error or (one.since_seconds or 0.0) >= MOVES_SECONDS_MAX]
+    items = [(_stuck(one), f"see to that, or take it back: sulina topic cancel-move {one.topic}") for one in stuck]
+    found = list(_each("moves", Grade.WARN, items, len(items), "moves fail or hang"))
+    found += [
+        Finding(
+            check="moves",
+            grade=Grade.WARN,
+            found=f"{info.broker_id} is draining, and has {terminal.counted(info.partitions, 'partition')} left",
+            advice=f"start another broker that takes them, or sulina broker activate {info.broker_id}",
+        )
+        for info in cluster.brokers
+        if info.state == "draining" and info.partitions and _hangs(cluster, info)
+    ]
+    return _result("moves", found, f"{len(cluster.unloads)} under way, none fails or hangs")
+
+
+def _stuck(one: UnloadInfo) -> str:
+    to = f" to {one.to_broker}" if one.to_broker else ""
+    since = f" for {terminal.seconds_text(one.since_seconds)}" if one.since_seconds else ""
+    why = f": {one.error}" if one.error else ""
+    return f"{one.topic}/{one.partition} is leaving {one.from_broker}{to}{since}, {one.step}{why}"
+
+
+def _hangs(cluster: ClusterInfo, broker: BrokerInfo) -> bool:
+    """Return whether a drain does not come to an end: nobody takes what it gives, or a wish fails or is old."""
+    wishes = [one for one in cluster.unloads if one.from_broker == broker.broker_id]
+    if not any(info.state == "active" for info in cluster.brokers):
+        return True
+    return any(one.error or (one.since_seconds or 0.0) >= MOVES_SECONDS_MAX for one in wishes)
+
+
+# What is kept
+
+
+def check_directories(facts: ClusterFacts) -> list[Finding]:
+    """Whether directories wait for somebody to look at them."""
+    orphaned = [f"{one.what} at {broker}" for broker, one in _troubles(facts, TroubleKind.DIRECTORY_ORPHANED)]
+    aside = [f"{one.what} at {broker}" for broker, one in _troubles(facts, TroubleKind.DIRECTORY_SET_ASIDE)]
+    stores = {node.store_id for node in _answering(facts)}
+    if facts.disk is not None and (facts.disk.store_id is None or facts.disk.store_id not in stores):
+        orphaned += [f"{facts.disk.path}/{name}" for name in facts.disk.orphaned]
+        aside += [f"{facts.disk.path}/{name}" for name in facts.disk.set_aside]
+    elif not stores:
+        return []
+    found = []
+    if orphaned:
+        found.append(
+            Finding(
+                check="directories",
+                grade=Grade.FAIL,
+                found=f"kept, because the topic vanished without a delete mark: {_some(orphaned)}",
+                advice=f"they are taken back when the topic is: {_recover(facts)}; or delete them for good",
+                figures={"count": float(len(orphaned))},
+            )
+        )
+    if aside:
+        found.append(
+            Finding(
+                check="directories",
+                grade=Grade.WARN,
+                found=f"set aside, with records that are nowhere else: {_some(aside)}",
+                advice="another owner went on without them: look at a copy with sulina serve, then delete them",
+                figures={"count": float(len(aside))},
+            )
+        )
+    return _result("directories", found, "none is orphaned or set aside")
+
+
+def check_given_up(facts: ClusterFacts) -> list[Finding]:
+    """Whether records were given up, as it is on record."""
+    if facts.known is None:
+        return []
+    given = [(one, name) for name, reports in facts.known.reports.items() for one in reports.given_up]
+    given.sort(key=lambda each: (-each[0].at_ms, each[1]))
+    news = [_given_up(facts, name, one) for one, name in given if _age(facts, one) < GIVEN_UP_SECONDS]
+    advice = "nothing brings them back here; if a disk or a backup has them, publish them again"
+    found = []
+    if news:
+        found.append(Finding(check="given up", grade=Grade.WARN, found=_some(news), advice=advice))
+    ranges = terminal.counted(len(given), "range")
+    return _result("given up", found, f"{ranges} on record, none in the last 7 days")
+
+
+def _age(facts: ClusterFacts, one: GivenUp) -> float:
+    return (facts.now_ms - one.at_ms) / 1000
+
+
+def _given_up(facts: ClusterFacts, partition: PartitionName, one: GivenUp) -> str:
+    end = "…" if one.end is None else one.end
+    ago = terminal.seconds_text(max(0.0, _age(facts, one)))
+    return f"{partition}: records [{one.start}, {end}) were given up {ago} ago, because {one.reason}"
+
+
+def check_dead_letters(facts: ClusterFacts) -> list[Finding]:
+    """Whether dead letters come to an end, in a topic that exists."""
+    policies = facts.policies
+    if policies is None:
+        return []
+    endless: dict[frozenset[TopicName], tuple[str, str]] = {}
+    absent: list[tuple[TopicName, TopicName]] = []
+    for topic, policy in sorted(policies.items()):
+        if policy.dead_letter is None or is_end(topic, policy):
+            continue
+        if (target := dead_letter_topic(topic, policy)) not in policies:
+            absent.append((topic, target))
+        if way := _endless(topic, policies):
+            shown = " → ".join(map(str, way))
+            advice = f"name another in the policy of one of them: sulina topic create {way[0]} --dead-letter TOPIC …"
+            endless.setdefault(frozenset(way), (f"dead letters do not come to an end: {shown}", advice))
+    found = list(_each("dead letters", Grade.FAIL, [*endless.values()], len(endless), "circles of dead letters"))
+    if absent:
+        names = [f"{target} of {topic}" for topic, target in absent]
+        found.append(
+            Finding(
+                check="dead letters",
+                grade=Grade.WARN,
+                found=f"{_counted_some(names, 'dead-letter topic')} not there",
+                advice=f"made with defaults when first needed; to choose them: sulina topic create {absent[0][1]} …",
+            )
+        )
+    return _result("dead letters", found, "they come to an end")
+
+
+def _endless(topic: TopicName, policies: Mapping[TopicName, Policy]) -> list[TopicName]:
+    """Return the way of dead letters that has no end, by the rule by which such policies are refused; else nothing."""
+    way = [topic]
+    while (policy := policies.get(way[-1])) is not None and not is_end(way[-1], policy):
+        way.append(dead_letter_topic(way[-1], policy))
+        try:
+            check_way(way)
+        except InvalidSettings:
+            return way[way.index(way[-1]) :] if way[-1] in way[:-1] else way  # without the way into the circle
+    return []
+
+
+def check_consumers(facts: ClusterFacts) -> list[Finding]:
+    """Whether consumers ack what they are sent."""
+    if not _answering(facts):
+        return []
+    late = Counter(f"{_place(one)}: {one.what}" for _, one in _troubles(facts, TroubleKind.CONSUMER_LATE))
+    advice = "restart or mend that consumer; others get its records meanwhile, if the subscription is shared"
+    items = [(what, advice) for what in late]
+    findings = list(_each("consumers", Grade.WARN, items, len(items), "consumers do not ack"))
+    return _result("consumers", findings, "all ack in time")
+
+
+CHECKS: list[Callable[[ClusterFacts], list[Finding]]] = [
+    check_brokers,
+    check_leader,
+    check_etcd,
+    check_history,
+    check_topics,
+    check_epochs,
+    check_archive,
+    check_disk_logs,
+    check_partitions,
+    check_owners,
+    check_moves,
+    check_clocks,
+    check_disks,
+    check_directories,
+    check_given_up,
+    check_dead_letters,
+    check_consumers,
+]

@@ -1,0 +1,155 @@
+"""R10: what one broker remembers of the metadata store, and when it says that the store went back."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sulina.broker.archives import MEMORY_FOLDER, SEEN_FOLDER, Archives
+from sulina.broker.cluster.memory import MEMORY_FILE, ClusterMemory
+from sulina.broker.events import EventStream
+from sulina.broker.options import BrokerOptions
+from sulina.clock import SystemClock
+from sulina.core import keys
+from sulina.core.recovery import Identity, Memory
+from sulina.errors import ArchiveFailed, CorruptCommit
+from sulina.metadata.memory import MemoryMetadata
+from sulina.ports import Bytes, Entry, Put
+from sulina.storage.files import OsFiles
+from tests.support.brokers import until
+from tests.support.objects import MemoryObjects
+
+TOPIC = "/topics/default/orders/delivery"
+
+
+class SlowAnswers(MemoryMetadata):
+    """Holds back one answer about a key, while others are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_key: str | None = None
+        self.is_held = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def get(self, key: str) -> Entry | None:
+        entry = await super().get(key)
+        if key == self.held_key:
+            self.held_key = None
+            self.is_held.set()
+            await self.go_on.wait()
+        return entry
+
+
+class HardObjects(MemoryObjects):
+    """Takes no object while it is away, and none before `go_on` while it is slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.is_asked = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def put(self, path: str, data: Sequence[Bytes]) -> None:
+        self.is_asked.set()
+        self.go_on.wait()
+        if self.is_away:
+            raise ArchiveFailed(path=path, cause=ConnectionError("it is away"))
+        super().put(path, data)
+
+
+class World:
+    """The memory of one broker, over a metadata store and an archive."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.metadata = SlowAnswers()
+        self.objects = HardObjects()
+        self.archives = Archives(self.objects, BrokerOptions(data=str(directory), broker_id="a"))
+        self.entries = {TOPIC: b'"first"'}
+        self.memory = ClusterMemory(
+            self.metadata,
+            broker_id="a",
+            store_id="store",
+            files=OsFiles(),
+            data=str(directory),
+            archives=self.archives,
+            entries=lambda: self.entries,
+            events=EventStream(SystemClock()),
+        )
+
+    def remembered(self) -> dict[str, str]:
+        """Return what is on disk."""
+        return msgspec.json.decode((self.directory / MEMORY_FILE).read_bytes(), type=Memory).entries
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_r10_a_mark_that_is_written_while_an_older_one_is_looked_at_raises_no_alarm(world: World) -> None:
+    await world.memory.join([])
+    world.metadata.held_key = keys.mark("a")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(world.memory.verify(), name="verify")
+        await world.metadata.is_held.wait()
+        await world.memory.close()  # which writes the next mark
+        world.metadata.go_on.set()
+    assert world.metadata.history.went_back is None
+
+
+async def test_r10_a_topic_that_was_made_again_is_on_disk_before_it_is_served(world: World) -> None:
+    await world.memory.join([])
+    assert world.remembered() == {TOPIC: '"first"'}
+    world.entries = {TOPIC: b'"second"'}
+    await world.memory.ensure(TOPIC, '"second"')
+    assert world.remembered() == {TOPIC: '"second"'}
+
+
+async def test_f6_a_slow_archive_holds_up_nobody_who_takes_a_topic_over(world: World) -> None:
+    """F6: what the disk remembers is enough to serve; the copy in the archive comes when it comes."""
+    await world.memory.join([])
+    world.entries = {TOPIC: b'"second"'}
+    world.objects.is_asked.clear()
+    world.objects.go_on.clear()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(world.memory.close(), name="round")
+        try:
+            await asyncio.to_thread(world.objects.is_asked.wait)
+            world.entries = {TOPIC: b'"third"'}
+            async with asyncio.timeout(5):
+                await world.memory.ensure(TOPIC, '"third"')
+        finally:
+            world.objects.go_on.set()
+    assert world.remembered() == {TOPIC: '"third"'}
+
+
+async def test_r10_a_damaged_witness_in_the_archive_keeps_nobody_from_starting(world: World) -> None:
+    """R10: the others are heard; only a recovery, which needs all that is remembered, names the damaged object."""
+    await world.memory.join([])
+    world.objects.put(f"{SEEN_FOLDER}/b.json", [b"{"])
+    world.objects.put(f"{MEMORY_FOLDER}/b.json", [b"{"])
+    assert [seen.broker_id for seen in world.archives.seen()] == ["a"]
+    with pytest.raises(CorruptCommit, match=r"cluster/memory/b\.json"):
+        world.archives.memories()
+
+
+async def test_r10_a_broker_goes_on_after_a_recovery_while_the_archive_is_away(world: World) -> None:
+    await world.memory.join([])
+    world.objects.is_away = True
+    entry = await world.metadata.get(keys.IDENTITY)
+    assert entry is not None
+    before = msgspec.json.decode(entry.value, type=Identity)
+    after = Identity(cluster_id=before.cluster_id, generation=before.generation + 1)
+    await world.metadata.txn(puts=[Put(keys.IDENTITY, msgspec.json.encode(after))])
+    world.metadata.history.declare("its revision is older")
+    running = asyncio.create_task(world.memory.run(), name="memory")
+    try:
+        await until(lambda: world.metadata.history.went_back is None, seconds=5)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])

@@ -34,8 +34,8 @@ class SlowAnswers(MemoryMetadata):
         self.is_held = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def get(self, key: str) -> Entry | None:
-        entry = await super().get(key)
+    async def peek(self, key: str) -> Entry | None:
+        entry = await super().peek(key)
         if key == self.held_key:
             self.held_key = None
             self.is_held.set()

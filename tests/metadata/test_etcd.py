@@ -112,30 +112,63 @@ async def test_r10_a_watch_ends_when_the_store_went_back_also_if_its_own_stream_
         await asyncio.wait_for(waiting, 5)
 
 
+async def an_older_copy_at_a_higher_revision(server: EtcdServer, store: EtcdMetadata, copy: Path) -> None:
+    """Empty the store after a copy of it was made, so that it counts from 1 again; `/new` shows which of them it is."""
+    for number in range(30):
+        await store.txn(puts=[Put("/old", str(number).encode())])
+    await asyncio.to_thread(server.save, copy)
+    await asyncio.to_thread(server.go_back, None)
+    with pytest.raises(MetadataWentBack):
+        await store.get("/old")
+    store.history.accept()
+    await store.txn(puts=[Put("/new", b"1")])
+
+    async def has_new() -> None:
+        if await store.peek("/new") is None:
+            raise store.history.declare("it lacks /new")
+
+    store.history.confirm_by(has_new)
+
+
 async def test_r10_a_watch_hears_nothing_of_an_older_history_that_is_at_a_higher_revision(
     own_server: EtcdServer, own: EtcdMetadata, tmp_path: Path
 ) -> None:
     """R10: a store that was emptied counts from 1 again, and then comes back as it was before that."""
-    for number in range(30):
-        await own.txn(puts=[Put("/old", str(number).encode())])
-    await asyncio.to_thread(own_server.save, tmp_path / "copy")
-    await asyncio.to_thread(own_server.go_back, None)
-    with pytest.raises(MetadataWentBack):
-        await own.get("/old")
-    own.history.accept()
-    revision = (await own.txn(puts=[Put("/new", b"1")])).revision
-
-    async def has_new() -> None:
-        if await own.get("/new") is None:
-            raise own.history.declare("it lacks /new")
-
-    own.history.confirm_by(has_new)
+    await an_older_copy_at_a_higher_revision(own_server, own, tmp_path / "copy")
+    revision = (await own.txn(puts=[Put("/new", b"2")])).revision
     watch = own.watch("/", after=revision)
-    await own.txn(puts=[Put("/new", b"2")])
+    await own.txn(puts=[Put("/new", b"3")])
     assert [change.key for change in await next_of(watch)] == ["/new"]
     await asyncio.to_thread(own_server.go_back, tmp_path / "copy")
     with pytest.raises(MetadataWentBack):
         await next_of(watch)
+    own.history.accept()  # so that it can be closed
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_r10_no_call_is_answered_by_an_older_history_that_is_at_a_higher_revision(
+    own_server: EtcdServer, own: EtcdMetadata, tmp_path: Path, is_waiting: bool
+) -> None:
+    """R10: before any watch has noticed it, whether a call waited for the store or came when it was back."""
+    await an_older_copy_at_a_higher_revision(own_server, own, tmp_path / "copy")
+    watch = asyncio.ensure_future(anext(aiter(own.watch("/elsewhere/", after=1))))
+    await own.txn(puts=[Put("/new", b"2")])
+    await asyncio.to_thread(own_server.kill)
+    going = asyncio.ensure_future(asyncio.to_thread(own_server.go_back, tmp_path / "copy"))
+    if not is_waiting:
+        await going
+    answers = await asyncio.gather(
+        own.get("/old"),
+        own.list("/"),
+        own.txn(puts=[Put("/new", b"3")]),
+        own.txn(compares=[Compare("/new", NO_REVISION)]),
+        own.lease(5),
+        return_exceptions=True,
+    )
+    await going
+    assert [type(answer) for answer in answers] == [MetadataWentBack] * 5
+    with pytest.raises(MetadataWentBack):
+        await watch
     own.history.accept()  # so that it can be closed
 
 

@@ -145,9 +145,8 @@ class KnownTopics(ABC):
                     is_behind = False
                 async for changes in self._metadata.watch(prefix, after=after):
                     after = changes[-1].revision
-                    namespaces, topics = self._catalogue.apply(changes)
-                    if namespaces or topics:
-                        await self._sync(namespaces, topics)
+                    async with self._lock:
+                        await self._sync(*self._catalogue.apply(changes))
                 return  # the store is closed
             except Compacted:
                 is_behind = True
@@ -162,15 +161,18 @@ class KnownTopics(ABC):
         async with self._lock:
             known = {*self._topics, *self._deleting, *self._damaged}
             after = min(await self._catalogue.load())
-        await self._sync({*self._namespaces, *self._catalogue.namespaces()}, {*known, *self._catalogue.names()})
+            await self._sync({*self._namespaces, *self._catalogue.namespaces()}, {*known, *self._catalogue.names()})
         return after
 
     async def _sync(self, namespaces: Iterable[str], topics: Iterable[TopicName]) -> None:
-        async with self._lock:
-            for namespace in namespaces:
-                self._sync_namespace(namespace)
-            for name in topics:
-                await self._sync_topic(name)
+        """Make what is here what the catalogue has. Called under the lock that the catalogue was changed under.
+
+        Else somebody could decide by what is here, and compare with the newer revisions of the catalogue.
+        """
+        for namespace in namespaces:
+            self._sync_namespace(namespace)
+        for name in topics:
+            await self._sync_topic(name)
 
     def _sync_namespace(self, namespace: str) -> None:
         policy = self._catalogue.namespace(namespace)
@@ -271,8 +273,12 @@ class KnownTopics(ABC):
     async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:
         for name, subscription in list(topic.subscriptions.items()):
             stored = known.subscriptions.get(name)
-            if stored is None or stored.revision != subscription.revision:
-                await self._remove_subscription(topic, subscription)
+            if stored is None:
+                error: SulinaError = SubscriptionNotFound(topic=str(topic.name), subscription=name)
+                await self._remove_subscription(topic, subscription, error)
+            elif stored.revision != subscription.revision:  # made again, or stored again by a recovery
+                error = NotServing(reason=f"subscription {name} of {topic.name} was made again")
+                await self._remove_subscription(topic, subscription, error)
         for name, stored in known.subscriptions.items():
             if name not in topic.subscriptions:
                 self._add_subscription(topic, name, stored)
@@ -345,10 +351,14 @@ class KnownTopics(ABC):
                     await self._catalogue.refresh_namespace(name)
                     self._sync_namespace(name)
                 else:
-                    await self._catalogue.refresh(name)
-                    self._sync_namespace(name.namespace)
-                    await self._sync_topic(name)
+                    await self._read_again(name)
         raise NotServing(reason=f"others keep changing {name}")
+
+    async def _read_again(self, name: TopicName) -> None:
+        """Make a topic and its namespace here what the metadata store has now. Called under the lock."""
+        await self._catalogue.refresh(name)
+        self._sync_namespace(name.namespace)
+        await self._sync_topic(name)
 
     async def _fix_schema(self, topic: Topic) -> None:
         """The first record is about to be accepted. TopicNotFound when the topic has gone meanwhile."""
@@ -360,11 +370,10 @@ class KnownTopics(ABC):
                     await self._catalogue.fix_schema(topic.name)
                     topic.is_fixed = True
                 except Outdated:
-                    await self._catalogue.refresh(topic.name)
-                    known = self._catalogue.topic(topic.name)
-                    if known is None or known.stored.topic_id != topic.stored.topic_id:
+                    async with self._lock:
+                        await self._read_again(topic.name)
+                    if self._topics.get(topic.name) is not topic:
                         raise TopicNotFound(topic=str(topic.name)) from None
-                    self._change(topic, known)
         raise NotServing(reason=f"others keep changing {topic.name}")
 
     def _topic(self, name: TopicName) -> Topic:
@@ -392,12 +401,12 @@ class KnownTopics(ABC):
         self.counts.subscriptions += 1
         self.counts.cursors += len(topic.partitions)
 
-    async def _remove_subscription(self, topic: Topic, subscription: Subscription) -> None:
-        """Somebody has deleted it."""
+    async def _remove_subscription(self, topic: Topic, subscription: Subscription, error: SulinaError) -> None:
+        """Close a subscription that is not stored any more; its consumers are told the error."""
         del topic.subscriptions[subscription.name]
         self.counts.subscriptions -= 1
         self.counts.cursors -= len(topic.partitions)
-        await subscription.close(SubscriptionNotFound(topic=str(topic.name), subscription=subscription.name))
+        await subscription.close(error)
         await self._writer.forget(subscription.cursor_keys())
 
     @abstractmethod

@@ -342,9 +342,7 @@ class ClusterMember(Topics):
     async def fetch_topic(self, name: TopicName) -> Topic | None:
         """As the metadata store has it now."""
         async with self._lock:
-            await self._catalogue.refresh(name)
-            self._sync_namespace(name.namespace)
-            await self._sync_topic(name)
+            await self._read_again(name)
         return self._topics.get(name)
 
     async def remember_topic(self, topic: Topic) -> None:

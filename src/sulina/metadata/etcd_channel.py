@@ -114,8 +114,14 @@ class Stream(Generic[Request, Response]):
 
     async def read(self) -> Response:
         """The next message. Refused, Unanswered."""
-        message = await _answer(self._call.read())
+        try:
+            message = await _answer(self._call.read())
+        except Unanswered:
+            if self in self._link.streams:
+                self._link.lost()
+            raise
         if message is grpc.aio.EOF:
+            self._link.lost()
             raise Unanswered("etcd has ended the stream")
         self._link.heard()
         response: Response = message
@@ -130,7 +136,9 @@ class Stream(Generic[Request, Response]):
 class _Link:
     """A channel of gRPC, its methods, and when something last came through it."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, lost: Callable[[], None]) -> None:
+        """`lost` is called when a stream breaks. gRPC connects again without a word."""
+        self.lost = lost
         if credentials is None:
             self.channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         else:
@@ -162,8 +170,10 @@ class Endpoint:
         channel_credentials: grpc.ChannelCredentials | None,
         credentials: Credentials,
         history: RevisionFloor,
+        lost: Callable[[], None],
     ) -> None:
         self.address = address
+        self._lost = lost
         self._history = history
         self._channel_credentials = channel_credentials
         self._credentials = credentials
@@ -225,7 +235,7 @@ class Endpoint:
 
     def _connect(self) -> _Link:
         if self._link is None:
-            self._link = _Link(self.address, self._channel_credentials)
+            self._link = _Link(self.address, self._channel_credentials, self._lost)
         return self._link
 
     def _give_up_if_silent(self, link: _Link, began: float, timeout_seconds: float) -> None:
@@ -267,11 +277,14 @@ class Endpoints:
         if tls is not None:
             channel_credentials = grpc.ssl_channel_credentials(*tls.read())
         self._endpoints = [
-            Endpoint(address, channel_credentials, self._credentials, self.history) for address in addresses
+            Endpoint(address, channel_credentials, self._credentials, self.history, self._doubt)
+            for address in addresses
         ]
         random.shuffle(self._endpoints)  # clients spread over the members
         self._current = 0
         self._failing_since: float | None = None
+        self._losses, self._confirmed = 0, 0  # connections lost, and how many of these had been when it was confirmed
+        self._confirming = asyncio.Lock()
 
     @property
     def members(self) -> Sequence[Endpoint]:
@@ -307,7 +320,7 @@ class Endpoints:
             try:
                 result = await self.once(work, deadline=deadline, even_if_went_back=even_if_went_back)
                 if not even_if_went_back:
-                    self.history.check()  # another answer may have shown meanwhile that this one cannot be believed
+                    await self.believe()
                 return result
             except Unanswered as failure:
                 tries += 1
@@ -340,6 +353,26 @@ class Endpoints:
         self._reached(endpoint)
         return result
 
+    async def believe(self) -> None:
+        """Return if the answers that came until now are those of the store of before, also where it was away.
+
+        A store that was restored to an older state may be at a higher revision, which no answer shows.
+
+        Raises:
+            MetadataWentBack: they are not, or another answer has shown meanwhile that they cannot be believed.
+            Unanswered: it cannot be found out now.
+        """
+        self.history.check()
+        while self._confirmed < self._losses:
+            async with self._confirming:
+                losses = self._losses
+                try:
+                    await self.history.confirm()
+                except MetadataFailed as error:
+                    raise Unanswered(str(error)) from error
+                self._confirmed = losses
+        self.history.check()
+
     async def close(self) -> None:
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
@@ -368,7 +401,12 @@ class Endpoints:
             raise _TimeIsUp(f"the time limit of {self.timeout_seconds:g} s has passed")
         return seconds
 
+    def _doubt(self) -> None:
+        """A connection was lost: whoever answers next may be another."""
+        self._losses += 1
+
     def _leave(self, endpoint: Endpoint, failure: Unanswered) -> None:
+        self._doubt()
         if self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
         if self._failing_since is None:

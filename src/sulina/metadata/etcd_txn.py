@@ -113,7 +113,9 @@ class Transactions:
         except Refused:
             slot.revision = before
             raise
-        self._endpoints.history.check()  # another answer may have shown meanwhile that this one cannot be believed
+        # Another answer may have shown meanwhile that this one cannot be believed. An older copy of the store does not
+        # have the slot at this revision, and then it is read first, which asks whose answer that is.
+        self._endpoints.history.check()
         if response.succeeded:
             slot.revision = response.header.revision
             return TxnResult(True, response.header.revision)

@@ -92,11 +92,11 @@ class EtcdWatches:
 
     async def _feed(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
         """Until the queue wants no more. Streams come and go."""
-        pause_seconds, is_again = PAUSE_SECONDS_MIN, False
+        pause_seconds = PAUSE_SECONDS_MIN
         while True:
             seen = queue.seen
             try:
-                await self._feed_once(queue, first, end, is_again=is_again)
+                await self._feed_once(queue, first, end)
             except Unanswered as failure:
                 _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
             except Refused as refused:
@@ -112,14 +112,13 @@ class EtcdWatches:
                 queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))
             if not queue.is_running:
                 return
-            is_again = True
             if queue.seen > seen:
                 pause_seconds = PAUSE_SECONDS_MIN
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1))
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
-    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes, *, is_again: bool) -> None:
-        """With one stream, until it or the queue ends. Refused, Unanswered."""
+    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
+        """With one stream, until it or the queue ends. Refused, Unanswered, MetadataWentBack."""
         create = pb.WatchCreateRequest(
             key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
         )
@@ -134,18 +133,10 @@ class EtcdWatches:
                 await self._endpoints.call(
                     RANGE, pb.RangeRequest(key=first, count_only=True), deadline=self._endpoints.deadline()
                 )
-            if is_again:
-                await self._confirm()
+            await self._endpoints.believe()
             await self._move(opened, queue)
         finally:
             opened.stream.cancel()
-
-    async def _confirm(self) -> None:
-        """Return if the store that took the watch up again is the one of before. Unanswered, MetadataWentBack."""
-        try:
-            await self._endpoints.history.confirm()
-        except MetadataFailed as error:
-            raise Unanswered(str(error)) from error
 
     async def _move(self, opened: _Opened, queue: WatchQueue) -> None:
         """From the stream into the queue. Refused, Unanswered."""

@@ -29,7 +29,10 @@ class RevisionFloor:
         self._listeners.append(listener)
 
     def confirm_by(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Have `check` asked whenever a connection was lost: it declares that the store is another, or returns."""
+        """Have `check` asked whenever a connection was lost: it declares that the store is another, or returns.
+
+        It reads by `peek`: all other calls wait for its answer.
+        """
         self._checks.append(check)
 
     async def confirm(self) -> None:

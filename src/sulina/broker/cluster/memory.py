@@ -138,12 +138,15 @@ class ClusterMemory:
             MetadataWentBack: it is not, or has not.
         """
         known = self._seen  # before anything is asked: a newer mark may be written meanwhile
-        entry = await self._metadata.get(keys.IDENTITY)
+        if not known.cluster_id:
+            return  # it has not joined
+        self._metadata.history.check()
+        entry = await self._metadata.peek(keys.IDENTITY)
         identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
         if identity is None or identity.generation != known.generation:
             found = identity.generation if identity is not None else "none"
             raise self._metadata.history.declare(f"its generation is {found}, not {known.generation}")
-        entry = await self._metadata.get(self._key)
+        entry = await self._metadata.peek(self._key)
         number = msgspec.json.decode(entry.value, type=Mark).number if entry is not None else 0
         if number < known.mark:
             raise self._metadata.history.declare(f"it has lost mark {known.mark} of broker {known.broker_id}")

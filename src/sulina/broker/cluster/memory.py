@@ -140,7 +140,8 @@ class ClusterMemory:
         known = self._seen  # before anything is asked: a newer mark may be written meanwhile
         if not known.cluster_id:
             return  # it has not joined
-        self._metadata.history.check()
+        if self._metadata.history.went_back is not None:
+            raise self._metadata.history.went_back
         entry = await self._metadata.peek(keys.IDENTITY)
         identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
         if identity is None or identity.generation != known.generation:

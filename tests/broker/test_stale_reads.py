@@ -10,7 +10,7 @@ import pytest_asyncio
 from sulina.broker.broker import Broker
 from sulina.core.position import EARLIEST
 from sulina.core.topic import TopicSettings
-from sulina.errors import LeaseExpired
+from sulina.errors import LeaseExpired, NotServing
 from sulina.types import TopicName
 from sulina.wire.frames import Answer, Detached, Failed, Subscribe
 from sulina.wire.messages import SubscriptionSettings
@@ -51,6 +51,17 @@ async def test_u14_without_a_lease_nothing_is_read_that_may_be_old(world: Broker
     assert a.unready is not None
     assert not a.info().is_ready
     assert (await a.cluster()).is_stale
+
+
+async def test_u14_a_partition_that_was_lost_is_not_read_while_its_log_is_being_closed(world: Brokers) -> None:
+    """U14: the lease may hold again by then, after the broker was cut off, and another broker have more."""
+    a = world.running["a"]
+    a._topics[ORDERS].places[0].lose()
+    assert a._topics[ORDERS].partitions[0].log_if_open is not None
+    for read in (a.fetch(ORDERS, 0, 0), a.partition(ORDERS, 0), a.locate(ORDERS, 0, EARLIEST)):
+        with pytest.raises(NotServing):
+            await read
+    assert (await a.fetch(ORDERS, 0, 0, stale=True)).is_stale
 
 
 async def test_u14_what_is_asked_for_as_stale_is_marked_so(world: Brokers) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ import httpx
 
 from sulina.client import Client, Message
 from sulina.client.message import Delivered as DeliveredMessage
+from sulina.client.subscription import Subscription
 from sulina.core.commit import Add, Commit
 from sulina.core.members import SubscriptionKind
 from sulina.errors import SulinaError
@@ -216,25 +217,35 @@ class Application:
         with self._noting(name):
             async with client.subscribe(self.topic, subscription, kind=kind, start="earliest", name=name) as messages:
                 async for batch in messages.batches(TAKE_RECORDS_MAX):
-                    for session, group in groupby(batch, key=attrgetter("attachment", "partition")):
-                        taken = list(group)
-                        place = f"{name}@{session[0].session.url}/{id(session[0]):x}"
-                        acking = self._note(subscription, place, taken)
-                        is_durable = await messages.ack(taken)
-                        self._tell(f"{place}: ack {acking} is durable: {is_durable}")
-                        if is_durable:
-                            self.history.events[subscription].append(AckAnswered(acking))
+                    # All that came is noted at once: while one ack is waited for, others may get the rest and ack it.
+                    deliveries = [
+                        self._note(subscription, f"{name}@{session.session.url}/{id(session):x}", list(group))
+                        for (session, _), group in groupby(batch, key=attrgetter("attachment", "partition"))
+                    ]
+                    for delivery, taken in deliveries:
+                        await self._ack(messages, subscription, delivery, taken)
 
-    def _note(self, subscription: str, session: str, messages: Sequence[DeliveredMessage]) -> int:
-        """What was delivered, and that it is being acked; the number of the ack."""
-        events, number = self.history.events[subscription], self.history.now()
+    def _note(
+        self, subscription: str, session: str, messages: list[DeliveredMessage]
+    ) -> tuple[Delivered, list[DeliveredMessage]]:
+        """What was delivered."""
         partition, offsets = messages[0].partition, tuple(message.offset for message in messages)
         for message in messages:
             self.history.saw((partition, message.offset), (message.key, message.value))
-        events.append(Delivered(session, partition, messages[0].attempt, offsets))
-        events.append(AckSent(session, partition, offsets, number))
-        self._tell(f"{session}: partition {partition}, {offsets[0]} to {offsets[-1]}, ack {number}")
-        return number
+        delivery = Delivered(session, partition, messages[0].attempt, offsets)
+        self.history.events[subscription].append(delivery)
+        self._tell(f"{session}: partition {partition}, {offsets[0]} to {offsets[-1]}")
+        return delivery, messages
+
+    async def _ack(
+        self, messages: Subscription, subscription: str, delivery: Delivered, taken: list[DeliveredMessage]
+    ) -> None:
+        events, acking = self.history.events[subscription], self.history.now()
+        events.append(AckSent(delivery.session, delivery.partition, delivery.offsets, acking))
+        is_durable = await messages.ack(taken)
+        self._tell(f"{delivery.session}: ack {acking} up to {delivery.offsets[-1]} is durable: {is_durable}")
+        if is_durable:
+            events.append(AckAnswered(acking))
 
     def _tell(self, what: str) -> None:
         self.journal.append(f"{datetime.now(UTC):%H:%M:%S.%f} {what}")

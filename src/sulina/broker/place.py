@@ -62,7 +62,7 @@ class Place:
 
     def may_ack(self, revision: int) -> bool:
         """Whether what was taken under the assignment of `revision` may be acknowledged now."""
-        return self.rights is None or (self.revision == revision and self.rights.may_ack())
+        return self.rights is None or (revision != NOT_OURS and self.revision == revision and self.rights.may_ack())
 
     def check(self) -> None:
         """NotOwner, Draining, Recovering, LeaseExpired."""
@@ -72,7 +72,8 @@ class Place:
     def check_held(self, revision: int) -> None:
         """Raise unless what was read under the assignment of `revision` is ours to tell. LeaseExpired, NotOwner."""
         if not self.may_ack(revision):
-            raise self.rights.lapsed() if self.rights is not None and self.revision == revision else self.refusal()
+            is_still_ours = self.is_ours and self.revision == revision
+            raise self.rights.lapsed() if self.rights is not None and is_still_ours else self.refusal()
 
     def refusal(self) -> NotServing:
         """Why it is not served, and where it is, if that is known."""

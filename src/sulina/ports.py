@@ -212,6 +212,11 @@ class StoreHistory(Protocol):
         ...
 
     @property
+    def accepted(self) -> int:
+        """Return how often a new history was accepted: what was asked before that says nothing about it."""
+        ...
+
+    @property
     def went_back(self) -> Exception | None:
         """Return the error of every call since the store went back; None while it did not."""
         ...

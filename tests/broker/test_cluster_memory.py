@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sulina.broker.archives import MEMORY_FOLDER, SEEN_FOLDER, Archives
 from sulina.broker.cluster.memory import MEMORY_FILE, ClusterMemory
@@ -31,6 +32,7 @@ class SlowAnswers(MemoryMetadata):
     def __init__(self) -> None:
         super().__init__()
         self.held_key: str | None = None
+        self.asks_again = False  # when it may go on, as a client of etcd does after a recovery
         self.is_held = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -40,6 +42,8 @@ class SlowAnswers(MemoryMetadata):
             self.held_key = None
             self.is_held.set()
             await self.go_on.wait()
+            if self.asks_again:
+                entry = await super().peek(key)
         return entry
 
 
@@ -98,6 +102,26 @@ async def test_r10_a_mark_that_is_written_while_an_older_one_is_looked_at_raises
         tasks.create_task(world.memory.verify(), name="verify")
         await world.metadata.is_held.wait()
         await world.memory.close()  # which writes the next mark
+        world.metadata.go_on.set()
+    assert world.metadata.history.went_back is None
+
+
+@pytest.mark.parametrize("held_key", [keys.IDENTITY, keys.mark("a")])
+async def test_r10_an_answer_that_outlives_a_recovery_raises_no_second_alarm(world: World, held_key: str) -> None:
+    """R10: nobody would recover the cluster once more, and the broker would wait for ever."""
+    await world.memory.join([])
+    await world.memory.close()  # which writes a mark
+    world.metadata.held_key, world.metadata.asks_again = held_key, True
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(world.memory.verify(), name="verify")
+        await world.metadata.is_held.wait()
+        entry = await world.metadata.get(keys.IDENTITY)
+        assert entry is not None
+        identity = msgspec.json.decode(entry.value, type=Identity)
+        recovered = Put(keys.IDENTITY, msgspec.json.encode(replace(identity, generation=identity.generation + 1)))
+        await world.metadata.txn(puts=[recovered], deletes=[keys.mark("a")])
+        world.metadata.history.declare("it went back")
+        await world.memory._await_recovery()
         world.metadata.go_on.set()
     assert world.metadata.history.went_back is None
 

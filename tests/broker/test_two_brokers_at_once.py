@@ -5,13 +5,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from sulina.broker.catalogue import Outdated
+from sulina.broker.topic import Topic
 from sulina.core import keys
 from sulina.core.members import SubscriptionKind
+from sulina.core.records import Record
 from sulina.core.topic import Policy, Schema, SchemaKind, TopicSettings
-from sulina.errors import SchemaConflict
-from sulina.ports import Compare, Entry, MetadataStore, Put, TxnResult
+from sulina.errors import InvalidRecord, SchemaConflict, SulinaError
+from sulina.ports import Change, Compare, Entry, MetadataStore, Put, TxnResult
+from sulina.types import TopicName
 from sulina.wire.frames import Detached
 from sulina.wire.messages import SubscriptionSettings
 from tests.broker.test_broker import ORDERS
@@ -50,8 +56,13 @@ class SlowStore:
         if meanwhile is not None and self._key in asked:
             self._meanwhile = None
             await meanwhile()
-            for _ in range(STEPS):
-                await asyncio.sleep(0)
+            await steps()
+
+
+async def steps() -> None:
+    """Let everybody go on for a while."""
+    for _ in range(STEPS):
+        await asyncio.sleep(0)
 
 
 async def test_p12_a_subscription_that_two_brokers_make_at_once_is_made_once(
@@ -104,3 +115,108 @@ async def test_r10_consumers_of_a_subscription_that_a_recovery_stored_again_are_
             assert isinstance(told, Detached)
             assert told.code == "not_serving"
             assert await subscribe(connection, 2, kind=SubscriptionKind.SHARED) == ATTACHED
+
+
+async def test_l6_a_topic_that_a_publisher_finds_deleted_is_closed_also_if_the_publisher_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a") as world:
+        owner = world.running["a"]
+        await owner.put_topic(ORDERS, TopicSettings())
+        await world.owner(ORDERS)
+        topic = owner._topics[ORDERS]
+        async with topic.partitions[0].using():
+            pass
+        is_closing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def find_deleted(_: object) -> None:
+            marked = replace(topic.stored, is_deleting=True)
+            with monkeypatch.context() as patched:
+                patched.setattr(owner._catalogue, "apply", lambda _: (set(), set()))  # the watch is late
+                await world.metadata.txn(puts=[Put(keys.delivery(ORDERS), msgspec.json.encode(marked))])
+                await steps()
+            raise Outdated("somebody else has marked it")
+
+        async def close_slowly(error: SulinaError) -> None:
+            is_closing.set()
+            await go_on.wait()
+            await Topic.close(topic, error)
+
+        monkeypatch.setattr(owner._catalogue, "fix_schema", find_deleted)
+        monkeypatch.setattr(topic, "close", close_slowly)
+        publisher = asyncio.ensure_future(owner.publish_records(ORDERS, [Record(value=b"1")]))
+        await is_closing.wait()
+        publisher.cancel()
+        await asyncio.wait([publisher])
+        go_on.set()
+        await until(lambda: topic.partitions[0].log_if_open is None)
+
+
+async def test_f3_a_late_answer_to_a_delete_does_not_hide_the_next_topic_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        a, b = world.running["a"], world.running["b"]
+        await a.put_topic(ORDERS, TopicSettings())
+        await until(lambda: ORDERS in b._topics)
+
+        async def make_it_again() -> None:
+            await until(lambda: ORDERS not in b._topics and ORDERS not in b._deleting)
+            await b.put_topic(ORDERS, TopicSettings())
+            await until(lambda: ORDERS in a._topics)
+
+        store = SlowStore(world.metadata, keys.delivery(ORDERS), make_it_again)
+        monkeypatch.setattr(a._catalogue, "_metadata", store)
+        await a.delete_topic(ORDERS)
+        known = a._catalogue.topic(ORDERS)
+        assert known is not None
+        assert known.stored == b._topics[ORDERS].stored
+
+
+async def test_u11_a_first_record_is_checked_by_the_schema_that_a_broker_has_just_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a", "b") as world:
+        await world.running["a"].put_topic(ORDERS, TopicSettings())
+        owner = await world.owner(ORDERS)
+        other = next(broker for broker in world.running.values() if broker is not owner)
+        await until(lambda: ORDERS in other._topics)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner._catalogue, "apply", lambda _: (set(), set()))  # it has missed the changes
+            await other.put_topic(ORDERS, TopicSettings(value_schema=JSON))
+            await steps()
+        is_syncing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def sync_slowly(*_: object) -> None:
+            is_syncing.set()
+            await go_on.wait()
+
+        monkeypatch.setattr(owner, "_sync", sync_slowly)  # other topics come first
+        catching_up = asyncio.ensure_future(owner._catch_up())
+        await is_syncing.wait()
+        with pytest.raises(InvalidRecord):
+            await owner.publish_records(ORDERS, [Record(value=b"not json")])
+        go_on.set()
+        await catching_up
+
+
+async def test_f2_cursors_of_others_do_not_wait_for_changes_of_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: there may be thousands a second, and a watch that does not take them in time has to list everything."""
+    async with brokers(tmp_path, "a") as world:
+        broker = world.running["a"]
+        await broker.put_topic(ORDERS, TopicSettings())
+        await world.owner(ORDERS)
+        taken: list[str] = []
+        apply = broker._catalogue.apply
+
+        def note(changes: Sequence[Change]) -> tuple[set[str], set[TopicName]]:
+            taken.extend(change.key for change in changes)
+            return apply(changes)
+
+        monkeypatch.setattr(broker._catalogue, "apply", note)
+        key = keys.cursor(ORDERS, "s", 0)
+        async with broker._lock:
+            await world.metadata.txn(puts=[Put(key, b"{}")])
+            await until(lambda: key in taken)

@@ -63,7 +63,10 @@ class Catalogue:
         self._topics: dict[TopicName, dict[str, Entry]] = {}  # by key
         self.producers_at_load: list[tuple[TopicName, str]] = []  # topics, and the brokers that wrote entries there
         self.is_followed = False  # somebody watches, and calls `apply`
-        self._gone: dict[str, int] = {}  # keys that we have deleted, at which revision, until a watch has passed it
+        # Keys that were deleted, at which revision, until a watch has passed it and no transaction is under way, whose
+        # answer may be older.
+        self._gone: dict[str, int] = {}
+        self._under_way = 0
 
     # Reading
 
@@ -105,6 +108,8 @@ class Catalogue:
                 continue  # our own later change is here already
             if change.value is None:
                 self._forget(change.key)
+                if self._under_way:
+                    self._gone[change.key] = change.revision
             else:
                 self._keep(Entry(change.key, change.value, change.revision))
             parts = change.key.split("/")
@@ -112,12 +117,17 @@ class Catalogue:
                 namespaces.add(parts[2])
             elif not _is_traffic(change.key):
                 topics.add(TopicName(parts[2], parts[3]))
-        if self._gone and changes:
+        if self._gone and changes and not self._under_way:
             kind, passed = changes[-1].key.split("/")[1], changes[-1].revision
             self._gone = {
                 key: revision for key, revision in self._gone.items() if revision > passed or key.split("/")[1] != kind
             }
         return namespaces, topics
+
+    @staticmethod
+    def is_traffic(changes: Sequence[Change]) -> bool:
+        """Return whether changes are about cursors and producers alone, of which nothing is kept here."""
+        return all(_is_traffic(change.key) for change in changes)
 
     def entries(self) -> dict[str, bytes]:
         """Return all that is known, by key."""
@@ -336,18 +346,29 @@ class Catalogue:
         self, unchanged: Sequence[str | Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> int:
         compares = [self._as_known(key) if isinstance(key, str) else key for key in unchanged]
-        done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
+        self._under_way += 1
+        try:
+            done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
+        finally:
+            self._under_way -= 1
         if not done.is_done:
             raise Outdated(f"{compares[0].key} was changed by somebody else")
         for put in puts:
-            if put.key.startswith((keys.TOPICS, keys.NAMESPACES)):
+            if self._is_news(put.key, done.revision):
                 self._keep(Entry(put.key, put.value, done.revision))
         for key in deletes:
-            if key.startswith((keys.TOPICS, keys.NAMESPACES)):
+            if self._is_news(key, done.revision):
                 self._forget(key)
                 if self.is_followed:
                     self._gone[key] = done.revision
         return done.revision
+
+    def _is_news(self, key: str, revision: int) -> bool:
+        """Return whether a change of ours is newer than what is known: a watch may have brought more than that."""
+        if not key.startswith((keys.TOPICS, keys.NAMESPACES)):
+            return False
+        known = self._known(key)
+        return revision > max(known.revision if known is not None else NO_REVISION, self._gone.get(key, NO_REVISION))
 
     # Cursors
 

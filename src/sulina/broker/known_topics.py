@@ -28,6 +28,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription, TopicContext
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
+from sulina.broker.whole import whole
 from sulina.clock import SystemClock
 from sulina.core.cursor import Cursor
 from sulina.core.position import Position
@@ -145,6 +146,9 @@ class KnownTopics(ABC):
                     is_behind = False
                 async for changes in self._metadata.watch(prefix, after=after):
                     after = changes[-1].revision
+                    if self._catalogue.is_traffic(changes):
+                        self._catalogue.apply(changes)  # which nobody decides by: they are many, and wait for nobody
+                        continue
                     async with self._lock:
                         await self._sync(*self._catalogue.apply(changes))
                 return  # the store is closed
@@ -161,8 +165,17 @@ class KnownTopics(ABC):
         async with self._lock:
             known = {*self._topics, *self._deleting, *self._damaged}
             after = min(await self._catalogue.load())
+            self._change_all()
             await self._sync({*self._namespaces, *self._catalogue.namespaces()}, {*known, *self._catalogue.names()})
         return after
+
+    def _change_all(self) -> None:
+        """Change all topics that stay, before anything is awaited: a first record compares with what was loaded."""
+        for name, topic in self._topics.items():
+            with contextlib.suppress(CorruptCommit):  # it is synced, and named, in its turn
+                known = self._catalogue.topic(name)
+                if known is not None and known.stored == topic.stored:
+                    self._change(topic, known)
 
     async def _sync(self, namespaces: Iterable[str], topics: Iterable[TopicName]) -> None:
         """Make what is here what the catalogue has. Called under the lock that the catalogue was changed under.
@@ -354,6 +367,12 @@ class KnownTopics(ABC):
                     await self._read_again(name)
         raise NotServing(reason=f"others keep changing {name}")
 
+    @whole
+    async def _fetch(self, name: TopicName) -> None:
+        """Make a topic and its namespace here what the metadata store has now, also if its client leaves meanwhile."""
+        async with self._lock:
+            await self._read_again(name)
+
     async def _read_again(self, name: TopicName) -> None:
         """Make a topic and its namespace here what the metadata store has now. Called under the lock."""
         await self._catalogue.refresh(name)
@@ -370,8 +389,7 @@ class KnownTopics(ABC):
                     await self._catalogue.fix_schema(topic.name)
                     topic.is_fixed = True
                 except Outdated:
-                    async with self._lock:
-                        await self._read_again(topic.name)
+                    await self._fetch(topic.name)
                     if self._topics.get(topic.name) is not topic:
                         raise TopicNotFound(topic=str(topic.name)) from None
         raise NotServing(reason=f"others keep changing {topic.name}")

@@ -341,8 +341,7 @@ class ClusterMember(Topics):
 
     async def fetch_topic(self, name: TopicName) -> Topic | None:
         """As the metadata store has it now."""
-        async with self._lock:
-            await self._read_again(name)
+        await self._fetch(name)
         return self._topics.get(name)
 
     async def remember_topic(self, topic: Topic) -> None:

@@ -118,11 +118,9 @@ class EtcdMetadata:
     async def peek(self, key: str) -> Entry | None:
         check_key(key)
         request = pb.RangeRequest(key=self._key_of(key))
-        with self._call():
-            response = await self._endpoints.repeat(
-                lambda endpoint, seconds: endpoint.call(RANGE, request, seconds),
-                deadline=self._endpoints.deadline(),
-                even_if_went_back=True,
+        with self._call(is_of_another=bool(self._under_way)):
+            response = await self._endpoints.call(
+                RANGE, request, deadline=self._endpoints.deadline(), even_if_went_back=True
             )
         return self._entry(response.kvs[0]) if response.kvs else None
 
@@ -220,9 +218,12 @@ class EtcdMetadata:
             await self._endpoints.close()
 
     @contextlib.contextmanager
-    def _call(self) -> Iterator[None]:
-        """Around every call: the store is open, and waits for the call before it closes. Refusals become errors."""
-        if self._closed is not None:
+    def _call(self, *, is_of_another: bool = False) -> Iterator[None]:
+        """Around every call: the store is open, and waits for the call before it closes. Refusals become errors.
+
+        `is_of_another`: another call may need the answer, which the store waits for.
+        """
+        if self._closed is not None and not is_of_another:
             raise LogClosed(path=self.path)
         self._under_way += 1
         self._idle.clear()

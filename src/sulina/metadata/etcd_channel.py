@@ -245,6 +245,7 @@ class Endpoint:
         if link is not self._link or now - began < timeout_seconds * 0.9 or link.heard_at >= began:
             return
         self._link = None
+        self._lost()
         for stream in list(link.streams):
             stream.cancel()
         task = asyncio.get_running_loop().create_task(link.channel.close(timeout_seconds), name="etcd-give-up")
@@ -277,7 +278,7 @@ class Endpoints:
         if tls is not None:
             channel_credentials = grpc.ssl_channel_credentials(*tls.read())
         self._endpoints = [
-            Endpoint(address, channel_credentials, self._credentials, self.history, self._doubt)
+            Endpoint(address, channel_credentials, self._credentials, self.history, self.connection_lost)
             for address in addresses
         ]
         random.shuffle(self._endpoints)  # clients spread over the members
@@ -301,9 +302,20 @@ class Endpoints:
         """Of a call that begins now, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.timeout_seconds
 
-    async def call(self, method: Method[Request, Response], request: Request, *, deadline: float) -> Response:
-        """A call that may be repeated. Refused, MetadataFailed."""
-        return await self.repeat(lambda endpoint, seconds: endpoint.call(method, request, seconds), deadline=deadline)
+    async def call(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        deadline: float,
+        even_if_went_back: bool = False,
+    ) -> Response:
+        """A call that may be repeated. Refused, MetadataFailed, MetadataWentBack."""
+        return await self.repeat(
+            lambda endpoint, seconds: endpoint.call(method, request, seconds),
+            deadline=deadline,
+            even_if_went_back=even_if_went_back,
+        )
 
     async def repeat(
         self,
@@ -317,10 +329,13 @@ class Endpoints:
         tries, pause_seconds = 0, PAUSE_SECONDS_MIN
         cause: Unanswered | None = None
         while True:
+            accepted = self.history.accepted
             try:
                 result = await self.once(work, deadline=deadline, even_if_went_back=even_if_went_back)
                 if not even_if_went_back:
-                    await self.believe()
+                    await self.believe(deadline=deadline)
+                    if self.history.accepted != accepted:
+                        raise Unanswered("it was asked before the cluster was recovered, and answered before that")
                 return result
             except Unanswered as failure:
                 tries += 1
@@ -353,24 +368,31 @@ class Endpoints:
         self._reached(endpoint)
         return result
 
-    async def believe(self) -> None:
+    def connection_lost(self) -> None:
+        """Whoever answers next may be another store: it is confirmed before anything is believed."""
+        self._losses += 1
+
+    async def believe(self, *, deadline: float) -> None:
         """Return if the answers that came until now are those of the store of before, also where it was away.
 
-        A store that was restored to an older state may be at a higher revision, which no answer shows.
+        A store that was restored to an older state may be at a higher revision, which no answer shows. Many who wait
+        share one confirmation.
 
         Raises:
             MetadataWentBack: they are not, or another answer has shown meanwhile that they cannot be believed.
-            Unanswered: it cannot be found out now.
+            Unanswered: it cannot be found out in time.
         """
         self.history.check()
-        while self._confirmed < self._losses:
-            async with self._confirming:
-                losses = self._losses
-                try:
-                    await self.history.confirm()
-                except MetadataFailed as error:
-                    raise Unanswered(str(error)) from error
-                self._confirmed = losses
+        wanted = self._losses
+        try:
+            if self._confirmed < wanted:
+                async with asyncio.timeout_at(deadline), self._confirming:
+                    if self._confirmed < wanted:
+                        losses = self._losses
+                        await self.history.confirm()
+                        self._confirmed = losses
+        except (MetadataFailed, TimeoutError) as error:
+            raise Unanswered(f"whether it is the store of before is not known: {error}") from error
         self.history.check()
 
     async def close(self) -> None:
@@ -401,12 +423,8 @@ class Endpoints:
             raise _TimeIsUp(f"the time limit of {self.timeout_seconds:g} s has passed")
         return seconds
 
-    def _doubt(self) -> None:
-        """A connection was lost: whoever answers next may be another."""
-        self._losses += 1
-
     def _leave(self, endpoint: Endpoint, failure: Unanswered) -> None:
-        self._doubt()
+        self.connection_lost()
         if self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
         if self._failing_since is None:

@@ -54,10 +54,11 @@ async def renew(endpoints: Endpoints, lease_id: int, ttl_seconds: float, probe: 
     return await endpoints.repeat(try_once, deadline=deadline)
 
 
-async def revoke(endpoints: Endpoints, lease_id: int, *, deadline: float) -> None:
-    """End it. No error when it has ended. Refused, MetadataFailed."""
+async def revoke(endpoints: Endpoints, lease_id: int, *, deadline: float, even_if_went_back: bool = False) -> None:
+    """End it. No error when it has ended. Refused, MetadataFailed, MetadataWentBack."""
+    request = pb.LeaseRevokeRequest(id=lease_id)
     try:
-        await endpoints.call(LEASE_REVOKE, pb.LeaseRevokeRequest(id=lease_id), deadline=deadline)
+        await endpoints.call(LEASE_REVOKE, request, deadline=deadline, even_if_went_back=even_if_went_back)
     except Refused as refused:
         if "lease not found" not in refused.details:
             raise

@@ -92,7 +92,8 @@ class Transactions:
     async def close(self, *, deadline: float) -> None:
         """Leave no slots behind. Refused, MetadataFailed: they go with their lease."""
         if self._lease_id:
-            await etcd_lease.revoke(self._endpoints, self._lease_id, deadline=deadline)
+            # Nothing is believed by it, so it does not matter whose answer it is.
+            await etcd_lease.revoke(self._endpoints, self._lease_id, deadline=deadline, even_if_went_back=True)
 
     async def _try_once(
         self, slot: _Slot, compares: Sequence[pb.Compare], operations: Sequence[pb.RequestOp], deadline: float

@@ -92,11 +92,11 @@ class EtcdWatches:
 
     async def _feed(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
         """Until the queue wants no more. Streams come and go."""
-        pause_seconds = PAUSE_SECONDS_MIN
+        pause_seconds, is_again = PAUSE_SECONDS_MIN, False
         while True:
             seen = queue.seen
             try:
-                await self._feed_once(queue, first, end)
+                await self._feed_once(queue, first, end, is_again=is_again)
             except Unanswered as failure:
                 _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
             except Refused as refused:
@@ -112,12 +112,13 @@ class EtcdWatches:
                 queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))
             if not queue.is_running:
                 return
+            is_again = True
             if queue.seen > seen:
                 pause_seconds = PAUSE_SECONDS_MIN
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1))
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
-    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes) -> None:
+    async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes, *, is_again: bool) -> None:
         """With one stream, until it or the queue ends. Refused, Unanswered, MetadataWentBack."""
         create = pb.WatchCreateRequest(
             key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
@@ -133,7 +134,9 @@ class EtcdWatches:
                 await self._endpoints.call(
                     RANGE, pb.RangeRequest(key=first, count_only=True), deadline=self._endpoints.deadline()
                 )
-            await self._endpoints.believe()
+            if is_again:  # while there was no stream, nothing could show that a connection was lost
+                self._endpoints.connection_lost()
+            await self._endpoints.believe(deadline=self._endpoints.deadline())
             await self._move(opened, queue)
         finally:
             opened.stream.cancel()

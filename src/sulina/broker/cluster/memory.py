@@ -137,20 +137,29 @@ class ClusterMemory:
         Raises:
             MetadataWentBack: it is not, or has not.
         """
+        history = self._metadata.history
+        while self._seen.cluster_id:  # it has joined
+            if history.went_back is not None:
+                raise history.went_back
+            accepted = history.accepted
+            found = await self._missing()
+            if history.accepted == accepted:
+                if found is not None:
+                    raise history.declare(found)
+                return
+            # The cluster was recovered while we asked, so the answers are compared with what is known since.
+
+    async def _missing(self) -> str | None:
+        """Return what shows that the store is another; None: nothing does."""
         known = self._seen  # before anything is asked: a newer mark may be written meanwhile
-        if not known.cluster_id:
-            return  # it has not joined
-        if self._metadata.history.went_back is not None:
-            raise self._metadata.history.went_back
         entry = await self._metadata.peek(keys.IDENTITY)
         identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
         if identity is None or identity.generation != known.generation:
             found = identity.generation if identity is not None else "none"
-            raise self._metadata.history.declare(f"its generation is {found}, not {known.generation}")
+            return f"its generation is {found}, not {known.generation}"
         entry = await self._metadata.peek(self._key)
         number = msgspec.json.decode(entry.value, type=Mark).number if entry is not None else 0
-        if number < known.mark:
-            raise self._metadata.history.declare(f"it has lost mark {known.mark} of broker {known.broker_id}")
+        return f"it has lost mark {known.mark} of broker {known.broker_id}" if number < known.mark else None
 
     async def run(self) -> None:
         """Remember, for as long as the broker lives; wait for a recovery when the store went back."""

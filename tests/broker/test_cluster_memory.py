@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.clock import SystemClock
 from sulina.core import keys
 from sulina.core.recovery import Identity, Memory
-from sulina.errors import ArchiveFailed, CorruptCommit
+from sulina.errors import ArchiveFailed, CorruptCommit, MetadataFailed
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Bytes, Entry, Put
 from sulina.storage.files import OsFiles
@@ -32,11 +33,14 @@ class SlowAnswers(MemoryMetadata):
     def __init__(self) -> None:
         super().__init__()
         self.held_key: str | None = None
+        self.is_away = False
         self.asks_again = False  # when it may go on, as a client of etcd does after a recovery
         self.is_held = asyncio.Event()
         self.go_on = asyncio.Event()
 
     async def peek(self, key: str) -> Entry | None:
+        if self.is_away:
+            raise MetadataFailed(path="etcd", cause=ConnectionError("it is away"))
         entry = await super().peek(key)
         if key == self.held_key:
             self.held_key = None
@@ -132,6 +136,27 @@ async def test_r10_a_topic_that_was_made_again_is_on_disk_before_it_is_served(wo
     world.entries = {TOPIC: b'"second"'}
     await world.memory.ensure(TOPIC, '"second"')
     assert world.remembered() == {TOPIC: '"second"'}
+
+
+async def test_r10_the_disk_remembers_the_newest_also_while_the_store_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R10: the store may not come back as it was, and this broker may be killed before that."""
+    await world.memory.join([])
+    world.entries = {TOPIC: b'"second"'}
+    world.metadata.is_away = True
+    now, pauses = iter([0.0, 100.0, 100.0]), []
+
+    async def pause(least_seconds: float) -> None:
+        pauses.append(least_seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(world.memory, "_pause", pause)
+    monkeypatch.setattr("sulina.broker.cluster.memory.time", SimpleNamespace(monotonic=lambda: next(now)))
+    with pytest.raises(asyncio.CancelledError):
+        await world.memory.run()
+    assert world.remembered() == {TOPIC: '"second"'}
+    assert pauses == [0.0], "a round that only waited must not put off the next one"
 
 
 async def test_f6_a_slow_archive_holds_up_nobody_who_takes_a_topic_over(world: World) -> None:

@@ -21,7 +21,7 @@ from sulina.broker.archives import Archives
 from sulina.broker.events import EventStream
 from sulina.core import keys
 from sulina.core.recovery import Identity, Mark, Memory, Seen, evidence, is_same_topic, topics_of
-from sulina.errors import ArchiveFailed, InvalidSettings, SulinaError
+from sulina.errors import ArchiveFailed, InvalidSettings, MetadataFailed, SulinaError
 from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
 from sulina.storage.files import read_whole, write_whole
 
@@ -171,6 +171,7 @@ class ClusterMemory:
                 await self._round()
             except (SulinaError, OSError) as error:
                 _logger.warning("cluster_not_remembered", error=str(error))
+                began = time.monotonic()  # waiting for a store that is away is no work
             await self._pause(SHARE_MAX * (time.monotonic() - began))
 
     async def ensure(self, key: str, value: str) -> None:
@@ -218,8 +219,13 @@ class ClusterMemory:
 
     async def _round(self) -> None:
         async with self._turn:
-            await self.verify()
-            await self._write_mark()
+            try:
+                await self.verify()
+                await self._write_mark()
+            except MetadataFailed:
+                # The disk is there, and the store may not come back as it was.
+                await self._remember()
+                raise
             memory = await self._remember()
         if memory is not None and self._archives is not None:
             try:

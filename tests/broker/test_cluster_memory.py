@@ -16,11 +16,12 @@ from sulina.broker.events import EventStream
 from sulina.broker.options import BrokerOptions
 from sulina.clock import SystemClock
 from sulina.core import keys
-from sulina.core.recovery import Identity, Memory
+from sulina.core.recovery import Identity, Memory, plan_recovery
 from sulina.errors import ArchiveFailed, CorruptCommit, MetadataFailed
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Bytes, Entry, Put
 from sulina.storage.files import OsFiles
+from sulina.types import TopicName
 from tests.support.brokers import until
 from tests.support.objects import MemoryObjects
 
@@ -185,6 +186,35 @@ async def test_r10_a_damaged_witness_in_the_archive_keeps_nobody_from_starting(w
     assert [seen.broker_id for seen in world.archives.seen()] == ["a"]
     with pytest.raises(CorruptCommit, match=r"cluster/memory/b\.json"):
         world.archives.memories()
+
+
+async def test_r10_a_subscription_that_was_deleted_in_the_last_seconds_is_not_put_back_by_a_recovery(
+    world: World,
+) -> None:
+    """R10: the broker has heard of the delete, and has not written it down when the store goes back."""
+    orders = TopicName("default", "orders")
+    gone = keys.subscription(orders, "gone")
+    kept = {
+        TOPIC: b'{"delivery": "reliable", "partitions": 1, "topic_id": "t1"}',
+        keys.subscription(orders, "kept"): b"{}",
+    }
+    world.entries = {**kept, gone: b"{}"}
+    await world.metadata.txn(puts=[Put(gone, b"{}")])
+    await world.memory.join([])
+    older = world.archives.memories()  # what another broker knew that ended before the delete
+    deleted = await world.metadata.txn(deletes=[gone])
+    world.metadata.history.expect(deleted.revision)
+    world.entries = kept
+    world.metadata.history.declare("its revision is older")
+    world.entries = {}  # what a store says that went back
+    running = asyncio.create_task(world.memory.run(), name="memory")
+    try:
+        await until(lambda: world.archives.memories() != older, seconds=5)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    planned = plan_recovery(None, {}, [*world.archives.memories(), *older], {}, now_ms=1)
+    assert {key: value for key, value in planned.puts.items() if key.startswith(keys.TOPICS)} == kept
 
 
 async def test_r10_a_broker_goes_on_after_a_recovery_while_the_archive_is_away(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest_asyncio
 from sulina.broker import broker, logs
 from sulina.broker.broker import Broker
 from sulina.broker.partition import Partition
+from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
 from sulina.core.records import Record
 from sulina.core.topic import TopicSettings
 from sulina.errors import LogStopped, NotServing
@@ -108,6 +110,41 @@ async def test_l9_a_log_that_a_full_disk_keeps_from_opening_is_opened_when_there
     await a._logs.reopen_stopped()
     assert a._logs.stopped() == {}
     assert await world.publish(new, b"0") == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "advice"),
+    [
+        (errno.ENOSPC, "disk_full", "make room on that disk"),
+        (errno.EDQUOT, "disk_full", "make room on that disk"),
+        (errno.EIO, "log_stopped", "see to that fault"),
+        (errno.EACCES, "log_stopped", "see to that fault"),
+    ],
+    ids=errno.errorcode.get,
+)
+async def test_r11_a_full_disk_is_named_only_where_the_disk_is_full(
+    world: Brokers, monkeypatch: pytest.MonkeyPatch, code: int, kind: str, advice: str
+) -> None:
+    """R11: other faults keep a log from opening too, and room helps against none of them."""
+    a, new = world.running["a"], TopicName.parse("/default/new")
+    await a.put_topic(new, TopicSettings())
+    assert await world.owner(new) is a
+    assert a._logs._tiers is not None
+
+    async def fail(*_arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(a._logs._tiers, "open", fail)
+    for _ in range(2):  # when it is wanted, and when it is tried again
+        with pytest.raises(NotServing):
+            await a.publish_records(new, [Record(value=b"0")])
+        node = await a.inspect()
+        assert node.trouble_counts == {kind: 1}
+        facts = ClusterFacts(now_ms=0, brokers=[BrokerAnswer(url="http://a", node=node)])
+        (finding,) = check_partitions(facts)
+        assert os.strerror(code) in finding.found
+        assert advice in (finding.advice or "")
+        await a._logs.reopen_stopped()
 
 
 async def test_l9_a_log_that_opens_and_then_fails_again_is_not_locked_for_ever(

@@ -56,6 +56,8 @@ def test_a_partition_is_told_once_and_no_file_of_the_node_is_named() -> None:
     assert list(partition_troubles({FIRST: damaged}, {FIRST: "no room"}, {})) == [damaged], "why it did not open last"
     (stopped,) = partition_troubles({}, {FIRST: "no room"}, {})
     assert (stopped.kind, stopped.what) == ("log_stopped", "no room")
+    (full,) = partition_troubles({}, {FIRST: "no room"}, {}, full={FIRST})
+    assert full.kind == "disk_full"
     (waits,) = partition_troubles({}, {}, {FIRST: "no topic"})
     assert (waits.kind, waits.what) == ("not_served", "no topic")
 

@@ -417,6 +417,36 @@ async def test_f7_a_partition_that_a_full_disk_keeps_from_being_served_can_be_mo
         assert await world.publish(ORDERS, b"1") == 1
 
 
+@pytest.mark.parametrize("ack", [Ack.ARCHIVED, Ack.LOCAL])
+async def test_f7_an_archived_partition_whose_log_a_full_disk_keeps_closed_can_be_moved_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ack: Ack
+) -> None:
+    """F7: the archive has all of it. A partition of which only this disk has the newest records stays here."""
+    monkeypatch.setattr(owner_module, "UNLOAD_RETRY_SECONDS", 0.05)
+    told = Told()
+    async with brokers(tmp_path, "a", "b") as world:
+        owner, other = await served(world, TopicSettings(policy=Policy(ack=ack)))
+        told.hear(owner, monkeypatch)
+        await world.publish(ORDERS, b"0")
+        assert owner._logs._tiers is not None
+        partition, open_log = owner._topics[ORDERS].partitions[0], owner._logs._tiers.open
+        log, partition._log = partition._log, None  # so it has to be opened again
+        assert log is not None
+        await log.close()
+
+        async def fail(*_arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(owner._logs._tiers, "open", fail)
+        await owner.unload(ORDERS, to=other)
+        if ack is Ack.LOCAL:
+            await until(lambda: "unload_failed" in told.names)
+            assert owner._topics[ORDERS].places[0].is_here
+            monkeypatch.setattr(owner._logs._tiers, "open", open_log)
+        await world.moved(ORDERS, other)
+        assert await world.publish(ORDERS, b"1") == 1
+
+
 async def test_r10_a_move_that_fails_serves_nothing_that_could_not_be_made_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,7 +294,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         on_b1("metadata_went_back", "restored", None), "brokers", Grade.FAIL, "b1 is not ready: restored", "history",
     ),
     "15 a broker is not ready because of its disk": (
-        {"brokers": [answer("b1", counts={"log_stopped": 3}, is_ready=False)]}, "brokers", Grade.FAIL,
+        {"brokers": [answer("b1", counts={"log_stopped": 1, "disk_full": 2}, is_ready=False)]}, "brokers", Grade.FAIL,
         "b1 is not ready: 3 of its partitions take no records", "partitions",
     ),
     "a data directory was copied": (
@@ -322,8 +322,12 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     "15 a disk is full": (
         {"disk": a_disk(free_bytes=1 << 20)}, "disks", Grade.FAIL, "the disk of /data has 1.0 MiB free", "drain",
     ),
-    "15 a log has stopped": (
-        on_b1(TroubleKind.LOG_STOPPED, "No space left"), "partitions", Grade.FAIL, "at b1: No space left", "make room",
+    "15 a disk has no room for a log": (
+        on_b1(TroubleKind.DISK_FULL, "No space left"), "partitions", Grade.FAIL, "at b1: No space left", "make room",
+    ),
+    "a log has stopped": (
+        on_b1(TroubleKind.LOG_STOPPED, "Input/output error"), "partitions", Grade.FAIL, "at b1: Input/output error",
+        "see to that fault",
     ),
     "a partition is not served": (
         on_b1(TroubleKind.NOT_SERVED), "partitions", Grade.FAIL, "/default/orders/0 at b1: why", "log of that broker",

@@ -51,6 +51,15 @@ def test_requests_are_placed_in_the_order_of_their_arrival_l2() -> None:
     ]
 
 
+def test_one_clock_that_was_ahead_keeps_no_segment_from_rolling_by_age_l15() -> None:
+    """L15: retention removes whole segments, so one that takes records for ever would keep them all."""
+    state, ahead = log(), 10 * 24 * 3600.0
+    # The clock is ahead, then right: a little later, and when the segment that was begun then is too old.
+    for now in (ahead, ahead - 1, 100.0, 159.0, 160.0):
+        commit(state, plan_of(state, Request([header()]), now=now))
+    assert [(each.base, each.next_offset) for each in state.segments] == [(0, 2), (2, 4), (4, 5)]
+
+
 def test_many_small_batches_are_one_add_l17() -> None:
     plan = plan_of(log(), *[Request([header(2)]) for _ in range(10)])
     assert [(o.offset_start, o.offset_end) for o in plan.operations if isinstance(o, Add)] == [(0, 20)]

@@ -287,7 +287,7 @@ def test_what_a_winner_has_written_where_we_wrote_is_not_touched_l6() -> None:
         if step is Step.APPEND_SYNCED and len(rivals) == 0:
             rivals.append(CommitLog(DirectoryCommits(files, COMMITS), clock=VirtualClock(), writer="rival"))
             state = rivals[0].load()
-            plan = Plan(state, OPTIONS.segments, 0.0)
+            plan = Plan(state, OPTIONS.segments, VirtualClock().now())
             plan.admit(winner.request)
             file = files.open(f"{DIRECTORY}/{state.segments[-1].name}")
             for placed in _placed(plan, [winner], state.epoch):

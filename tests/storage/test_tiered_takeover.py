@@ -18,6 +18,7 @@ from sulina.errors import (
     StaleOrigin,
     VersionNotRetained,
 )
+from sulina.ports import Clock
 from sulina.storage.leftovers import Fate
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.steps import Step
@@ -123,6 +124,43 @@ async def test_l13_a_producer_gets_its_first_answers_after_its_owner_has_died(wo
     await b.close()  # and dies: what it knew from others must be in the archive still
     c = await world.open("c", 3)
     assert await produced(c, *FIRST, (7, 0, 3)) == [*answers[:4], following]
+
+
+class SetBack:
+    """A clock that shows an hour less than the one that it is made of."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        return self._clock.now() - 3600.0
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+
+@pytest.mark.parametrize("is_drained", [True, False], ids=["moved", "died"])
+def test_l15_a_new_owner_whose_clock_is_behind_makes_no_record_older_than_those_before(
+    tmp_path: Path, is_drained: bool
+) -> None:
+    """L15: retention goes by when a segment was written. The new owner learns the newest time from the archive."""
+
+    async def story(world: World) -> None:
+        a = await world.open("a", 1)
+        await appended(a, 0)
+        await a.drain()
+        if not is_drained:
+            await appended(a, 1)  # after the newest state of the log that the archive has
+        newest_ms = a._log.directory_log.commits.state.newest_ms
+        assert newest_ms == int(world.clock.now() * 1000)
+        world.clock = SetBack(world.clock)  # type: ignore[assignment]
+        b = await world.open("b", 2)
+        assert b.resumed.how is How.FROM_ARCHIVE
+        await appended(b, 2)
+        (segment,) = b._log.view.segments
+        assert segment.written_ms == newest_ms
+
+    told(story)(tmp_path)
 
 
 @told

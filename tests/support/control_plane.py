@@ -6,6 +6,7 @@ can be cut, lose answers, or fail. Time is virtual: `in_virtual_time` runs a tes
 
 import asyncio
 import functools
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -167,11 +168,13 @@ class Topics:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._topics: dict[TopicName, tuple[int, bool]] = {}
+        self._ids: dict[TopicName, str] = {}
+        self._made = itertools.count()
 
     async def create(self, name: str, partitions: int = 1, *, is_reliable: bool = True) -> list[PartitionName]:
         topic = TopicName("default", name)
         await self._edit([Put(keys.delivery(topic), b"{}"), Put(keys.namespace_topic(topic), b"{}")], [])
-        self._topics[topic] = (partitions, is_reliable)
+        self._topics[topic], self._ids[topic] = (partitions, is_reliable), f"{name}-{next(self._made)}"
         return partition_names(name, partitions)
 
     async def mark(self, topic: TopicName) -> Compare:
@@ -182,7 +185,9 @@ class Topics:
     async def delete(self, name: str) -> None:
         topic = TopicName("default", name)
         mark = msgspec.json.encode(DeleteMark(topic=str(topic), at_ms=0))
-        await self._edit([Put(keys.deleted(name), mark)], [keys.delivery(topic), keys.namespace_topic(topic)])
+        await self._edit(
+            [Put(keys.deleted(self._ids[topic]), mark)], [keys.delivery(topic), keys.namespace_topic(topic)]
+        )
         del self._topics[topic]
 
     async def _edit(self, puts: list[Put], deletes: list[str]) -> None:
@@ -198,6 +203,9 @@ class Topics:
     def is_reliable(self, partition: PartitionName) -> bool | None:
         partitions, is_reliable = self._topics.get(partition.topic, (0, None))
         return is_reliable if partition.partition < partitions else None
+
+    def topic_id(self, partition: PartitionName) -> str | None:
+        return self._ids[partition.topic] if self.is_reliable(partition) is not None else None
 
     def partitions(self) -> Iterable[PartitionName]:
         return [PartitionName(topic, number) for topic, (count, _) in self._topics.items() for number in range(count)]

@@ -236,7 +236,9 @@ class Broker(ClusterMember):
         elif self._standing is not None and (cut_off := self._standing.cut_off()) is not None:
             found.append(cut_off)
         not_served = {} if self._standing is None else self._standing.troubles
-        found += partition_troubles(self._logs.refused(), self._logs.stopped(), not_served)
+        found += partition_troubles(
+            self._logs.refused(), self._logs.stopped(), not_served, full=self._logs.without_room()
+        )
         for text, topic in sorted(self._by_text.items()):
             for name, subscription in sorted(topic.subscriptions.items()):
                 found += late_consumers(text, name, subscription.members.present)

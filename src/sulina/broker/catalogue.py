@@ -224,7 +224,8 @@ class Catalogue:
             Put(namespace.key, namespace.value),
         ]
         if unassigned_ms is not None:
-            waits = msgspec.json.encode(Unassigned(reason=Reason.CREATED, since_ms=unassigned_ms))
+            entry = Unassigned(reason=Reason.CREATED, since_ms=unassigned_ms, topic_id=topic.stored.topic_id)
+            waits = msgspec.json.encode(entry)
             puts += [Put(keys.unassigned(PartitionName(name, number)), waits) for number in first]
         # What is left of a topic of this name must be gone: nobody may own a partition of it already.
         epochs = [] if unassigned_ms is None else [keys.epoch(PartitionName(name, number)) for number in first]

@@ -20,7 +20,7 @@ from sulina.broker.partition import Log, Partition
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
-from sulina.broker.troubles import trouble_of
+from sulina.broker.troubles import is_disk_full, trouble_of
 from sulina.core.epochs import EpochHistory
 from sulina.core.log_state import MemoryLimits
 from sulina.core.retention import KnownTime, Retention
@@ -53,6 +53,7 @@ class _Trouble:
     due: float  # when to try next; or since when it goes well
     pause_seconds: float = REOPEN_SECONDS
     is_mended: bool = False
+    is_full: bool = False  # it has no room; else another fault
 
 
 class Logs:
@@ -129,7 +130,7 @@ class Logs:
             self._refused.pop(partition, None)
             if log is not None:
                 await log.close()
-            self._note_stopped(partition, str(error))
+            self._note_stopped(partition, error)
             why = f"the log of {partition.name} cannot be opened: {error}; it is opened when the disk takes writes"
             raise NotServing(reason=why) from error
         except BaseException as error:
@@ -319,6 +320,10 @@ class Logs:
         """Return which logs take no records because of the disk, and why."""
         return {partition.name: it.reason for partition, it in self._troubles.items() if not it.is_mended}
 
+    def without_room(self) -> set[PartitionName]:
+        """Return which of those that are stopped wait for room on the disk."""
+        return {partition.name for partition, it in self._troubles.items() if it.is_full and not it.is_mended}
+
     def refused(self) -> dict[PartitionName, Trouble]:
         """Return which logs that are ours could not be opened when they were last wanted, and why."""
         self._refused = {partition: why for partition, why in self._refused.items() if partition.place.is_ours}
@@ -332,7 +337,7 @@ class Logs:
         for partition in list(self._opened):
             log = partition.log_if_open
             if log is not None and log.stopped is not None and not isinstance(log.stopped.cause, StaleEpoch):
-                self._note_stopped(partition, str(log.stopped.cause))
+                self._note_stopped(partition, log.stopped.cause)
         due, now, room = [], self._clock.monotonic(), asyncio.Semaphore(REOPEN_AT_ONCE)
         for partition, trouble in list(self._troubles.items()):
             if not partition.place.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
@@ -343,13 +348,14 @@ class Logs:
             if isinstance(ended, BaseException):
                 raise ended  # our own bug; the others were looked at all the same
 
-    def _note_stopped(self, partition: Partition, reason: str) -> None:
-        known = self._troubles.get(partition)
+    def _note_stopped(self, partition: Partition, cause: BaseException) -> None:
+        known, reason = self._troubles.get(partition), str(cause)
         if known is not None and not known.is_mended:
             return
         trouble = _Trouble(reason, self._clock.monotonic() + REOPEN_SECONDS)
         if known is not None:  # it was opened again a moment ago
             trouble = _Trouble(reason, self._clock.monotonic() + known.pause_seconds, known.pause_seconds)
+        trouble.is_full = is_disk_full(cause)
         self._troubles[partition] = trouble
         self._events.emit("log_stopped", partition.name.topic, partition=partition.name.partition, reason=reason)
 
@@ -370,6 +376,7 @@ class Logs:
                 pass
         except (SulinaError, OSError) as error:
             trouble.reason, trouble.due = str(error), self._clock.monotonic() + trouble.pause_seconds
+            trouble.is_full = is_disk_full(error)
             _logger.warning("log_not_reopened", partition=str(partition.name), error=str(error))
             return
         trouble.is_mended, trouble.due = True, self._clock.monotonic()

@@ -312,6 +312,11 @@ class ClusterMember(Topics):
             return None
         return topic.stored.delivery == Delivery.RELIABLE
 
+    def topic_id(self, partition: PartitionName) -> str | None:
+        """Of its topic; None when there is no such topic."""
+        topic = self._topics.get(partition.topic)
+        return topic.stored.topic_id if topic is not None and partition.partition < topic.stored.partitions else None
+
     def partitions(self) -> Iterable[PartitionName]:
         """Of all topics that exist and are not being deleted."""
         return [place.name for topic in self._topics.values() for place in topic.places]

@@ -1,7 +1,8 @@
 """What is not as it should be on a node, in the words of its API. What to do about it is for who reads it to say."""
 
+import errno
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from sulina.core.members import Member
 from sulina.errors import Conflict, LogIncomplete, NotServing, SulinaError
@@ -24,19 +25,31 @@ def trouble_of(partition: PartitionName, error: Exception) -> Trouble:
     return Trouble(kind=kind, what=what, topic=str(partition.topic), partition=partition.partition)
 
 
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, says that a disk or a quota on it has no room."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
+
+
 def partition_troubles(
     refused: Mapping[PartitionName, Trouble],
     stopped: Mapping[PartitionName, str],
     not_served: Mapping[PartitionName, str],
+    *,
+    full: Container[PartitionName] = (),
 ) -> Iterator[Trouble]:
-    """Find partitions that take no records: each once, with what says most."""
+    """Find partitions that take no records: each once, with what says most. `full` are those of a full disk."""
     for name in sorted({*refused, *stopped, *not_served}):
         if name in refused:
             yield refused[name]
             continue
         kind, what = TroubleKind.NOT_SERVED, not_served.get(name, "")
         if name in stopped:
-            kind, what = TroubleKind.LOG_STOPPED, stopped[name]
+            kind = TroubleKind.DISK_FULL if name in full else TroubleKind.LOG_STOPPED
+            what = stopped[name]
         yield Trouble(kind=kind, what=what, topic=str(name.topic), partition=name.partition)
 
 

@@ -30,6 +30,7 @@ WAITS_SECONDS_MAX = 10.0  # a partition is without an owner for a moment wheneve
 MOVES_SECONDS_MAX = 300.0
 GIVEN_UP_SECONDS = 7 * 24 * 3600.0  # that a give-up is news
 WENT_BACK = "metadata_went_back"
+STOPPED = (TroubleKind.DISK_FULL, TroubleKind.LOG_STOPPED)
 EPOCH_TROUBLES = ("epoch_taken", "stale_epoch")
 
 
@@ -180,7 +181,7 @@ def _unready(facts: ClusterFacts) -> Iterator[Finding]:
         own = next((one for one in node.troubles if one.kind in UNREADY and one.partition is None), None)
         if own is not None:
             found.append((f"{node.broker_id} is not ready: {own.what}", UNREADY[own.kind]))
-        elif not node.is_ready and (stopped := node.trouble_counts.get(TroubleKind.LOG_STOPPED, 0)):
+        elif not node.is_ready and (stopped := sum(node.trouble_counts.get(kind, 0) for kind in STOPPED)):
             what = f"{node.broker_id} is not ready: {stopped} of its partitions take no records"
             found.append((what, "see partitions, below"))
         elif not node.is_ready:
@@ -506,8 +507,9 @@ ELSEWHERE = (TroubleKind.CONSUMER_LATE, TroubleKind.DIRECTORY_ORPHANED, TroubleK
 def _remedy(kind: str, trouble: Trouble) -> str:
     if kind == LogIncomplete.code:
         return _give_up("disk or objects that have them", PartitionName(*_names(trouble)))
-    if kind == TroubleKind.LOG_STOPPED:
-        return f"make room on that disk, and it opens by itself; or sulina topic move {trouble.topic} --to BROKER"
+    if kind in STOPPED:
+        first = "make room on that disk" if kind == TroubleKind.DISK_FULL else "see to that fault"
+        return f"{first}, and it opens by itself; or sulina topic move {trouble.topic} --to BROKER"
     return "it is tried again every second; the log of that broker says more"
 
 

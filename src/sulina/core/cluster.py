@@ -82,6 +82,7 @@ class Epoch(Struct, frozen=True, kw_only=True):
     store_id: str
     is_archived: bool  # everything acknowledged is in the archive
     in_sync: list[str] = []
+    topic_id: str | None = None  # None: written by an older release, or by a leader that had not heard of the topic
 
 
 class Reason(StrEnum):
@@ -104,6 +105,7 @@ class Unassigned(Struct, frozen=True, kw_only=True):
     to: str | None = None  # who is to have it, if that one is there
     is_recovering: bool = False  # only `from_broker`, with that store, may have it
     only_there: tuple[int, int] | None = None  # the offsets that only that one has, as it last reported; None: unknown
+    topic_id: str | None = None  # of a partition that never had an owner; later ones have it in their epoch
 
 
 class Step(StrEnum):

@@ -214,11 +214,12 @@ def plan_recovery(
     topics, puts = _put_back(stored, remembered)
     stores = {memory.seen.broker_id: memory.seen.store_id for memory in memories}
     epochs = []
-    for partition in sorted(partitions_of(everything)):
+    for partition, topic_id in sorted(partitions_of(everything).items()):
         before, kept = _epoch(stored.get(keys.epoch(partition))), _epoch(remembered.get(keys.epoch(partition)))
         raised = _raised(everything, partition, before, kept, claims.get(partition), stores)
         if raised is None:
             continue  # it never had an owner
+        raised = msgspec.structs.replace(raised, topic_id=topic_id)
         entry = Unassigned(
             reason=Reason.DEAD,
             since_ms=now_ms,

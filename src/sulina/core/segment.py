@@ -38,8 +38,11 @@ class SegmentLimits:
 
 
 def takes_more(segment: SegmentRef, *, now_ms: int, limits: SegmentLimits) -> bool:
-    """Whether batches may still go into a segment, if they fit: it is not sealed, and not too old."""
-    return not segment.sealed and now_ms - segment.created_ms < limits.segment_age_seconds_max * 1000
+    """Whether batches may still go into a segment, if they fit: it is not sealed, and not too old.
+
+    One that seems to be from the future was begun by a clock that was ahead: it does not wait until that time has come.
+    """
+    return not segment.sealed and abs(now_ms - segment.created_ms) < limits.segment_age_seconds_max * 1000
 
 
 @dataclass(slots=True)

@@ -234,7 +234,7 @@ FIELDS: dict[tuple[str, str], str] = {
     ("NodeInfo", "troubles"): "What is not as it should be on this node: the first twenty of each kind.",
     ("NodeInfo", "trouble_counts"): "How many there are, by kind.",
     ("Trouble", "kind"): "The code of an error, such as `log_incomplete`, or `not_serving`, `cut_off`, `replaced`, "
-    "`not_served`, `log_stopped`, `consumer_late`, `directory_orphaned`, `directory_set_aside`.",
+    "`not_served`, `disk_full`, `log_stopped`, `consumer_late`, `directory_orphaned`, `directory_set_aside`.",
     ("Trouble", "what"): "What was found, in words.",
     ("Trouble", "topic"): "`/namespace/topic`; null: it is about the node.",
     ("Trouble", "partition"): "Its number; null: it is about all of them.",

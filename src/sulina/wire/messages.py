@@ -221,7 +221,8 @@ class TroubleKind(StrEnum):
     CUT_OFF = "cut_off"  # it does not reach the metadata store
     REPLACED = "replaced"  # another process has a copy of its data directory
     NOT_SERVED = "not_served"  # a partition that is assigned to it
-    LOG_STOPPED = "log_stopped"  # its disk does not take writes
+    DISK_FULL = "disk_full"  # a log takes no records because its disk has no room
+    LOG_STOPPED = "log_stopped"  # a log takes no records because of another fault of its disk
     CONSUMER_LATE = "consumer_late"  # it has let its time to ack pass
     DIRECTORY_ORPHANED = "directory_orphaned"  # its topic vanished without a delete mark
     DIRECTORY_SET_ASIDE = "directory_set_aside"  # it was overtaken, and has records of its own

@@ -45,11 +45,13 @@ def assign(
     epoch: Held[Epoch] | None,
     broker: Held[Registration],
     *,
+    topic_id: str | None,
     now_ms: int,
 ) -> OwnershipChange:
     """A partition that waits gets its owner, with a new epoch.
 
-    Whoever may have the partition without its last owner's disk has everything that counts in the archive.
+    Whoever may have the partition without its last owner's disk has everything that counts in the archive. `topic_id`
+    is what the leader knows of its topic, which may be old: what the store has of the partition comes first.
     """
     before = epoch.value if epoch else None
     raised = Epoch(
@@ -58,6 +60,7 @@ def assign(
         store_id=broker.value.store_id,
         is_archived=before is None or before.is_archived or not waiting.value.is_recovering,
         in_sync=before.in_sync if before else [],
+        topic_id=(before.topic_id if before else waiting.value.topic_id) or topic_id,
     )
     owned = Assignment(epoch=raised.epoch, since_ms=now_ms)
     return OwnershipChange(

@@ -180,7 +180,8 @@ class LoadManager:
         """What to write about one that has no owner: new; or, when it had one, whatever that one's death means."""
         epoch = self._view.epochs.get(partition)
         if epoch is None:
-            return Unassigned(reason=Reason.CREATED, since_ms=self._now_ms())
+            known = self._topics.topic_id(partition)
+            return Unassigned(reason=Reason.CREATED, since_ms=self._now_ms(), topic_id=known)
         sealed = (await self._sealed([partition])).get(partition)
         return self._entry(partition, Reason.DEAD, sealed)
 
@@ -305,6 +306,7 @@ class LoadManager:
                 view.unassigned[partition],
                 view.epochs.get(partition),
                 view.registrations[target],
+                topic_id=self._topics.topic_id(partition),
                 now_ms=self._now_ms(),
             )
             for partition, target in sorted(targets.items())
@@ -372,8 +374,15 @@ class LoadManager:
         return found
 
     def _is_left_over(self, partition: PartitionName, deleted_at: Mapping[str, int]) -> bool:
-        """Return whether a partition is of a deleted topic, not of a later one of the same name, which may return."""
-        mark, epoch = deleted_at.get(str(partition.topic)), self._view.epochs.get(partition)
+        """Return whether a partition is of a deleted topic, not of a later one of the same name, which may return.
+
+        The id of its topic decides. A leader that had not heard of the delete may have assigned it once more since.
+        """
+        epoch, waiting = self._view.epochs.get(partition), self._view.unassigned.get(partition)
+        held = epoch if epoch is not None else waiting
+        if held is not None and (topic_id := held.value.topic_id) is not None:
+            return topic_id in self._view.deleted
+        mark = deleted_at.get(str(partition.topic))
         return mark is not None and (epoch is None or epoch.revision < mark)
 
     def _is_work(self, partition: PartitionName) -> bool:

@@ -38,6 +38,10 @@ class TopicsThatExist(Protocol):
         """Whether its topic is a log; None when there is no such topic, as far as is known here."""
         ...
 
+    def topic_id(self, partition: PartitionName) -> str | None:
+        """Of its topic; None when there is no such topic, as far as is known here."""
+        ...
+
     def partitions(self) -> Iterable[PartitionName]:
         """Of all topics that exist and are not being deleted."""
         ...

@@ -79,12 +79,16 @@ class World:
         self.objects = HardObjects()
         self.archives = Archives(self.objects, BrokerOptions(data=str(directory), broker_id="a"))
         self.entries = {TOPIC: b'"first"'}
-        self.memory = ClusterMemory(
-            self.metadata,
+        self.memory = self.memory_of(self.metadata)
+
+    def memory_of(self, metadata: MemoryMetadata) -> ClusterMemory:
+        """Return a broker's memory of a store."""
+        return ClusterMemory(
+            metadata,
             broker_id="a",
             store_id="store",
             files=OsFiles(),
-            data=str(directory),
+            data=str(self.directory),
             archives=self.archives,
             entries=lambda: self.entries,
             events=EventStream(SystemClock()),
@@ -137,6 +141,19 @@ async def test_r10_a_topic_that_was_made_again_is_on_disk_before_it_is_served(wo
     world.entries = {TOPIC: b'"second"'}
     await world.memory.ensure(TOPIC, '"second"')
     assert world.remembered() == {TOPIC: '"second"'}
+
+
+async def test_l15_a_broker_that_has_not_looked_at_the_time_keeps_what_its_former_life_knew_of_it(
+    world: World, tmp_path: Path
+) -> None:
+    await world.memory.join([])
+    world.entries[keys.SHOWN_TIME] = b'{"shown_ms":5}'
+    await world.memory.close()
+    again = World(tmp_path)
+    memory = again.memory_of(world.metadata)
+    await memory.join([])
+    await memory.close()
+    assert again.remembered()[keys.SHOWN_TIME] == '{"shown_ms":5}'
 
 
 async def test_r10_the_disk_remembers_the_newest_also_while_the_store_is_away(

@@ -1,5 +1,7 @@
 """A broker looks at all clocks before it deletes, says when its own is off, and remembers how far the time has come."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from sulina.errors import MetadataFailed
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Entry, Put
 from sulina.testing import VirtualClock
+from tests.support.brokers import brokers
 
 DAY = 24 * 3600.0
 
@@ -99,3 +102,16 @@ class Away(MemoryMetadata):
 
 async def test_without_the_metadata_store_no_time_is_known_l15() -> None:
     assert await World(Away()).keeper.look() is None
+
+
+async def test_l15_brokers_remember_the_time_that_had_been_shown(tmp_path: Path) -> None:
+    """L15: a store that was emptied gets it back from them, before anybody deletes by a clock of its own."""
+    async with brokers(tmp_path, "a") as world:
+        broker = world.running["a"]
+        await broker.retain()  # stores it
+        await broker.retain()
+        entry = await world.metadata.get(keys.SHOWN_TIME)
+        assert entry is not None
+        remembered = broker._remembered()
+        assert remembered is not None
+        assert remembered[keys.SHOWN_TIME] == entry.value

@@ -113,6 +113,15 @@ def test_r10_an_empty_store_gets_back_every_topic_and_goes_above_every_epoch() -
     assert recovery.epochs == (EpochAhead(partition=PARTITION, stored=None, highest=6, waits_for="b"),)
 
 
+def test_l15_an_empty_store_gets_back_the_time_that_had_been_shown() -> None:
+    """L15: else the first broker that looks has nothing to compare its clock with."""
+    shown = {keys.SHOWN_TIME: text({"shown_ms": 5})}
+    assert planned({}, [memory(topic() | shown), memory(topic(), "b", revision=200)]).puts[keys.SHOWN_TIME] == (
+        shown[keys.SHOWN_TIME].encode()
+    )
+    assert keys.SHOWN_TIME not in planned(shown, [memory(topic() | shown)]).puts
+
+
 def test_r10_what_the_store_still_has_is_neither_put_back_nor_reported() -> None:
     namespace = {keys.namespace_policy("default"): text({"ack": "archived"})}
     known = {**topic(), **epoch(5, is_archived=True), **namespace}

@@ -185,6 +185,10 @@ class TrustFaults:
             marks = await self._reported(topic, partition)
             with self._may_close(topic, partition, *CLOSED):
                 await owner.kill()
+                if not await self._is_assigned(topic, partition, owner.broker_id):
+                    self.nemesis.counts["lose_archive: it was moved away just then"] += 1
+                    await owner.start()
+                    return
                 self.applications[topic].history.lost_commits.add(partition)
                 aside = await asyncio.to_thread(self._remove_commits, topic, partition, takes_all)
                 if returns_at_once:
@@ -204,6 +208,11 @@ class TrustFaults:
                 if not owner.is_running:
                     await owner.start()
                 await self._wait_all_served()
+
+    async def _is_assigned(self, topic: str, partition: int, broker_id: str) -> bool:
+        """Return whether a broker has a partition: a new owner would write to the archive while commits go."""
+        key = keys.assignment(broker_id, PartitionName(TopicName.parse(topic), partition))
+        return key in await asyncio.to_thread(self.world.keys, key)
 
     def _remove_commits(self, topic: str, partition: int, takes_all: bool) -> list[tuple[Path, Path]]:
         """Move them aside; return where each was and is."""

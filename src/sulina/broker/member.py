@@ -166,7 +166,8 @@ class ClusterMember(Topics):
         return tasks
 
     def _remembered(self) -> dict[str, bytes] | None:
-        """Return what must outlive the metadata store, by key: topics and their cursors here, epochs, delete marks."""
+        """Return what must outlive the metadata store, by key: topics and their cursors here, epochs, delete marks, and
+        the time that has been shown."""
         if self._standing is None or self._standing.cluster is None:
             return None
         view = self._standing.cluster.view
@@ -174,6 +175,8 @@ class ClusterMember(Topics):
         for topic in self._topics.values():
             for subscription in topic.subscriptions.values():
                 entries |= subscription.stored_cursors()
+        if self._timekeeper.stored is not None:
+            entries[keys.SHOWN_TIME] = self._timekeeper.stored
         entries |= {keys.epoch(name): msgspec.json.encode(held.value) for name, held in view.epochs.items()}
         entries |= {keys.deleted(topic_id): msgspec.json.encode(mark.value) for topic_id, mark in view.deleted.items()}
         return entries

@@ -1,7 +1,8 @@
 """The time that this broker's retention goes by: it looks at all clocks of the cluster, and says when its own is off.
 
 The newest shown time is kept in the metadata store, by whichever broker finds it old, so that a broker that starts has
-something to compare its clock with.
+something to compare its clock with. Brokers remember it on their disks and in the archive too (`stored`): a store that
+was lost and recovered would else leave the first broker that looks with nothing but its own clock.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ class Timekeeper:
         self._time = ShownTime()
         self._looked: tuple[float, float] | None = None  # the shown time, and when that was by the monotonic clock
         self.ahead_seconds = 0.0  # of our clock; negative: it is behind
+        self.stored: bytes | None = None  # the shown time as the metadata store last had it
 
     def now(self) -> float:
         """Return the time that has been shown by now; what the wall clock says before the first look."""
@@ -63,7 +65,9 @@ class Timekeeper:
         if entry is None:
             return None, NO_REVISION
         try:
-            return msgspec.json.decode(entry.value, type=RememberedTime).shown_ms / 1000, entry.revision
+            remembered = msgspec.json.decode(entry.value, type=RememberedTime).shown_ms / 1000
+            self.stored = entry.value
+            return remembered, entry.revision
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _logger.error("time_damaged", key=keys.SHOWN_TIME, error=str(error))
             return None, entry.revision

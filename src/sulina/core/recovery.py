@@ -104,6 +104,7 @@ class Recovery:
     deletes: frozenset[str]
     topics: tuple[TopicAhead, ...]
     epochs: tuple[EpochAhead, ...]
+    unreadable: tuple[tuple[PartitionName, str], ...] = ()  # archives, and why: their partitions stay closed
 
 
 def topics_of(entries: Iterable[str]) -> dict[TopicName, list[str]]:
@@ -272,7 +273,8 @@ def _put_back(
         if differing:
             topics.append(TopicAhead(topic=name, is_missing=is_missing, keys=len(differing)))
     for key, value in remembered.items():
-        if key.startswith((keys.NAMESPACES, keys.DELETED)) and stored.get(key) != value:
+        is_of_no_topic = key.startswith((keys.NAMESPACES, keys.DELETED)) or key == keys.SHOWN_TIME
+        if is_of_no_topic and stored.get(key) != value:
             puts[key] = value
     for name in topics_of(stored):
         head = stored.get(keys.delivery(name))

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from sulina.core import keys
 from sulina.core.archive import ArchiveView
 from sulina.core.cluster import Current, GivenUp, Sealed
 from sulina.core.recovery import ClaimSeen, Identity, Mark, Memory, Recovery, merged, partitions_of, plan_recovery
-from sulina.errors import CorruptCommit, InvalidSettings, SulinaError
+from sulina.errors import Corrupt, CorruptCommit, InvalidSettings, SulinaError
 from sulina.ports import TXN_OPERATIONS_MAX, Compare, Entry, MetadataStore, Put
 from sulina.storage.files import OsFiles, read_whole
 from sulina.types import PartitionName
@@ -57,12 +57,14 @@ class Known:
     archives: Mapping[PartitionName, ArchiveView]
     unreadable: Mapping[PartitionName, SulinaError]  # archives
     reports: Mapping[PartitionName, Reports]
+    claims_in_damaged: Mapping[PartitionName, ClaimSeen] = field(default_factory=dict)
 
     @property
     def claims(self) -> dict[PartitionName, ClaimSeen]:
-        """Return the newest claim in the archive of every partition that has one."""
+        """Return the newest claim in the archive of every partition that has one, also in one that is damaged."""
         views = self.archives.items()
-        return {name: ClaimSeen(view.epoch, view.claimer) for name, view in views if view.holder is not None}
+        readable = {name: ClaimSeen(view.epoch, view.claimer) for name, view in views if view.holder is not None}
+        return {**readable, **self.claims_in_damaged}
 
     @property
     def marks(self) -> dict[str, int]:
@@ -89,8 +91,10 @@ async def read_known(
     reports = await _reports(metadata, known) if with_reports else {}
     views: dict[PartitionName, ArchiveView] = {}
     unreadable: dict[PartitionName, SulinaError] = {}
+    claims: dict[PartitionName, ClaimSeen] = {}
     if archives is not None:
         views, unreadable = await asyncio.to_thread(_views, archives, known)
+        claims = await asyncio.to_thread(_claims_in_damaged, archives, known, unreadable)
     stored: dict[str, bytes] = {}
     revision = 0
     for prefix in READ_PREFIXES:
@@ -106,15 +110,19 @@ async def read_known(
         archives=views,
         unreadable=unreadable,
         reports=reports,
+        claims_in_damaged=claims,
     )
 
 
 async def plan(metadata: MetadataStore, archives: Archives, directories: Sequence[str] = ()) -> Recovery:
     """Find out what the store has lost, and what would be written. Nothing is changed.
 
+    A partition whose archive is damaged stays closed by that, and keeps no other from going on.
+
     Raises:
         InvalidSettings: nobody remembers anything, or what is remembered is of several clusters.
-        ArchiveFailed, Corrupt: a claim or a memory cannot be read.
+        ArchiveFailed: the object store does not answer.
+        Corrupt: a memory cannot be read.
     """
     known = await read_known(metadata, archives, directories)
     clusters = {memory.seen.cluster_id for memory in known.memories}
@@ -123,8 +131,10 @@ async def plan(metadata: MetadataStore, archives: Archives, directories: Sequenc
     if len(clusters) > 1:
         raise InvalidSettings(f"what is remembered is of several clusters: {', '.join(sorted(clusters))}")
     for error in known.unreadable.values():
-        raise error
-    return plan_recovery(known.identity, known.stored, known.memories, known.claims, now_ms=int(time.time() * 1000))
+        if not isinstance(error, Corrupt):
+            raise error
+    planned = plan_recovery(known.identity, known.stored, known.memories, known.claims, now_ms=int(time.time() * 1000))
+    return replace(planned, unreadable=tuple((name, str(error)) for name, error in sorted(known.unreadable.items())))
 
 
 async def carry_out(metadata: MetadataStore, recovery: Recovery) -> None:
@@ -179,6 +189,18 @@ def _decoded(entry: Entry | None, kind: type[Report]) -> Report | None:
         return None if entry is None else msgspec.json.decode(entry.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _claims_in_damaged(
+    archives: Archives, known: Mapping[PartitionName, str], damaged: Mapping[PartitionName, SulinaError]
+) -> dict[PartitionName, ClaimSeen]:
+    """Read the claims of archives that are damaged: no epoch of theirs may be given again. ArchiveFailed."""
+    found = {
+        name: archives.of(name, known[name]).highest_claim()
+        for name, error in damaged.items()
+        if isinstance(error, Corrupt)
+    }
+    return {name: ClaimSeen(claim.epoch, claim.broker_id) for name, claim in found.items() if claim is not None}
 
 
 def _views(

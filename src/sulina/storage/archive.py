@@ -150,6 +150,15 @@ class Archive(ArchiveReader):
             self._look()
             return self.view
 
+    def highest_claim(self) -> Claim | None:
+        """Return the claim with the highest epoch of all that can be read, also of an archive that cannot be loaded.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
+        """
+        claims = [each for commit in self._log.readable() for each in commit.operations if isinstance(each, Claim)]
+        return max(claims, key=lambda claim: claim.epoch, default=None)
+
     def refresh(self) -> None:
         with self._lock:
             self._look()

@@ -6,6 +6,7 @@ commits say: `CommitLog` replays them from the newest valid checkpoint, and adds
 One thread commits; another may write checkpoints and clean up at the same time.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,13 @@ class CommitLog:
                 raise FileNotFoundError(f"commit {state.version + 1} is missing, {newest} exists")
             state.apply(commit)
         return state
+
+    def readable(self) -> Iterator[Commit]:
+        """Read every commit that can be read, in order, also of a log that cannot be rebuilt."""
+        for version in _Listing.of(self.store.list()).commits:
+            with contextlib.suppress(CorruptCommit):
+                if (commit := self._read(version)) is not None:
+                    yield commit
 
     def _hint(self) -> Version | None:
         data = self.store.get(LAST_CHECKPOINT)

@@ -276,10 +276,11 @@ class ClusterMemory:
             _logger.error("cluster_memory_damaged", error=str(error))
             return {}
 
-    def _with_cursors(self, known: Mapping[str, bytes]) -> dict[str, str]:
-        """Return what is known, and cursors of partitions that are on their way: nobody else may have them yet.
+    def _with_kept(self, known: Mapping[str, bytes]) -> dict[str, str]:
+        """Return what is known, and what only a former life of this broker may know: the time that had been shown, and
+        cursors of partitions that are on their way.
 
-        Where another broker has a newer one, that one has a higher epoch (`core.recovery.merged`).
+        Where another broker has a newer cursor, that one has a higher epoch (`core.recovery.merged`).
         """
         entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
         kept = {
@@ -289,10 +290,12 @@ class ClusterMemory:
             for key in its_keys
             if keys.is_cursor(key) and key.rpartition("/cursor/")[0] in known
         }
+        if (shown := self._kept.get(keys.SHOWN_TIME)) is not None:
+            kept[keys.SHOWN_TIME] = shown
         return kept | entries
 
     def _store(self, seen: Seen, known: Mapping[str, bytes]) -> Memory:
-        memory = Memory(seen=seen, entries=self._with_cursors(known))
+        memory = Memory(seen=seen, entries=self._with_kept(known))
         if memory.entries != self._kept:
             write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
             self._kept = memory.entries
@@ -313,7 +316,7 @@ class ClusterMemory:
         """
         revision = max(self._metadata.history.revision, self._mark_revision)
         seen = replace(self._seen, revision=revision)
-        memory = Memory(seen=seen, entries=self._with_cursors(self._at_end) if self._at_end else dict(self._kept))
+        memory = Memory(seen=seen, entries=self._with_kept(self._at_end) if self._at_end else dict(self._kept))
         try:  # the disk first: it is there also while the archive is away
             write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
             self._kept = memory.entries

@@ -89,6 +89,7 @@ def _show(planned: "Recovery") -> None:
     ]
     _print_some(("topic", "in etcd", "values put back"), topics)
     _print_some(("partition", "epoch in etcd", "used before", "last owner"), epochs)
+    _print_some(("partition that stays closed", "its archive is damaged"), [*planned.unreadable])
     if not topics and not epochs:
         terminal.say("etcd has everything that brokers and archive know of; only who owns what is decided again")
 
@@ -107,4 +108,11 @@ def _summary(planned: "Recovery") -> dict[str, object]:
         for one in planned.epochs
     ]
     identity = planned.identity
-    return {"cluster_id": identity.cluster_id, "generation": identity.generation, "topics": topics, "epochs": epochs}
+    unreadable = [{"partition": str(partition), "error": error} for partition, error in planned.unreadable]
+    return {
+        "cluster_id": identity.cluster_id,
+        "generation": identity.generation,
+        "topics": topics,
+        "epochs": epochs,
+        "unreadable": unreadable,
+    }

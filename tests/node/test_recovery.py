@@ -1,0 +1,64 @@
+"""R10: a cluster is recovered also where the archive of a partition is damaged."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sulina.broker.archives import Archives
+from sulina.broker.options import BrokerOptions
+from sulina.core import keys
+from sulina.core.cluster import Epoch
+from sulina.core.recovery import Memory, Seen
+from sulina.errors import ArchiveFailed
+from sulina.metadata.memory import MemoryMetadata
+from sulina.node import recovery
+from sulina.storage.objects import open_objects
+from sulina.types import Epoch as EpochNumber
+from sulina.types import PartitionName, TopicName
+
+ORDERS = TopicName("default", "orders")
+PARTITION = PartitionName(ORDERS, 0)
+TOPIC_ID = "t1"
+HEAD = {"delivery": "reliable", "partitions": 1, "created_ms": 0, "topic_id": TOPIC_ID}
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Archives:
+    """Make an archive that two brokers have claimed, and that a broker remembers with an older epoch."""
+    found = Archives(open_objects(f"file://{tmp_path}"), BrokerOptions(data=str(tmp_path), broker_id="a"))
+    for epoch, broker in ((3, "a"), (4, "b"), (7, "c")):
+        found.of(PARTITION, TOPIC_ID).claim(EpochNumber(epoch), broker, lambda _: "holder")
+    seen = Seen(cluster_id="c", generation=1, revision=9, mark=1, broker_id="a", store_id="disk-a")
+    found.remember(Memory(seen=seen, entries={keys.delivery(ORDERS): msgspec.json.encode(HEAD).decode()}))
+    return found
+
+
+async def planned_epoch(archives: Archives) -> Epoch:
+    planned = await recovery.plan(MemoryMetadata(), archives)
+    return msgspec.json.decode(planned.puts[keys.epoch(PARTITION)], type=Epoch)
+
+
+async def test_r10_a_damaged_archive_is_named_and_none_of_its_epochs_is_given_again(
+    archives: Archives, tmp_path: Path
+) -> None:
+    assert (await planned_epoch(archives)).epoch == 7
+    [hole] = tmp_path.rglob("_delta_log/00000000000000000001.json")
+    hole.unlink()
+    planned = await recovery.plan(MemoryMetadata(), archives)
+    [(partition, error)] = planned.unreadable
+    assert partition == PARTITION
+    assert "commit 1 is missing" in error
+    raised = await planned_epoch(archives)
+    assert (raised.epoch, raised.broker_id) == (7, "c")
+
+
+async def test_r10_an_object_store_that_does_not_answer_keeps_a_cluster_from_being_recovered(
+    archives: Archives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ArchiveFailed(path="objects", cause=ConnectionError("it is away"))
+
+    monkeypatch.setattr("sulina.storage.archive.Archive.load", fail)
+    with pytest.raises(ArchiveFailed):
+        await recovery.plan(MemoryMetadata(), archives)

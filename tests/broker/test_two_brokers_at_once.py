@@ -31,8 +31,11 @@ STEPS = 200  # of the loop: more than a watch takes to bring a change
 class SlowStore:
     """A broker's way to the store. After one answer, something else happens before the broker goes on."""
 
-    def __init__(self, store: MetadataStore, key: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, store: MetadataStore, key: str, meanwhile: Callable[[], Awaitable[object]], *, is_put: bool = False
+    ) -> None:
         self._store = store
+        self._is_put = is_put  # the key, else read or deleted
         self._key = key
         self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
 
@@ -48,7 +51,7 @@ class SlowStore:
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
         done = await self._store.txn(compares=compares, puts=puts, deletes=deletes)
-        await self._answered(deletes)
+        await self._answered([put.key for put in puts] if self._is_put else deletes)
         return done
 
     async def _answered(self, asked: Sequence[str]) -> None:
@@ -171,6 +174,25 @@ async def test_f3_a_late_answer_to_a_delete_does_not_hide_the_next_topic_of_that
         known = a._catalogue.topic(ORDERS)
         assert known is not None
         assert known.stored == b._topics[ORDERS].stored
+
+
+async def test_u11_a_late_answer_is_older_than_what_was_loaded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, "a") as world:
+        broker = world.running["a"]
+        await broker.put_topic(ORDERS, TopicSettings())
+        await world.owner(ORDERS)
+
+        async def delete_and_load() -> None:
+            entries = (await world.metadata.list(keys.topic_prefix(ORDERS))).entries
+            await world.metadata.txn(deletes=[entry.key for entry in entries])
+            await broker._catalogue.load()
+
+        store = SlowStore(world.metadata, keys.schema_fixed(ORDERS), delete_and_load, is_put=True)
+        monkeypatch.setattr(broker._catalogue, "_metadata", store)
+        await broker._catalogue.fix_schema(ORDERS)
+        assert keys.schema_fixed(ORDERS) not in broker._catalogue.entries()
 
 
 async def test_u11_a_first_record_is_checked_by_the_schema_that_a_broker_has_just_listed(

@@ -113,13 +113,40 @@ def test_r10_an_empty_store_gets_back_every_topic_and_goes_above_every_epoch() -
     assert recovery.epochs == (EpochAhead(partition=PARTITION, stored=None, highest=6, waits_for="b"),)
 
 
-def test_l15_an_empty_store_gets_back_the_time_that_had_been_shown() -> None:
-    """L15: else the first broker that looks has nothing to compare its clock with."""
-    shown = {keys.SHOWN_TIME: text({"shown_ms": 5})}
-    assert planned({}, [memory(topic() | shown), memory(topic(), "b", revision=200)]).puts[keys.SHOWN_TIME] == (
-        shown[keys.SHOWN_TIME].encode()
-    )
-    assert keys.SHOWN_TIME not in planned(shown, [memory(topic() | shown)]).puts
+def shown(ms: int) -> dict[str, str]:
+    return {keys.SHOWN_TIME: text({"shown_ms": ms})}
+
+
+@pytest.mark.parametrize(("stored_ms", "expected"), [(None, 5000), (1000, 5000), (6000, None)])
+def test_l15_the_store_gets_back_the_latest_time_that_had_been_shown(
+    stored_ms: int | None, expected: int | None
+) -> None:
+    """L15: else the first broker that looks has nothing to compare its clock with, or only a time of long ago."""
+    stored = shown(stored_ms) if stored_ms is not None else {}
+    memories = [memory(topic() | shown(5000)), memory(topic() | shown(1000), "b", revision=200), memory(topic(), "c")]
+    found = planned(stored, memories).puts.get(keys.SHOWN_TIME)
+    assert found == (None if expected is None else shown(expected)[keys.SHOWN_TIME].encode())
+
+
+@pytest.mark.parametrize(
+    ("claim", "remembered", "expected"),
+    [
+        (None, 7, (7, "c")),  # the claim was cleaned up, or is what is damaged
+        (ClaimSeen(3, "a"), 7, (7, "c")),
+        (ClaimSeen(7, "c"), 3, (7, "c")),
+        (ClaimSeen(9, None), 7, (9, "c")),
+    ],
+)
+def test_r10_of_a_damaged_archive_nobody_believes_that_it_has_everything_or_the_newest_claim(
+    claim: ClaimSeen | None, remembered: int, expected: tuple[int, str]
+) -> None:
+    memories = [memory(topic(ack="archived") | epoch(remembered, "c", is_archived=True), "c")]
+    claims = {PARTITION: claim} if claim is not None else {}
+    raised, unassigned = waiting(plan_recovery(None, {}, memories, claims, damaged=[PARTITION], now_ms=1))
+    assert (raised.epoch, raised.broker_id) == expected
+    assert not raised.is_archived
+    assert unassigned.is_recovering
+    assert unassigned.from_broker == "c"
 
 
 def test_r10_what_the_store_still_has_is_neither_put_back_nor_reported() -> None:

@@ -10,7 +10,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.core import keys
 from sulina.core.cluster import Epoch
 from sulina.core.recovery import Memory, Seen
-from sulina.errors import ArchiveFailed
+from sulina.errors import ArchiveFailed, CorruptCommit
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node import recovery
 from sulina.storage.objects import open_objects
@@ -51,6 +51,29 @@ async def test_r10_a_damaged_archive_is_named_and_none_of_its_epochs_is_given_ag
     assert "commit 1 is missing" in error
     raised = await planned_epoch(archives)
     assert (raised.epoch, raised.broker_id) == (7, "c")
+
+
+async def test_r10_a_claim_that_is_in_a_checkpoint_only_is_found_in_a_damaged_archive(
+    archives: Archives, tmp_path: Path
+) -> None:
+    archive = archives.of(PARTITION, TOPIC_ID)
+    for epoch in range(8, 31):  # past two checkpoints
+        archive.claim(EpochNumber(epoch), "d", lambda _: "holder")
+        archive.tidy()
+    for path in tmp_path.rglob("_delta_log/*"):
+        if path.name.endswith(".checkpoint.json") and "20" in path.name:
+            continue
+        path.write_bytes(b"torn")
+    assert archives.of(PARTITION, TOPIC_ID).highest_claim() == (25, "d")  # of version 20
+
+
+async def test_r10_a_damaged_archive_of_whose_owners_nothing_is_known_is_told(
+    archives: Archives, tmp_path: Path
+) -> None:
+    for path in tmp_path.rglob("_delta_log/*.json"):
+        path.write_bytes(b"torn")
+    with pytest.raises(CorruptCommit):
+        await recovery.plan(MemoryMetadata(), archives)
 
 
 async def test_r10_an_object_store_that_does_not_answer_keeps_a_cluster_from_being_recovered(

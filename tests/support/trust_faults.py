@@ -124,6 +124,7 @@ class TrustFaults:
         self.nemesis.tell("etcd goes back to", copy or "nothing", "while down:", killed and killed.broker_id)
         if killed is not None:
             await killed.kill()
+        await until("all brokers have gone on since the store went back last", self._all_gone_on)
         before = {broker.broker_id: len(broker.events("cluster_memory_copied")) for broker in world.running}
         await asyncio.to_thread(self._etcd.go_back, copy)
 
@@ -135,12 +136,22 @@ class TrustFaults:
         await until("all brokers have noticed that etcd went back, and kept what they know", is_noticed)
         await self._check_refused()
         # Acks of the seconds before a kill are lost with the store, and no others, if it was not up again for long.
-        since_kill = time.monotonic() - max(broker.killed_at for broker in world.brokers.values())
-        if since_kill < JUST_STARTED_SECONDS:
+        ages = [time.monotonic() - broker.killed_at for broker in world.brokers.values()]
+        if since_kills := [seconds for seconds in ages if seconds < JUST_STARTED_SECONDS]:
             for application in self.applications.values():
-                application.history.restore_cursors(since_kill + CURSORS_SECONDS_MAX)
+                application.history.restore_cursors(max(since_kills) + CURSORS_SECONDS_MAX)
         await world.recover(*([killed.data] if killed is not None else []))
         await self._give_up_again(killed)
+
+    async def _all_gone_on(self) -> bool:
+        """Return whether no broker still waits for the recovery of before: it would not notice that the store went back
+        once more."""
+        told = {"cluster_memory_copied": False, "cluster_recovered": True, "node_ready": True}
+        found = [
+            [told[line["event"]] for line in broker.log_lines() if line.get("event") in told]
+            for broker in self.world.running
+        ]
+        return all(each[-1] for each in found if each)
 
     async def _give_up_again(self, killed: BrokerProcess | None) -> None:
         """Give up what a store of before that asks for again. Nothing of it was acknowledged since."""

@@ -67,6 +67,8 @@ class Catalogue:
         # answer may be older.
         self._gone: dict[str, int] = {}
         self._under_way = 0
+        self._loads = 0
+        self._loaded: dict[str, int] = {}  # the revisions of the last load, by the first part of a key
 
     # Reading
 
@@ -75,6 +77,7 @@ class Catalogue:
         namespaces = await self._metadata.list(keys.NAMESPACES)
         topics = await self._metadata.list(keys.TOPICS)
         self._namespaces, self._topics, self._gone = {}, {}, {}
+        self._loads, self._loaded = self._loads + 1, {"namespaces": namespaces.revision, "topics": topics.revision}
         split = [entry.key.split("/") for entry in topics.entries]
         self.producers_at_load = [(TopicName(parts[2], parts[3]), parts[6]) for parts in split if _is_producer(parts)]
         for entry in [*namespaces.entries, *topics.entries]:
@@ -348,6 +351,7 @@ class Catalogue:
     ) -> int:
         compares = [self._as_known(key) if isinstance(key, str) else key for key in unchanged]
         self._under_way += 1
+        loads = self._loads
         try:
             done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
         finally:
@@ -355,18 +359,21 @@ class Catalogue:
         if not done.is_done:
             raise Outdated(f"{compares[0].key} was changed by somebody else")
         for put in puts:
-            if self._is_news(put.key, done.revision):
+            if self._is_news(put.key, done.revision, loads):
                 self._keep(Entry(put.key, put.value, done.revision))
         for key in deletes:
-            if self._is_news(key, done.revision):
+            if self._is_news(key, done.revision, loads):
                 self._forget(key)
                 if self.is_followed:
                     self._gone[key] = done.revision
         return done.revision
 
-    def _is_news(self, key: str, revision: int) -> bool:
-        """Return whether a change of ours is newer than what is known: a watch may have brought more than that."""
+    def _is_news(self, key: str, revision: int, loads: int) -> bool:
+        """Return whether a change of ours is newer than what is known: a watch may have brought more than that, or all
+        may have been loaded since it was begun, after so many `loads`."""
         if not key.startswith((keys.TOPICS, keys.NAMESPACES)):
+            return False
+        if self._loads != loads and revision <= self._loaded[key.split("/")[1]]:
             return False
         known = self._known(key)
         return revision > max(known.revision if known is not None else NO_REVISION, self._gone.get(key, NO_REVISION))

@@ -7,14 +7,14 @@ lost something. Recovery puts back what is missing and raises every epoch above 
 that no epoch, owner or offset is used twice.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
 
 from sulina.core import keys
-from sulina.core.cluster import Epoch, Reason, Unassigned
+from sulina.core.cluster import Epoch, Reason, RememberedTime, Unassigned
 from sulina.errors import InvalidName
 from sulina.types import PartitionName, TopicName
 
@@ -203,9 +203,11 @@ def plan_recovery(
     memories: Sequence[Memory],
     claims: Mapping[PartitionName, ClaimSeen],
     *,
+    damaged: Container[PartitionName] = (),
     now_ms: int,
 ) -> Recovery:
-    """Decide what to put back, and which epochs to raise. `claims` are those of all partitions that are known.
+    """Decide what to put back, and which epochs to raise. `claims` are those of all partitions that are known; those of
+    `damaged` archives may lack the newest.
 
     Every partition that was ever written to goes to the broker that claimed it last, whose disk may have more than the
     archive; a broker that has given the partition away in good order knows that, and goes on from the archive.
@@ -217,7 +219,8 @@ def plan_recovery(
     epochs = []
     for partition, topic_id in sorted(partitions_of(everything).items()):
         before, kept = _epoch(stored.get(keys.epoch(partition))), _epoch(remembered.get(keys.epoch(partition)))
-        raised = _raised(everything, partition, before, kept, claims.get(partition), stores)
+        is_damaged = partition in damaged
+        raised = _raised(everything, partition, before, kept, claims.get(partition), stores, is_damaged=is_damaged)
         if raised is None:
             continue  # it never had an owner
         raised = msgspec.structs.replace(raised, topic_id=topic_id)
@@ -234,6 +237,7 @@ def plan_recovery(
         if before is None or before.epoch < raised.epoch:
             at = before.epoch if before is not None else None
             epochs.append(EpochAhead(partition=partition, stored=at, highest=raised.epoch, waits_for=waits_for))
+    puts |= _shown_time(stored, memories)
     newest = _next_identity(identity, memories)
     puts[keys.IDENTITY] = msgspec.json.encode(newest)
     # Who owns what is decided again: nobody goes on by what an older store says.
@@ -249,6 +253,22 @@ def plan_recovery(
         topics=tuple(topics),
         epochs=tuple(epochs),
     )
+
+
+def _shown_time(stored: Mapping[str, bytes], memories: Sequence[Memory]) -> dict[str, bytes]:
+    """Return the latest time that any broker remembers as shown, if the store has not got that far."""
+    remembered = [memory.entries.get(keys.SHOWN_TIME) for memory in memories]
+    latest = max((_shown_ms(text) for text in remembered), default=0)
+    if latest <= _shown_ms(stored.get(keys.SHOWN_TIME)):
+        return {}
+    return {keys.SHOWN_TIME: msgspec.json.encode(RememberedTime(shown_ms=latest))}
+
+
+def _shown_ms(data: str | bytes | None) -> int:
+    try:
+        return 0 if data is None else msgspec.json.decode(data, type=RememberedTime).shown_ms
+    except msgspec.DecodeError:
+        return 0
 
 
 def _next_identity(identity: Identity | None, memories: Sequence[Memory]) -> Identity:
@@ -273,8 +293,7 @@ def _put_back(
         if differing:
             topics.append(TopicAhead(topic=name, is_missing=is_missing, keys=len(differing)))
     for key, value in remembered.items():
-        is_of_no_topic = key.startswith((keys.NAMESPACES, keys.DELETED)) or key == keys.SHOWN_TIME
-        if is_of_no_topic and stored.get(key) != value:
+        if key.startswith((keys.NAMESPACES, keys.DELETED)) and stored.get(key) != value:
             puts[key] = value
     for name in topics_of(stored):
         head = stored.get(keys.delivery(name))
@@ -291,19 +310,26 @@ def _raised(
     kept: Epoch | None,
     claim: ClaimSeen | None,
     stores: Mapping[str, str],
+    *,
+    is_damaged: bool,
 ) -> Epoch | None:
-    """Return the highest epoch that was ever used, with the last writer as its owner; None where none was."""
+    """Return the highest epoch that was ever used, with the last writer as its owner; None where none was.
+
+    Of a damaged archive nobody knows whether it has everything, or the newest claim.
+    """
     known = [one.epoch for one in (before, kept, claim) if one is not None]
     if not known:
         return None
     last = max((one for one in (before, kept) if one is not None), key=lambda one: one.epoch, default=None)
     writer = claim.broker_id if claim is not None else None
+    if is_damaged and claim is not None and last is not None and last.epoch >= claim.epoch:
+        writer = None
     store_id = stores.get(writer) if writer is not None else None
     return Epoch(
         epoch=max(known),
         broker_id=writer or (last.broker_id if last else ""),
         store_id=store_id or (last.store_id if last else ""),
-        is_archived=claim is None or _is_archived(entries, partition, last, claim),
+        is_archived=not is_damaged and (claim is None or _is_archived(entries, partition, last, claim)),
     )
 
 

@@ -109,14 +109,12 @@ class Transactions:
             response = await self._endpoints.once(
                 lambda endpoint, seconds: endpoint.call(TXN, request, seconds), deadline=deadline
             )
+            await self._endpoints.believe(deadline=deadline)
         except Unanswered as failure:
             return await self._settle(slot, before, token, deadline, failure)
         except Refused:
             slot.revision = before
             raise
-        # Another answer may have shown meanwhile that this one cannot be believed. An older copy of the store does not
-        # have the slot at this revision, and then it is read first, which asks whose answer that is.
-        self._endpoints.history.check()
         if response.succeeded:
             slot.revision = response.header.revision
             return TxnResult(True, response.header.revision)

@@ -20,6 +20,7 @@ from sulina.broker.cluster.memory import MEMORY_FILE
 from sulina.core import keys
 from sulina.core.archive import ArchiveView
 from sulina.core.cluster import Current, GivenUp, Sealed
+from sulina.core.log_state import NO_EPOCH
 from sulina.core.recovery import ClaimSeen, Identity, Mark, Memory, Recovery, merged, partitions_of, plan_recovery
 from sulina.errors import Corrupt, CorruptCommit, InvalidSettings, SulinaError
 from sulina.ports import TXN_OPERATIONS_MAX, Compare, Entry, MetadataStore, Put
@@ -122,7 +123,7 @@ async def plan(metadata: MetadataStore, archives: Archives, directories: Sequenc
     Raises:
         InvalidSettings: nobody remembers anything, or what is remembered is of several clusters.
         ArchiveFailed: the object store does not answer.
-        Corrupt: a memory cannot be read.
+        Corrupt: a memory cannot be read, or an archive is damaged of whose owners nothing else is known.
     """
     known = await read_known(metadata, archives, directories)
     clusters = {memory.seen.cluster_id for memory in known.memories}
@@ -133,7 +134,17 @@ async def plan(metadata: MetadataStore, archives: Archives, directories: Sequenc
     for error in known.unreadable.values():
         if not isinstance(error, Corrupt):
             raise error
-    planned = plan_recovery(known.identity, known.stored, known.memories, known.claims, now_ms=int(time.time() * 1000))
+    planned = plan_recovery(
+        known.identity,
+        known.stored,
+        known.memories,
+        known.claims,
+        damaged=known.unreadable,
+        now_ms=int(time.time() * 1000),
+    )
+    for partition, error in known.unreadable.items():
+        if keys.epoch(partition) not in planned.puts:
+            raise error  # nothing is known of its owners: whoever had it might have it once more
     return replace(planned, unreadable=tuple((name, str(error)) for name, error in sorted(known.unreadable.items())))
 
 
@@ -194,13 +205,13 @@ def _decoded(entry: Entry | None, kind: type[Report]) -> Report | None:
 def _claims_in_damaged(
     archives: Archives, known: Mapping[PartitionName, str], damaged: Mapping[PartitionName, SulinaError]
 ) -> dict[PartitionName, ClaimSeen]:
-    """Read the claims of archives that are damaged: no epoch of theirs may be given again. ArchiveFailed."""
+    """Read what can be read of archives that are damaged: no epoch of theirs may be given again. ArchiveFailed."""
     found = {
         name: archives.of(name, known[name]).highest_claim()
         for name, error in damaged.items()
         if isinstance(error, Corrupt)
     }
-    return {name: ClaimSeen(claim.epoch, claim.broker_id) for name, claim in found.items() if claim is not None}
+    return {name: ClaimSeen(*claim) for name, claim in found.items() if claim[0] != NO_EPOCH}
 
 
 def _views(

@@ -40,7 +40,7 @@ from sulina.core.commit import (
     decode,
     timestamp_text,
 )
-from sulina.core.log_state import LogState, MemoryLimits
+from sulina.core.log_state import NO_EPOCH, LogState, MemoryLimits
 from sulina.core.plan import checkpoint_due
 from sulina.core.retention import Retention
 from sulina.core.segment import segment_name
@@ -150,14 +150,22 @@ class Archive(ArchiveReader):
             self._look()
             return self.view
 
-    def highest_claim(self) -> Claim | None:
-        """Return the claim with the highest epoch of all that can be read, also of an archive that cannot be loaded.
+    def highest_claim(self) -> tuple[Epoch, str | None]:
+        """Return the highest epoch that anything readable shows, and who claimed it, if that is known.
+
+        Also of an archive that cannot be loaded. Old claims are in checkpoints only.
 
         Raises:
             ArchiveFailed: the object store does not answer.
         """
-        claims = [each for commit in self._log.readable() for each in commit.operations if isinstance(each, Claim)]
-        return max(claims, key=lambda claim: claim.epoch, default=None)
+        found: list[tuple[Epoch, str | None]] = [(NO_EPOCH, None)]
+        for each in self._log.readable():
+            if isinstance(each, Checkpoint):
+                found.append((each.epoch, each.claimer))
+                continue
+            found.append((each.epoch, None))
+            found += [(claim.epoch, claim.broker_id) for claim in each.operations if isinstance(claim, Claim)]
+        return max(found, key=lambda claim: (claim[0], claim[1] is not None))
 
     def refresh(self) -> None:
         with self._lock:

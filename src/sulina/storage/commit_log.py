@@ -134,12 +134,16 @@ class CommitLog:
             state.apply(commit)
         return state
 
-    def readable(self) -> Iterator[Commit]:
-        """Read every commit that can be read, in order, also of a log that cannot be rebuilt."""
-        for version in _Listing.of(self.store.list()).commits:
+    def readable(self) -> Iterator[Commit | Checkpoint]:
+        """Read every commit and checkpoint that can be read, also of a log that cannot be rebuilt."""
+        listing = _Listing.of(self.store.list())
+        for version in listing.commits:
             with contextlib.suppress(CorruptCommit):
                 if (commit := self._read(version)) is not None:
                     yield commit
+        for version in listing.checkpoints:
+            if (checkpoint := self._read_checkpoint(version)) is not None:
+                yield checkpoint
 
     def _hint(self) -> Version | None:
         data = self.store.get(LAST_CHECKPOINT)

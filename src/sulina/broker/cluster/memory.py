@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -223,8 +224,9 @@ class ClusterMemory:
                 await self.verify()
                 await self._write_mark()
             except MetadataFailed:
-                # The disk is there, and the store may not come back as it was.
-                await self._remember()
+                # The store may not come back as it was.
+                with contextlib.suppress(OSError):
+                    await self._remember()
                 raise
             memory = await self._remember()
         if memory is not None and self._archives is not None:

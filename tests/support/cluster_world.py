@@ -176,9 +176,9 @@ class BrokerProcess:
         return self.data.parent / f"{self.broker_id}.log"
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Everything it said, over all its lives, that is JSON."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        """Everything it said, over all its lives, that is JSON; the last line may not be whole yet."""
+        lines = self.log.read_text(errors="replace").splitlines(keepends=True) if self.log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The lines of its log about one kind of event."""

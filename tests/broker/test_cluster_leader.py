@@ -386,6 +386,23 @@ async def test_r10_a_deleted_topic_that_a_late_leader_assigned_once_more_is_swep
 
 
 @in_virtual_time
+async def test_r10_what_a_deleted_topic_has_left_is_not_taken_for_the_id_of_the_next_of_its_name() -> None:
+    """R10: else its epochs would be swept with those of the deleted one when the metadata store loses it."""
+    async with World() as world:
+        (a,) = await world.join_all("a")
+        names = await world.create("orders", 1)
+        await world.served(names)
+        left = a.view.epochs[names[0]].value
+        await world.topics.delete("orders")
+        await a.cluster.forget(names[0].topic, 1, Compare(keys.delivery(names[0].topic), NO_REVISION))
+        await world.store.txn(puts=[Put(keys.epoch(names[0]), msgspec.json.encode(left))])  # not swept yet
+        await world.until(lambda: names[0] in a.view.epochs)
+        await world.create("orders", 1)
+        await world.until(lambda: names[0] in a.owner.mine)
+        assert a.view.epochs[names[0]].value.topic_id == world.topics.topic_id(names[0])
+
+
+@in_virtual_time
 async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> None:
     """Also when what was there waits for a broker that never returns."""
     async with World() as world:

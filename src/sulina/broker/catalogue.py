@@ -370,7 +370,7 @@ class Catalogue:
 
     def _is_news(self, key: str, revision: int, loads: int) -> bool:
         """Return whether a change of ours is newer than what is known: a watch may have brought more than that, or all
-        may have been loaded since it was begun, after so many `loads`."""
+        may have been loaded since it was begun, when there had been `loads` of them."""
         if not key.startswith((keys.TOPICS, keys.NAMESPACES)):
             return False
         if self._loads != loads and revision <= self._loaded[key.split("/")[1]]:

@@ -369,7 +369,7 @@ class Endpoints:
         return result
 
     def connection_lost(self) -> None:
-        """Whoever answers next may be another store: it is confirmed before anything is believed."""
+        """Take note that the next answer may come from another store: it is confirmed before anything is believed."""
         self._losses += 1
 
     async def believe(self, *, deadline: float) -> None:

@@ -144,7 +144,7 @@ async def plan(metadata: MetadataStore, archives: Archives, directories: Sequenc
     )
     for partition, error in known.unreadable.items():
         if keys.epoch(partition) not in planned.puts:
-            raise error  # nothing is known of its owners: whoever had it might have it once more
+            raise error  # its owners are not known, and their epochs might be given again
     return replace(planned, unreadable=tuple((name, str(error)) for name, error in sorted(known.unreadable.items())))
 
 

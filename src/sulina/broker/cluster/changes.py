@@ -3,7 +3,7 @@
 Those of a leader are written in groups, and each transaction compares the leader's key as well.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -46,21 +46,24 @@ def assign(
     broker: Held[Registration],
     *,
     topic_id: str | None,
+    deleted: Container[str] = (),
     now_ms: int,
 ) -> OwnershipChange:
     """A partition that waits gets its owner, with a new epoch.
 
-    Whoever may have the partition without its last owner's disk has everything that counts in the archive. `topic_id`
-    is what the leader knows of its topic, which may be old: what the store has of the partition comes first.
+    A broker that may have the partition without its last owner's disk has everything that counts in the archive.
+    `topic_id` is what the leader knows of its topic, which may be old: what the store has of the partition comes first,
+    unless it is left over from one of the topics that were `deleted`.
     """
     before = epoch.value if epoch else None
+    stored_id = before.topic_id if before else waiting.value.topic_id
     raised = Epoch(
         epoch=before.epoch + 1 if before else FIRST_EPOCH,
         broker_id=broker.value.broker_id,
         store_id=broker.value.store_id,
         is_archived=before is None or before.is_archived or not waiting.value.is_recovering,
         in_sync=before.in_sync if before else [],
-        topic_id=(before.topic_id if before else waiting.value.topic_id) or topic_id,
+        topic_id=topic_id if stored_id is None or stored_id in deleted else stored_id,
     )
     owned = Assignment(epoch=raised.epoch, since_ms=now_ms)
     return OwnershipChange(

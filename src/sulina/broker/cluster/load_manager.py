@@ -307,6 +307,7 @@ class LoadManager:
                 view.epochs.get(partition),
                 view.registrations[target],
                 topic_id=self._topics.topic_id(partition),
+                deleted=view.deleted,
                 now_ms=self._now_ms(),
             )
             for partition, target in sorted(targets.items())

@@ -26,9 +26,9 @@ def trouble_of(partition: PartitionName, error: Exception) -> Trouble:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or what caused it, says that a disk or a quota on it has no room."""
+    """Return whether an error, or what caused it, says that a disk has no room, or a quota or a limit on file sizes."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
         error = error.__cause__
     return False

@@ -316,7 +316,7 @@ class ClusterMember(Topics):
         return topic.stored.delivery == Delivery.RELIABLE
 
     def topic_id(self, partition: PartitionName) -> str | None:
-        """Of its topic; None when there is no such topic."""
+        """Return the id of its topic; None when there is no such topic."""
         topic = self._topics.get(partition.topic)
         return topic.stored.topic_id if topic is not None and partition.partition < topic.stored.partitions else None
 

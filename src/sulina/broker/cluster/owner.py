@@ -39,7 +39,7 @@ class TopicsThatExist(Protocol):
         ...
 
     def topic_id(self, partition: PartitionName) -> str | None:
-        """Of its topic; None when there is no such topic, as far as is known here."""
+        """Return the id of its topic; None when there is no such topic, as far as is known here."""
         ...
 
     def partitions(self) -> Iterable[PartitionName]:

@@ -1,7 +1,7 @@
 """What exists on a broker: namespaces, topics and subscriptions, and how they come, change and go.
 
 Changes run one at a time, are in the metadata store before they are seen here, and are finished even if whoever asked
-for them has gone. Records never wait for them.
+for them has gone. Records do not wait for them, except the first of a topic that was changed at that moment.
 """
 
 import contextlib

@@ -346,7 +346,9 @@ def _lost(facts: ClusterFacts) -> str:
     known = facts.known
     if known is None or not known.memories:
         return ""
-    planned = plan_recovery(known.identity, known.stored, known.memories, known.claims, now_ms=facts.now_ms)
+    planned = plan_recovery(
+        known.identity, known.stored, known.memories, known.claims, damaged=known.unreadable, now_ms=facts.now_ms
+    )
     missing = [str(topic.topic) for topic in planned.topics if topic.is_missing]
     parts = [f"it lacks {_counted_some(missing, 'topic')}"] if missing else []
     if planned.epochs:

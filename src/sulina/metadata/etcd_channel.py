@@ -335,7 +335,7 @@ class Endpoints:
                 if not even_if_went_back:
                     await self.believe(deadline=deadline)
                     if self.history.accepted != accepted:
-                        raise Unanswered("it was asked before the cluster was recovered, and answered before that")
+                        raise Unanswered("the cluster was recovered after the answer had come")
                 return result
             except Unanswered as failure:
                 tries += 1

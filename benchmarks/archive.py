@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.measure import MIB, Result, Setup, main, percentile, ratio
-from sulina.core.archive import SLICE_BYTES_MAX
-from sulina.core.records import Record, encode
+from sulina.core.log.archive import SLICE_BYTES_MAX
+from sulina.core.records.record import Record, encode
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.objects import Objects, open_objects

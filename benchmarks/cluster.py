@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from benchmarks.measure import MIB, Result, Setup, at_most, interleaved, main, percentile, ratio
 from benchmarks.serving.processes import Load as LoadProcess
 from benchmarks.serving.processes import load
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import POLL_SECONDS, World, cluster, until
 from tests.support.etcd import ALONE, EtcdServer

@@ -40,15 +40,15 @@ from benchmarks.measure import (
     seconds_of,
 )
 from sulina.clock import SystemClock
-from sulina.core.batch import split
-from sulina.core.columns import decode_columns
-from sulina.core.commit import Checkpoint
-from sulina.core.commit import decode as decode_commit
-from sulina.core.commit import encode as encode_commit
-from sulina.core.plan import Request
-from sulina.core.records import Record, encode
-from sulina.core.segment import SegmentLimits
-from sulina.core.txn_run import TxnRef
+from sulina.core.log.commit import Checkpoint
+from sulina.core.log.commit import decode as decode_commit
+from sulina.core.log.commit import encode as encode_commit
+from sulina.core.log.plan import Request
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.log.txn_run import TxnRef
+from sulina.core.records.batch import split
+from sulina.core.records.columns import decode_columns
+from sulina.core.records.record import Record, encode
 from sulina.storage.directory_log import COMMITS_DIRECTORY, Append, DirectoryLog, LogOptions, NoMetrics
 from sulina.storage.files import OsFile, OsFiles
 from sulina.storage.partition_log import PartitionLog

@@ -152,7 +152,7 @@ async def day(home: Path, scale: int) -> list[Result]:
 
 async def replay(etcd: EtcdServer, scale: int, *, is_compacted: bool) -> float:
     """The seconds of the day after which etcd was full; all of it when it never was."""
-    from sulina.core.history import NOTHING, SeenRevisions
+    from sulina.core.cluster.history import NOTHING, SeenRevisions
     from sulina.metadata.etcd import EtcdMetadata
     from sulina.ports import Put
 

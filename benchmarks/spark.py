@@ -49,7 +49,7 @@ from benchmarks.measure import (
     seconds_of,
 )
 from sulina.client import SyncClient
-from sulina.core.columns import encode_columns
+from sulina.core.records.columns import encode_columns
 from sulina.spark.delta_native import read_delta
 from sulina.spark.pipeline.definition import Pipeline
 from sulina.spark.schema import RAW_COLUMNS, RAW_SCHEMA, ddl

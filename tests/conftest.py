@@ -1,6 +1,7 @@
 """What all tests share: who runs them, and a summary of the kill points."""
 
 import datetime
+import gc
 import os
 import sys
 from typing import Any
@@ -66,6 +67,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark of tests that need a program which no fixture of theirs starts."""
     config.addinivalue_line("markers", "needs(program): the test needs etcd or java")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected from being looked through at every collection of garbage: a tenth of a worker's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,30 +6,70 @@
 
 A defect is a small change to one function, method or class of src. It is found by its qualified name, so it survives
 when files are renamed or lines move. It is applied to a copy; the tree itself is never touched.
+
+Tests of a defect run in a process that is forked from one with everything imported but Sulina itself: importing it all
+would take longer than most of the tests.
 """
 
 import argparse
 import ast
+import atexit
 import concurrent.futures
 import datetime
 import functools
+import importlib.util
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
 TEST_SECONDS_MAX = 30  # a test that hangs with a defect has found it
+# What many tests need of other packages, and takes long to import.
+PRELOADED = [
+    "apsw",
+    "cyclopts",
+    "deltalake",
+    "fastavro",
+    "grpc.aio",
+    "httpx",
+    "hypothesis.stateful",
+    "jsonschema_rs",
+    "msgspec",
+    "numba.core",
+    "numba.extending",
+    "numpy",
+    "obstore.store",
+    "prometheus_client",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "pyspark.sql.datasource",
+    "pytest",
+    "rich.live",
+    "rich.progress",
+    "starlette.applications",
+    "structlog",
+    "trustme",
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
+    "uvloop",
+    "websockets.asyncio.client",
+]
+EXIT_SECONDS_MAX = 10  # after its tests, whatever a defect has left behind
 CLEAN_SECONDS_MAX = 120  # all tests run side by side, without a defect
 
 
@@ -153,17 +193,28 @@ def _symbols(source: Path) -> dict[str, list[tuple[Path, int, int]]]:
 def run(mutant: Mutant, root: Path = ROOT) -> Result:
     """Plant one defect in a copy of the source, and run its tests there."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="sulina-mutant-") as folder:
-        try:
-            path, text = plant(mutant, root / "src")
-        except DoesNotApply as error:
-            return Result(mutant=mutant, verdict=Verdict.BROKEN, seconds=0, output=str(error))
-        copy = Path(folder) / "src"
-        shutil.copytree(root / "src", copy)
-        (copy / path).write_text(text)
+    try:
+        path, text = plant(mutant, root / "src")
+    except DoesNotApply as error:
+        return Result(mutant=mutant, verdict=Verdict.BROKEN, seconds=0, output=str(error))
+    copy = _copy_of_source(root, threading.get_ident())
+    changed = copy / path
+    changed.write_text(text)
+    try:
         code, output = run_tests(mutant.tests, copy, root)
+    finally:
+        shutil.copy2(root / "src" / path, changed)
+        Path(importlib.util.cache_from_source(str(changed))).unlink(missing_ok=True)  # it has the defect
     verdict = {0: Verdict.SURVIVED, 1: Verdict.FOUND}.get(code, Verdict.BROKEN)
     return Result(mutant=mutant, verdict=verdict, seconds=time.monotonic() - started, output=output)
+
+
+@functools.cache
+def _copy_of_source(root: Path, _thread: int) -> Path:
+    """Return a copy of the source, with what is compiled, that one thread may change while this process lives."""
+    folder = tempfile.mkdtemp(prefix="sulina-mutants-")
+    atexit.register(shutil.rmtree, folder)
+    return shutil.copytree(root / "src", Path(folder) / "src")
 
 
 def run_tests(
@@ -175,13 +226,58 @@ def run_tests(
     seconds_max: int = TEST_SECONDS_MAX,
 ) -> tuple[int, str]:
     """Run tests against a source folder; return pytest's exit code and what it printed."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(root)])}
-    env = {name: value for name, value in env.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", str(processes), "--timeout", str(seconds_max)]
-    done = subprocess.run(
-        [*command, *tests], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    return done.returncode, done.stdout.decode(errors="replace")
+    # Hypothesis is a plugin too, and needs none of what pytest would have done to its assertions.
+    plain = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    arguments = ["-x", "-q", "-n", str(processes), "--timeout", str(seconds_max), *plain, *tests]
+    receiver, sender = _forks().Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile() as output, receiver:
+        with sender:
+            process = _forks().Process(
+                target=_run_pytest, args=(arguments, [str(source), str(root)], root, output.name, sender)
+            )
+            process.start()
+        try:
+            code = receiver.recv()
+        except EOFError:  # it died: its own exit code tells nothing about the tests
+            code = pytest.ExitCode.INTERNAL_ERROR
+        process.join(EXIT_SECONDS_MAX)
+        process.kill()
+        return code, Path(output.name).read_text(errors="replace")
+
+
+@functools.cache
+def _forks() -> ForkServerContext:
+    """Return what starts processes that have imported what tests need of others."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+class _Ended:
+    """Note how the tests ended."""
+
+    code = int(pytest.ExitCode.INTERNAL_ERROR)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self.code = int(exitstatus)
+
+
+def _run_pytest(arguments: list[str], paths: list[str], root: Path, output: str, sender: Connection) -> None:
+    """Run pytest here as `python -m pytest` in `root` with a PYTHONPATH of `paths` does, and send its exit code."""
+    with open(output, "wb") as file:
+        for standard in (1, 2):
+            os.dup2(file.fileno(), standard)
+    assert "sulina" not in sys.modules, "it would be tested without the defect"
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path[:0] = paths
+    os.chdir(root)
+    ended = _Ended()
+    try:
+        pytest.main(arguments, plugins=[ended])
+    finally:  # after the tests, what they left behind can still raise
+        sender.send(ended.code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

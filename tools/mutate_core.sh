@@ -21,17 +21,18 @@ fi
 
 modules=$*
 if [ -z "$modules" ]; then
-    for file in src/sulina/core/*.py; do
+    for file in src/sulina/core/*.py src/sulina/core/*/*.py; do
         case $(basename "$file" .py) in
-            __init__ | _kernels | columns | key_columns | kernel_choice) ;; # compiled, or chooses what is compiled
+            __init__ | _kernels | columns | kernel_choice) ;; # compiled, or chooses what is compiled
             *) modules="$modules $(basename "$file" .py)" ;;
         esac
     done
 fi
 paths=
 for module in $modules; do
-    [ -e "src/sulina/core/$module.py" ] || { echo "src/sulina/core has no module $module" >&2; exit 2; }
-    paths="$paths\"src/sulina/core/$module.py\", "
+    path=$(find src/sulina/core -name "$module.py")
+    [ -n "$path" ] || { echo "src/sulina/core has no module $module" >&2; exit 2; }
+    paths="$paths\"$path\", "
 done
 
 rm -rf "$copy"
@@ -65,7 +66,7 @@ timeout_multiplier = 2.5
 pytest_add_cli_args_test_selection = ["tests/core"]
 pytest_add_cli_args = [
     "-n0",
-    "--deselect", "tests/core/test_columns.py::test_kernels_work_where_no_cache_can_be_written",
+    "--deselect", "tests/core/records/test_columns.py::test_kernels_work_where_no_cache_can_be_written",
 ]
 TOML
 
@@ -88,7 +89,7 @@ run_mutmut() {
 run_mutmut run --max-children "$(getconf _NPROCESSORS_ONLN)" >run.log 2>&1 || { tail -n 20 run.log >&2; exit 1; }
 run_mutmut results --all true >results.txt
 awk -F'[.:] *' '
-    { count[$3, $NF]++; all[$3]++ }
+    { module = $4 ~ /__mutmut_/ ? $3 : $4; count[module, $NF]++; all[module]++ }
     END {
         printf "%-18s %8s %8s %8s %8s %8s\n", "module", "mutants", "killed", "survived", "timeout", "no tests"
         for (module in all) {

@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks.measure import percentile
 from benchmarks.serving.raw_websocket import RawWebSocket, message
-from sulina.core.rows import encode_rows
+from sulina.core.records.rows import encode_rows
 from sulina.wire.frames import AckRecords, AddCredit, Answer, Deliver, FromNode, Publish, Subscribe, encode_frame
 
 VALUE_BYTES = 100

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sulina.client import Client, Message, Reader, Received
-from sulina.core.records import decode
+from sulina.core.records.record import decode
 from sulina.errors import (
     InvalidName,
     InvalidSettings,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sulina.client import Client, Message, PublishStatus, Received, RejectReason
-from sulina.core.routing import partition_of
+from sulina.core.records.routing import partition_of
 from sulina.core.topic import Ack, Schema, SchemaKind
 from sulina.errors import (
     BatchTooLarge,

@@ -15,8 +15,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from sulina.core.members import SubscriptionKind
-from sulina.core.rows import decode_rows
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.records.rows import decode_rows
 from sulina.wire.frames import (
     AddCredit,
     Answer,

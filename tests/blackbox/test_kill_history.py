@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.kill_history import (
     AckAnswered,
     AckSent,

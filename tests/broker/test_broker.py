@@ -10,8 +10,8 @@ import pytest
 
 from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
-from sulina.core.position import Position
-from sulina.core.records import Record, decode, encode
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record, decode, encode
 from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     AlreadyExists,

@@ -8,8 +8,8 @@ import pytest
 
 from sulina.broker.cluster import ClusterOptions, ClusterStep
 from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange, grouped
-from sulina.core import keys
-from sulina.core.cluster import FIRST_EPOCH, BrokerMode, Reason, Sealed, Unassigned
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import FIRST_EPOCH, BrokerMode, Reason, Sealed, Unassigned
 from sulina.metadata import MemoryMetadata
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, Put
 from sulina.types import PartitionName

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from sulina.broker.cluster.membership import margin_seconds
-from sulina.core import keys
-from sulina.core.cluster import Registration
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Registration
 from sulina.errors import InvalidName, InvalidSettings
 from sulina.ports import Put
 from tests.support.control_plane import TTL_SECONDS, World, in_virtual_time

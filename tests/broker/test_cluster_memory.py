@@ -15,8 +15,8 @@ from sulina.broker.cluster.memory import MEMORY_FILE, ClusterMemory
 from sulina.broker.events import EventStream
 from sulina.broker.options import BrokerOptions
 from sulina.clock import SystemClock
-from sulina.core import keys
-from sulina.core.recovery import Identity, Memory, plan_recovery
+from sulina.core.cluster import keys
+from sulina.core.cluster.recovery import Identity, Memory, plan_recovery
 from sulina.errors import ArchiveFailed, CorruptCommit, MetadataFailed
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Bytes, Entry, Put

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sulina.core import keys
-from sulina.core.cluster import BrokerMode, Reason, Step, Unload
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import BrokerMode, Reason, Step, Unload
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, VersionConflict
 from sulina.types import PartitionName
 from tests.support.control_plane import GIVEN_UP, TTL_SECONDS, Member, World, in_virtual_time

@@ -17,8 +17,8 @@ from collections import defaultdict
 import pytest
 
 from sulina.broker.cluster import ClusterOptions
-from sulina.core import keys
-from sulina.core.cluster import BrokerMode, Epoch, Reason, Step, Unload
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import BrokerMode, Epoch, Reason, Step, Unload
 from sulina.errors import SulinaError
 from sulina.types import PartitionName
 from tests.support.control_plane import (

@@ -8,8 +8,8 @@ import pytest
 
 from sulina.broker.cluster.view import ClusterView
 from sulina.broker.events import EventStream
-from sulina.core import keys
-from sulina.core.cluster import (
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import (
     Assignment,
     BrokerMode,
     BrokerState,

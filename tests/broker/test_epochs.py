@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from sulina.core import keys
-from sulina.core.cluster import FIRST_EPOCH, Epoch
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import FIRST_EPOCH, Epoch
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.ports import Put
 from sulina.types import PartitionName, TopicName

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from sulina.broker.consumer import Consumer
-from sulina.core import keys
-from sulina.core.cursor import Cursor
-from sulina.core.holder import Admission, Holder, admit
+from sulina.core.cluster import keys
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.delivery.holder import Admission, Holder, admit
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidSettings, NotServing
 from sulina.types import TopicName

@@ -10,10 +10,10 @@ import pytest
 
 from sulina.broker.broker import Broker
 from sulina.broker.topic import CHECK_BYTES_MAX
-from sulina.core import keys
-from sulina.core.members import SubscriptionKind
-from sulina.core.position import Position
-from sulina.core.records import Record, encode
+from sulina.core.cluster import keys
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record, encode
 from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     CorruptCommit,

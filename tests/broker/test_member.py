@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from sulina.broker.cluster.load_manager import LoadManager
-from sulina.core import keys
-from sulina.core.cluster import FIRST_EPOCH, Epoch, Sealed
-from sulina.core.position import Position
-from sulina.core.records import Record, encode
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import FIRST_EPOCH, Epoch, Sealed
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record, encode
 from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     BrokerNotFound,

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.core import keys
-from sulina.core.cluster import Epoch
-from sulina.core.records import Record
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Epoch
+from sulina.core.records.record import Record
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import MetadataFailed, NotServing, TopicNotFound
 from sulina.storage.tiered_log import TieredLog

@@ -11,7 +11,7 @@ from sulina.broker.events import Event, EventStream
 from sulina.broker.pubsub.snapshots import LOOKED_AT_A_TICK, TOLD_A_TICK, MetricsSnapshots
 from sulina.client import Client, PubSub
 from sulina.config import Settings
-from sulina.core.pubsub import PubSubEventType
+from sulina.core.delivery.pubsub import PubSubEventType
 from sulina.errors import TopicNotFound
 from sulina.node import Node
 from sulina.testing import VirtualClock

@@ -7,8 +7,8 @@ import pytest
 from sulina.broker.pubsub.endpoint import Delivery
 from sulina.client import Client
 from sulina.config import Settings
-from sulina.core.cursor import Cursor
-from sulina.core.position import Position
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.log.position import Position
 from sulina.errors import OffsetOutOfRange, PositionDiverged, ReaderAhead, SulinaError
 from sulina.node.node import Node
 from sulina.storage.partition_log import PartitionLog

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 from sulina.broker.broker import Broker
-from sulina.core import keys
-from sulina.core.producers import PRODUCERS_OF_A_TOPIC_MAX
-from sulina.core.records import Record, encode
+from sulina.core.cluster import keys
+from sulina.core.cluster.producers import PRODUCERS_OF_A_TOPIC_MAX
+from sulina.core.records.record import Record, encode
 from sulina.core.topic import Schema, SchemaKind, TopicSettings
 from sulina.listeners.local import LocalConnection
 from sulina.ports import Put

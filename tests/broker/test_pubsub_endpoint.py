@@ -1,7 +1,7 @@
 """What a node keeps for its subscribers when owners change, die and come back under the same epoch."""
 
 from sulina.broker.pubsub.endpoint import Delivery, Endpoint, LocalSubscriber
-from sulina.core.pubsub import PubSubConfig
+from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.errors import SulinaError
 from sulina.testing.clock import VirtualClock
 from sulina.types import PartitionName, TopicName

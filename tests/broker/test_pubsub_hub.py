@@ -9,7 +9,7 @@ import pytest
 from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
 from sulina.client import Client
 from sulina.config import Settings
-from sulina.core.fan_out import Payload
+from sulina.core.delivery.fan_out import Payload
 from sulina.errors import SulinaError, TopicNotFound
 from sulina.node import Node
 from sulina.types import PartitionName, TopicName

@@ -10,10 +10,10 @@ import pytest
 from sulina.broker.archives import Archives
 from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
-from sulina.core import keys
-from sulina.core.epochs import EpochHistory
-from sulina.core.readers import EXPIRES_SECONDS, SHOWN_SECONDS
-from sulina.core.records import Record
+from sulina.core.cluster import keys
+from sulina.core.delivery.readers import EXPIRES_SECONDS, SHOWN_SECONDS
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.records.record import Record
 from sulina.core.topic import Delivery, Policy, TopicSettings
 from sulina.errors import (
     CorruptCommit,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.core.members import SubscriptionKind
-from sulina.core.position import Position
-from sulina.core.records import Record, decode, encode
-from sulina.core.stored import bounds
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.log.position import Position
+from sulina.core.log.stored import bounds
+from sulina.core.records.record import Record, decode, encode
 from sulina.core.topic import Delivery, Policy, TopicSettings
 from sulina.errors import SulinaError
 from sulina.listeners.local import LocalConnection

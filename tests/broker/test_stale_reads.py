@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from sulina.broker.broker import Broker
-from sulina.core.position import EARLIEST
+from sulina.core.log.position import EARLIEST
 from sulina.core.topic import TopicSettings
 from sulina.errors import LeaseExpired, NotServing
 from sulina.types import TopicName

@@ -7,9 +7,9 @@ import pytest
 
 from sulina.broker.events import EventStream
 from sulina.broker.timekeeper import Timekeeper
-from sulina.core import keys
-from sulina.core.cluster import RememberedTime
-from sulina.core.shown_time import REMEMBER_SECONDS
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import RememberedTime
+from sulina.core.cluster.shown_time import REMEMBER_SECONDS
 from sulina.errors import MetadataFailed
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Entry, Put

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from sulina.broker.troubles import SHOWN_MAX, first_of_each_kind, late_consumers, partition_troubles, trouble_of
-from sulina.core import keys
-from sulina.core.cluster import Current
-from sulina.core.members import Member
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Current
+from sulina.core.delivery.members import Member
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import CorruptLog, EpochTaken, LogIncomplete
 from sulina.ports import Put

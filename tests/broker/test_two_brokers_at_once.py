@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from sulina.broker.catalogue import Outdated
 from sulina.broker.topic import Topic
-from sulina.core import keys
-from sulina.core.members import SubscriptionKind
-from sulina.core.records import Record
+from sulina.core.cluster import keys
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.records.record import Record
 from sulina.core.topic import Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import InvalidRecord, SchemaConflict, SulinaError
 from sulina.ports import Change, Compare, Entry, MetadataStore, Put, TxnResult

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sulina.broker.member import LOOKUPS_MAX
-from sulina.core import keys
-from sulina.core.records import Record
+from sulina.core.cluster import keys
+from sulina.core.records.record import Record
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import LeaseExpired, TopicNotFound
 from sulina.storage.archive import Archive

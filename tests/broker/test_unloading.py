@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from sulina.broker import owner as owner_module
 from sulina.broker.broker import Broker
 from sulina.broker.unloading import Unloading
-from sulina.core import keys
-from sulina.core.cursor import Cursor
-from sulina.core.records import Record
+from sulina.core.cluster import keys
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.records.record import Record
 from sulina.core.topic import Ack, Delivery, Policy, TopicSettings
 from sulina.errors import Draining, MetadataFailed, NotOwner
 from sulina.metadata.memory import MemoryMetadata

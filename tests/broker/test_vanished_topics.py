@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from sulina.core import keys
-from sulina.core.cluster import Current
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Current
 from sulina.core.topic import TopicSettings
 from sulina.ports import Put
 from sulina.storage.leftovers import STAMP_FILE

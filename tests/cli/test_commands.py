@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.core.routing import partition_of
+from sulina.core.records.routing import partition_of
 from tests.cli.conftest import SECONDS_MAX, Served, ended
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, Disk, diagnose
 from sulina.cli.doctor import Finding, Grade
-from sulina.core import keys
-from sulina.core.archive import ArchiveView
-from sulina.core.cluster import Current, DeleteMark, Epoch, GivenUp, Registration, Sealed
-from sulina.core.recovery import Identity, Mark, Memory, Seen
-from sulina.core.resume import End
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Current, DeleteMark, Epoch, GivenUp, Registration, Sealed
+from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen
+from sulina.core.log.archive import ArchiveView
+from sulina.core.log.resume import End
 from sulina.core.topic import Policy
 from sulina.errors import CorruptCommit
 from sulina.node.recovery import Known, Reports

@@ -12,10 +12,10 @@ from typing import Any
 
 from sulina.client import Client, ClientOptions
 from sulina.client.asking import Outcome, outcome
-from sulina.core.batch import BatchHeader, parse_header
-from sulina.core.commit import OriginRef, Run
-from sulina.core.log_state import Appended, advanced, repeat_of
-from sulina.core.records import Record, decode, encode
+from sulina.core.log.commit import OriginRef, Run
+from sulina.core.log.log_state import Appended, advanced, repeat_of
+from sulina.core.records.batch import BatchHeader, parse_header
+from sulina.core.records.record import Record, decode, encode
 from sulina.core.topic import Ack, TopicSettings
 from sulina.errors import (
     ConsumerNotFound,

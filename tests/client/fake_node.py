@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from sulina.client import Client, ClientOptions
-from sulina.core.batch import parse_header
-from sulina.core.records import Record, decode, encode
+from sulina.core.records.batch import parse_header
+from sulina.core.records.record import Record, decode, encode
 from sulina.core.topic import Ack, Delivery, TopicSettings, resolved
 from sulina.errors import Disconnected, SulinaError, TopicNotFound
 from sulina.wire.frames import (

@@ -7,7 +7,7 @@ import pytest
 
 from sulina.client import ClientOptions, PubSub, PubSubMessage
 from sulina.client.identity import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, IdentitySubscriber
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import AlreadyExists, DuplicateSubscriber, NotServing, SulinaError, TopicNotFound
 from sulina.wire.frames import AckRecords, Detach, Subscribe
 from tests.client.fake_node import TOPIC, FakeNode, passing

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from sulina.client import Client, ClientOptions, Message, PublishAck
-from sulina.core.rejects import RejectReason
-from sulina.core.routing import partition_of
+from sulina.core.delivery.rejects import RejectReason
+from sulina.core.records.routing import partition_of
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import (
     ArchiveFailed,

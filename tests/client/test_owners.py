@@ -8,7 +8,7 @@ import pytest
 
 import sulina
 from sulina.client import Client, ClientOptions, Delivered, Subscription, brokers
-from sulina.core.records import Record
+from sulina.core.records.record import Record
 from sulina.errors import (
     Disconnected,
     InvalidSettings,

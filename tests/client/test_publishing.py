@@ -18,8 +18,8 @@ from sulina.client import (
     RejectReason,
     SplitFailed,
 )
-from sulina.core.records import decode
-from sulina.core.routing import partition_of
+from sulina.core.records.record import decode
+from sulina.core.records.routing import partition_of
 from sulina.core.topic import Ack, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     BatchTooLarge,

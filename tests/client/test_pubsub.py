@@ -8,9 +8,9 @@ import pytest
 
 from sulina.client import Client, ClientOptions, PubSub, PubSubMessage, RejectReason
 from sulina.client.events import EVENTS_MAX
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.records import encode
-from sulina.core.serialization import SERIALIZER_HEADER, SerializationRegistry
+from sulina.client.serialization import SERIALIZER_HEADER, SerializationRegistry
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.records.record import encode
 from sulina.errors import (
     DelayQueueFull,
     InvalidSettings,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from sulina.client import Client, ClientOptions, Reader
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.records import Record, encode
+from sulina.core.log.log_state import NO_EPOCH
+from sulina.core.records.record import Record, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import Disconnected, InvalidSettings, OffsetOutOfRange, PositionDiverged
 from sulina.wire.frames import Call, Fetch

@@ -13,8 +13,8 @@ from sulina.client import batches
 from sulina.client.backoff import Backoff
 from sulina.client.batches import BatchCodec, within
 from sulina.client.in_flight import InFlight
-from sulina.core.batch import split
-from sulina.core.records import Record, encode
+from sulina.core.records.batch import split
+from sulina.core.records.record import Record, encode
 
 
 def test_pauses_double_up_to_a_limit_and_begin_anew() -> None:

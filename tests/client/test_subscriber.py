@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sulina.client import Client, ClientOptions, PubSub, PubSubMessage
+from sulina.client.serialization import SERIALIZER_HEADER
 from sulina.client.subscriber import Subscriber
-from sulina.core.records import Record, encode
-from sulina.core.serialization import SERIALIZER_HEADER
+from sulina.core.records.record import Record, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     CorruptBatch,

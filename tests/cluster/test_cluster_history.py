@@ -5,7 +5,7 @@ The rules of the log and of the commit feed are those of `kill_history`, and are
 
 import pytest
 
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.cluster_history import ClusterHistory, cluster_violations
 from tests.support.kill_history import (
     AckAnswered,

@@ -17,8 +17,8 @@ import pytest
 
 import sulina
 from sulina.client import Client, PubSubMessage
-from sulina.core import keys
-from sulina.core.members import SubscriptionKind
+from sulina.core.cluster import keys
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import Disconnected, Recovering
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import TopicState

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from sulina.core import keys
-from sulina.core.cluster import DeleteMark, Epoch
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import DeleteMark, Epoch
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import World, cluster, until

@@ -10,7 +10,7 @@ from statistics import quantiles
 
 import pytest
 
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import World
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from sulina.core import keys
-from sulina.core.members import SubscriptionKind
+from sulina.core.cluster import keys
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import LEASE_SECONDS, World, cluster, until
 from tests.support.etcd import ALONE, EtcdCluster, EtcdServer

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sulina.client import Client
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.core.topic import Schema, SchemaKind
 from sulina.errors import InvalidRecord, SchemaConflict, SubscriptionBusy
 from sulina.ports import Change

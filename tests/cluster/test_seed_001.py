@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sulina.client import Client
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.errors import Corrupt, LogIncomplete, SulinaError
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_record import recording, value_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.ports import Change
 from sulina.types import TopicName
 from tests.support.cluster_record import recording, value_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import World, cluster
 from tests.support.etcd import ALONE, EtcdServer

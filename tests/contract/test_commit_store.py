@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
-from sulina.core.commit import checkpoint_name, commit_name
+from sulina.core.log.commit import checkpoint_name, commit_name
 from sulina.ports import CommitStore
 from sulina.storage.commit_store import DirectoryCommits, ObjectCommits
 from sulina.storage.files import OsFiles

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from sulina.core.records.values import check_values, checker
 from sulina.core.topic import (
     Ack,
     Policy,
@@ -19,7 +20,6 @@ from sulina.core.topic import (
     needs_check,
     resolved,
 )
-from sulina.core.values import check_values, checker
 from sulina.errors import InvalidName, InvalidRecord, InvalidSettings
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}

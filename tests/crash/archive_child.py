@@ -13,8 +13,8 @@ import threading
 from collections import Counter
 from typing import Any
 
-from sulina.core.retention import Retention
-from sulina.core.segment import SegmentLimits
+from sulina.core.log.retention import Retention
+from sulina.core.log.segment import SegmentLimits
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import let_go

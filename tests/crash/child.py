@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sulina.clock import SystemClock
-from sulina.core.commit import CHECKPOINT_EVERY, Claim
-from sulina.core.retention import Retention
+from sulina.core.log.commit import CHECKPOINT_EVERY, Claim
+from sulina.core.log.retention import Retention
 from sulina.errors import LogStopped, SulinaError, VersionConflict
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits

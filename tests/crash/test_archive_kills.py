@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.core.log_state import Appended
+from sulina.core.log.log_state import Appended
 from sulina.storage.steps import ARCHIVE_STEPS, Step, no_steps
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, Version

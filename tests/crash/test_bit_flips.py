@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-import sulina.core.stored
+import sulina.core.log.stored
 from sulina.errors import Corrupt, InvalidBatch
 from sulina.testing.files import SimulatedFiles
 from tests.support.crash_world import DIRECTORY, PADDING_BYTES, World
@@ -87,5 +87,5 @@ class EqualToAll:
 
 
 def test_the_run_sees_a_missing_checksum_l8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sulina.core.stored, "crc32c", lambda *_, **__: EqualToAll())
+    monkeypatch.setattr(sulina.core.log.stored, "crc32c", lambda *_, **__: EqualToAll())
     assert flip_many(11, "log")["served wrong"] > 0

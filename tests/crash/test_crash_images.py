@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from sulina.core.log_state import Appended
+from sulina.core.log.log_state import Appended
 from sulina.errors import LogStopped
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.testing.files import SimulatedFiles

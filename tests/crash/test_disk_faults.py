@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from sulina.core.batch import split
-from sulina.core.log_state import Appended
-from sulina.core.plan import Request
-from sulina.core.retention import Retention
+from sulina.core.log.log_state import Appended
+from sulina.core.log.plan import Request
+from sulina.core.log.retention import Retention
+from sulina.core.records.batch import split
 from sulina.errors import LogStopped
 from sulina.storage.directory_log import Append, DirectoryLog
 from sulina.storage.partition_log import PartitionLog

@@ -17,8 +17,8 @@ import pytest
 from obstore.store import LocalStore, MemoryStore
 
 from sulina.clock import SystemClock
-from sulina.core.commit import Claim, commit_name, commit_version
-from sulina.core.retention import Retention, expired
+from sulina.core.log.commit import Claim, commit_name, commit_version
+from sulina.core.log.retention import Retention, expired
 from sulina.errors import Conflict, VersionConflict
 from sulina.ports import CommitStore
 from sulina.storage.commit_log import CommitLog

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from sulina.client import Client
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.types import TopicName
 from tests.support.cluster_world import World, cluster, until
 from tests.support.doctor import diagnosis

@@ -16,8 +16,8 @@ from tests.support.cluster_world import LEASE_SECONDS, World, cluster, until
 from tests.support.doctor import diagnosis, wait_diagnosed
 from tests.support.etcd import ALONE, EtcdServer
 
-QUOTA_BYTES = 1 << 20
-ACKS = 4500  # each is some 300 bytes of etcd's history: more than its quota
+QUOTA_BYTES = 1 << 19
+ACKS = 2500  # each is some 300 bytes of etcd's history: more than its quota
 CONSUMERS = 4
 PARTITIONS = 4
 BACKLOG = 2000  # records of each partition

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from sulina.client.subscription import Subscription
 from sulina.client.websocket import WebSocketConnector
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.wire.frames import Answer, Subscribe
 from tests.support.cluster_world import World, cluster, until
 from tests.support.etcd import EtcdServer, etcd

@@ -12,7 +12,7 @@ import pytest_asyncio
 from sulina.client.connection import Connection
 from sulina.client.message import Delivered
 from sulina.client.websocket import WebSocketConnector
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import NotServing, SubscriptionBusy, SulinaError
 from sulina.wire.frames import AckRecords, Answer, Deliver, Detached, Failed, FromNode, Subscribe
 from tests.support.cluster_world import World, cluster, until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_world import World, cluster, until
 from tests.support.doctor import diagnosis, wait_diagnosed

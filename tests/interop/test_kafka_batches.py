@@ -10,10 +10,10 @@ from warnings import catch_warnings, simplefilter
 import aiokafka.record.default_records as aiokafka_records
 import pytest
 
-from sulina.core.batch import validate
-from sulina.core.columns import decode_columns
-from sulina.core.compression import Codec
-from sulina.core.records import Record, decode, encode
+from sulina.core.records.batch import validate
+from sulina.core.records.columns import decode_columns
+from sulina.core.records.compression import Codec
+from sulina.core.records.record import Record, decode, encode
 
 with catch_warnings():
     simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas the old way while it is imported

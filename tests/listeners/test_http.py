@@ -11,8 +11,8 @@ import pytest
 
 from sulina.broker.broker import Broker
 from sulina.broker.topic import Topic
-from sulina.core.records import Record, decode, encode
-from sulina.core.routing import partition_of
+from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.routing import partition_of
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.storage.partition_log import PartitionLog

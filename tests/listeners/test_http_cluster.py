@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.core.routing import partition_of
+from sulina.core.records.routing import partition_of
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     Draining,

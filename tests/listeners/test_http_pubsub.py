@@ -12,7 +12,7 @@ import pytest
 from sulina.broker.broker import Broker
 from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
 from sulina.broker.pubsub.peers import PeerEvents
-from sulina.core.records import Record, encode
+from sulina.core.records.record import Record, encode
 from sulina.errors import NotOwner
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sulina.core.records import Record
-from sulina.core.rows import decode_rows
+from sulina.core.records.record import Record
+from sulina.core.records.rows import decode_rows
 from sulina.errors import InvalidInput
 from sulina.listeners.http_problem import HttpError
 from sulina.listeners.http_records import read_publish, record_out

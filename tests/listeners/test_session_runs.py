@@ -3,8 +3,8 @@
 import asyncio
 
 from sulina.broker.broker import Broker
-from sulina.core.records import Record, encode
-from sulina.core.rows import decode_rows
+from sulina.core.records.record import Record, encode
+from sulina.core.records.rows import decode_rows
 from sulina.core.topic import TopicSettings
 from sulina.errors import InvalidBatch, QueueFull
 from sulina.listeners.session import Session, SessionLimits

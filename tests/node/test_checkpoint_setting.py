@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sulina.config import Settings
-from sulina.core.records import Record
+from sulina.core.records.record import Record
 from sulina.core.topic import TopicSettings
 from sulina.node import Node
 from sulina.types import TopicName

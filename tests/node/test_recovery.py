@@ -7,9 +7,9 @@ import pytest
 
 from sulina.broker.archives import Archives
 from sulina.broker.options import BrokerOptions
-from sulina.core import keys
-from sulina.core.cluster import Epoch
-from sulina.core.recovery import Memory, Seen
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Epoch
+from sulina.core.cluster.recovery import Memory, Seen
 from sulina.errors import ArchiveFailed, CorruptCommit
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node import recovery

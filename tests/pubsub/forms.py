@@ -12,7 +12,7 @@ import httpx
 
 import sulina
 from sulina.client import Client, ClientOptions, PubSub, PubSubMessage, SerializationRegistry
-from sulina.core.pubsub import SubscriberStatus
+from sulina.core.delivery.pubsub import SubscriberStatus
 from sulina.node import Node
 from sulina.wire.messages import PubSubEvent, PubSubMetrics
 from tests.support.cluster_world import World, until

@@ -7,7 +7,7 @@ import pytest
 
 from sulina import DeliveryPolicy, PartitionBehavior, PublishOptions, RejectReason, SerializationRegistry
 from sulina.client import Client, Delivered, Message, PubSub, Subscription
-from sulina.core.pubsub import PubSubConfig
+from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.errors import Disconnected, SubscriberRemoved, SubscriptionBusy, SulinaError, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
 from tests.support.cluster_world import World, until

@@ -9,7 +9,7 @@ import sulina
 from sulina import PartitionBehavior, PublishOptions, PublishStatus, RejectReason
 from sulina.client import PubSubMessage
 from sulina.client.batching_producer import Rest
-from sulina.core.batching import BatchingRules
+from sulina.client.batching_rules import BatchingRules
 from sulina.errors import DuplicateSubscriber, NotStarted, ProducerStopped, SubscriberNotFound, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
 

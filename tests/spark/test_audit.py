@@ -16,11 +16,10 @@ from sulina.cli import run as command
 from sulina.cli.audit import verdict
 from sulina.client import Message, SyncClient
 from sulina.clock import SystemClock
-from sulina.core.batch import split
-from sulina.core.columns import encode_columns
-from sulina.core.commit import Add
-from sulina.core.retention import Retention
-from sulina.core.scan import Range, TopicChoice
+from sulina.core.log.commit import Add
+from sulina.core.log.retention import Retention
+from sulina.core.records.batch import split
+from sulina.core.records.columns import encode_columns
 from sulina.errors import CorruptSegment, InvalidSettings, TopicNotFound
 from sulina.spark.audit import Audit
 from sulina.spark.audit_checks import AuditReport, Finding, Kind
@@ -28,6 +27,7 @@ from sulina.spark.errors import TableNotFound
 from sulina.spark.logs import open_logs
 from sulina.spark.options import Place
 from sulina.spark.rows import read_range
+from sulina.spark.scan import Range, TopicChoice
 from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.files import OsFiles
 from sulina.types import Offset, PartitionName, TopicName, Version

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from sulina.core.commit import NO_ORIGIN, Add, Commit
-from sulina.core.segment import segment_name
+from sulina.core.log.commit import NO_ORIGIN, Add, Commit
+from sulina.core.log.segment import segment_name
 from sulina.errors import CorruptCommit
 from sulina.spark.audit_checks import (
     OUTSIDE,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sulina.core.records.values import check_values, checker
 from sulina.core.topic import Schema, SchemaKind
-from sulina.core.values import check_values, checker
 from sulina.errors import InvalidRecord
 from sulina.spark.decoding import Decoder, Mode
 

@@ -5,16 +5,16 @@ from typing import cast
 
 import pytest
 
-from sulina.core.commit import Commit, SegmentRef
-from sulina.core.epochs import EpochHistory
-from sulina.core.position import Position
-from sulina.core.records import Record, encode
-from sulina.core.scan import Piece, Range, Span
+from sulina.core.log.commit import Commit, SegmentRef
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record, encode
 from sulina.spark.errors import StreamDiverged
 from sulina.spark.logs import Logs
 from sulina.spark.options import ReadOptions
 from sulina.spark.planning import Planner, epochs_from_json, from_json, to_json
 from sulina.spark.rows import read_range
+from sulina.spark.scan import Piece, Range, Span
 from sulina.spark.source import SulinaStreamReader, Task
 from sulina.spark.sources import Source
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version

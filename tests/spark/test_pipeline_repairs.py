@@ -48,7 +48,7 @@ def pipeline_of(
             "name": name or f"repairs{next(_numbers)}",
             "url": node.url,
             "tables": str(folder / "tables"),
-            "trigger_seconds": 0.2,
+            "trigger_seconds": 0.5,
             "progress_topic": None,
             "bronze": [{"table": "raw", "topic": topic, "starting": starting}],
             "silver": [{"table": "orders", "from": "raw", **silver}],
@@ -309,7 +309,8 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
     try:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         came = wait_for(lambda: failed or backfill(mended, "raw"), deadline)
-        wait_for(lambda: failed or len(rows(spark, running, "orders_quarantine")) > BEFORE // 2, deadline)
+        aside = running.table_uri("orders_quarantine")
+        wait_for(lambda: failed or DeltaTable(aside).count() > BEFORE // 2, deadline)
         if failed:
             raise failed[0]
         retried = [retry(mended, "orders").rows for _ in range(2)]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sulina.core.commit import SegmentRef
-from sulina.core.scan import TASK_ROWS, Piece, Span, shares
+from sulina.core.log.commit import SegmentRef
 from sulina.spark.logs import Logs
 from sulina.spark.options import ReadOptions
 from sulina.spark.planning import Planner
+from sulina.spark.scan import TASK_ROWS, Piece, Span, shares
 from sulina.types import Epoch, Offset, PartitionName, TopicName
 
 ORDERS = TopicName.parse("/shop/orders")

@@ -21,8 +21,7 @@ from pyspark.sql.datasource import (
 )
 
 from sulina.client import Message, SyncClient
-from sulina.core.commit import Commit
-from sulina.core.scan import Range, Span
+from sulina.core.log.commit import Commit
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import logs
 from sulina.spark.commit_feed import kept_commits
@@ -30,6 +29,7 @@ from sulina.spark.errors import IncompleteScan
 from sulina.spark.options import ReadOptions
 from sulina.spark.planning import Planner
 from sulina.spark.rows import read_range, read_ranges
+from sulina.spark.scan import Range, Span
 from sulina.spark.source import SulinaReader, SulinaStreamReader, Task
 from sulina.spark.sources import RangeReader
 from sulina.types import Epoch, Offset, PartitionName, Version

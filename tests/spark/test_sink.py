@@ -9,7 +9,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
-from sulina.core.batch import split
+from sulina.core.records.batch import split
 from sulina.errors import Disconnected, DuplicateSequence, InvalidSettings
 from sulina.spark import sink
 from sulina.spark.clients import client_of

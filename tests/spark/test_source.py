@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from sulina.client import Message, SyncClient
-from sulina.core.commit import Add
+from sulina.core.log.commit import Add
 from sulina.spark.schema import RAW_COLUMNS
 from tests.support.serving import Serving
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
 from sulina.config import Settings
-from sulina.core.records import Record
+from sulina.core.records.record import Record
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidName, InvalidSettings, OffsetOutOfRange, ReaderNotFound
 from sulina.node.node import Node

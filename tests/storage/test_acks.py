@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sulina.core.log_state import Appended
+from sulina.core.log.log_state import Appended
 from sulina.errors import ArchiveFailed, LeaseExpired, LogStopped
 from sulina.storage.acks import ACK_SECONDS_MAX, Acks, always
 from sulina.storage.gate import ByteGate

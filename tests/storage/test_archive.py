@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from sulina.core.archive import MERGE_SLICES_MIN, STATE_EVERY_SLICES
-from sulina.core.log_state import Appended
-from sulina.core.retention import Retention
-from sulina.core.segment import SegmentLimits
-from sulina.core.stored import bounds
+from sulina.core.log.archive import MERGE_SLICES_MIN, STATE_EVERY_SLICES
+from sulina.core.log.log_state import Appended
+from sulina.core.log.retention import Retention
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.log.stored import bounds
 from sulina.errors import (
     ArchiveFailed,
     CorruptCommit,

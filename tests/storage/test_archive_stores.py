@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from sulina.core.log_state import Appended
-from sulina.core.retention import Retention
-from sulina.core.segment import SegmentLimits
+from sulina.core.log.log_state import Appended
+from sulina.core.log.retention import Retention
+from sulina.core.log.segment import SegmentLimits
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.objects import Objects, open_objects

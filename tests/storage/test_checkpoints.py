@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sulina.core.commit import Checkpoint, checkpoint_name, checkpoint_version, commit_version, decode, encode
-from sulina.core.log_state import Appended, LogState
+from sulina.core.log.commit import Checkpoint, checkpoint_name, checkpoint_version, commit_version, decode, encode
+from sulina.core.log.log_state import Appended, LogState
 from sulina.errors import CorruptCommit
 from sulina.storage.directory_log import Append, DirectoryLog
 from sulina.storage.files import VolatileFiles

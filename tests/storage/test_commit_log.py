@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sulina.core.commit import LAST_CHECKPOINT, Claim, Seal, checkpoint_name, commit_name
+from sulina.core.log.commit import LAST_CHECKPOINT, Claim, Seal, checkpoint_name, commit_name
 from sulina.errors import CorruptCommit, CorruptLog, InvalidInput, StaleEpoch, VersionConflict, VersionNotRetained
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.steps import Step

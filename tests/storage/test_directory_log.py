@@ -4,10 +4,10 @@ import errno
 
 import pytest
 
-from sulina.core.commit import Claim, Seal
-from sulina.core.log_state import Appended
-from sulina.core.plan import Plan
-from sulina.core.retention import Retention
+from sulina.core.log.commit import Claim, Seal
+from sulina.core.log.log_state import Appended
+from sulina.core.log.plan import Plan
+from sulina.core.log.retention import Retention
 from sulina.errors import CorruptCommit, CorruptLog, CorruptSegment, LogStopped, StaleEpoch, VersionConflict
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits

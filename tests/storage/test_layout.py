@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sulina.core.log_state import Appended
-from sulina.core.segment import SegmentLimits
+from sulina.core.log.log_state import Appended
+from sulina.core.log.segment import SegmentLimits
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.partition_log import PartitionLog
 from sulina.types import PartitionName, TopicName

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from sulina.core.batch import BatchLimits, write_header
-from sulina.core.compression import Codec, compress
-from sulina.core.log_state import Appended
-from sulina.core.records import Record, encode
-from sulina.core.retention import Retention
-from sulina.core.segment import SegmentLimits
+from sulina.core.log.log_state import Appended
+from sulina.core.log.retention import Retention
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.records.batch import BatchLimits, write_header
+from sulina.core.records.compression import Codec, compress
+from sulina.core.records.record import Record, encode
 from sulina.errors import (
     BatchTooLarge,
     CorruptBatch,

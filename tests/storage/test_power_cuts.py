@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sulina.core.commit import commit_name, commit_version
-from sulina.core.log_state import Appended
+from sulina.core.log.commit import commit_name, commit_version
+from sulina.core.log.log_state import Appended
 from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.steps import Step, Steps, no_steps
 from sulina.testing.clock import VirtualClock

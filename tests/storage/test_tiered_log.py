@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sulina.core.commit import Commit
-from sulina.core.log_state import Appended
-from sulina.core.retention import Retention
+from sulina.core.log.commit import Commit
+from sulina.core.log.log_state import Appended
+from sulina.core.log.retention import Retention
 from sulina.errors import (
     ArchiveFailed,
     CorruptSegment,

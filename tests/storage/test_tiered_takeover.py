@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sulina.core.log_state import Appended
-from sulina.core.resume import How
-from sulina.core.retention import Retention
+from sulina.core.log.log_state import Appended
+from sulina.core.log.resume import How
+from sulina.core.log.retention import Retention
 from sulina.errors import (
     ArchiveFailed,
     CorruptLog,

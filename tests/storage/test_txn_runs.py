@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from sulina.core.commit import Checkpoint, checkpoint_version, decode, encode
-from sulina.core.log_state import Appended, MemoryLimits
-from sulina.core.resume import Stamp
-from sulina.core.txn_memory import TxnLimits
-from sulina.core.txn_run import is_run_name
+from sulina.core.log.commit import Checkpoint, checkpoint_version, decode, encode
+from sulina.core.log.log_state import Appended, MemoryLimits
+from sulina.core.log.resume import Stamp
+from sulina.core.log.txn_memory import TxnLimits
+from sulina.core.log.txn_run import is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, QueueFull, SulinaError, TxnMemoryFull
 from sulina.storage.archive import ORPHAN_SECONDS, Archive, NewSlice
 from sulina.storage.directory_log import DirectoryLog, LogOptions

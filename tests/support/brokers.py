@@ -11,10 +11,10 @@ from sulina.broker.broker import Broker
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, Span, no_span
 from sulina.broker.standing import Standing
-from sulina.core.cluster import Registration
-from sulina.core.position import Position
-from sulina.core.records import Record
-from sulina.core.rows import decode_rows
+from sulina.core.cluster.entries import Registration
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record
+from sulina.core.records.rows import decode_rows
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import MetadataStore
 from sulina.storage.objects import Objects, open_objects

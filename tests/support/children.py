@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from sulina.clock import SystemClock
-from sulina.core.batch import split
-from sulina.core.commit import commit_version
-from sulina.core.log_state import Appended, MemoryLimits
-from sulina.core.plan import Request
-from sulina.core.segment import SegmentLimits, index_name
-from sulina.core.txn_memory import TxnLimits
+from sulina.core.log.commit import commit_version
+from sulina.core.log.log_state import Appended, MemoryLimits
+from sulina.core.log.plan import Request
+from sulina.core.log.segment import SegmentLimits, index_name
+from sulina.core.log.txn_memory import TxnLimits
+from sulina.core.records.batch import split
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE, Append, DirectoryLog, LogOptions
 from sulina.storage.files import OsFiles
 from sulina.types import Offset, Version

@@ -20,8 +20,8 @@ import httpx
 from sulina.client import Client, Message
 from sulina.client.message import Delivered as DeliveredMessage
 from sulina.client.subscription import Subscription
-from sulina.core.commit import Add, Commit
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.log.commit import Add, Commit
 from sulina.errors import SulinaError
 from tests.support.cluster_history import ClusterHistory, cluster_violations
 from tests.support.cluster_world import BrokerProcess, World, until

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.kill_history import (
     AckAnswered,
     AckSent,

@@ -17,8 +17,18 @@ import msgspec
 
 from sulina.broker.cluster import Cluster, ClusterOptions, ClusterSteps, no_cluster_steps
 from sulina.broker.events import Event, EventStream
-from sulina.core import keys
-from sulina.core.cluster import Assignment, DeleteMark, Epoch, GivenUp, LoadReport, Reason, Registration, Step, Unload
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import (
+    Assignment,
+    DeleteMark,
+    Epoch,
+    GivenUp,
+    LoadReport,
+    Reason,
+    Registration,
+    Step,
+    Unload,
+)
 from sulina.errors import MetadataFailed, SulinaError
 from sulina.metadata import MemoryMetadata
 from sulina.ports import (

@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sulina.core.log_state import Appended, MemoryLimits
-from sulina.core.retention import Retention, expired
-from sulina.core.segment import SegmentLimits
-from sulina.core.txn_memory import TxnLimits
+from sulina.core.log.log_state import Appended, MemoryLimits
+from sulina.core.log.retention import Retention, expired
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.log.txn_memory import TxnLimits
 from sulina.errors import Corrupt
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, DirectoryLog, LogOptions

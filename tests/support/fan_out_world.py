@@ -9,9 +9,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sulina.core.attempts import REMEMBERED_MAX, Attempts, Hand, Report
-from sulina.core.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
-from sulina.core.pubsub import (
+from sulina.core.delivery.attempts import REMEMBERED_MAX, Attempts, Hand, Report
+from sulina.core.delivery.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
+from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
     DeliveryReport,
     Member,
@@ -20,7 +20,7 @@ from sulina.core.pubsub import (
     SubscriberStatus,
     TopicOptions,
 )
-from sulina.core.pubsub import PubSubEventType as Event
+from sulina.core.delivery.pubsub import PubSubEventType as Event
 from sulina.errors import DelayQueueFull, LimitReached, NoSubscribers, PartitionDropped, SulinaError
 
 CONFIG = PubSubConfig(

@@ -17,8 +17,8 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from sulina.core.members import SubscriptionKind
-from sulina.core.records import Record, encode
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.records.record import Record, encode
 from sulina.wire.frames import (
     AckRecords,
     AddCredit,

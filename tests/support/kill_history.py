@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from sulina.core.members import SubscriptionKind
-from sulina.core.routing import partition_of
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.records.routing import partition_of
 
 Place: TypeAlias = tuple[int, int]  # partition, offset
 Content: TypeAlias = tuple[bytes | None, bytes | None]  # key, value

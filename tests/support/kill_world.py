@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from tests.support.kill_clients import (
     PARTITIONS,
     REQUEST_SECONDS,

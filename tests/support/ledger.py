@@ -7,10 +7,10 @@ can be checked from its contents alone: nothing lost, nothing twice, nothing in 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sulina.core.batch import split
-from sulina.core.log_state import Appended
-from sulina.core.plan import Request
-from sulina.core.records import Record, decode, encode
+from sulina.core.log.log_state import Appended
+from sulina.core.log.plan import Request
+from sulina.core.records.batch import split
+from sulina.core.records.record import Record, decode, encode
 from sulina.storage.directory_log import Append, DirectoryLog
 from sulina.types import Offset, Version
 

@@ -2,8 +2,9 @@
 
 Spark starts one for each streaming query that reads from Python, and some for planning. `forking_python` makes the
 session's `PYSPARK_PYTHON` a script that asks a server here, and the server forks: as real a process, with its own
-memory, environment and standard files, that only has its imports already. The daemon of workers is never a fork, and
-nothing is one of the drivers that tests/spark/test_exactly_once.py kills: they show that it works without.
+memory, environment and standard files, that only has its imports already. The daemon of workers is a fork only where a
+test asks for it: Spark starts up to four of them in each process of a cluster. Nothing is a fork of the drivers that
+tests/spark/test_exactly_once.py kills: they show that it works without.
 """
 
 import contextlib
@@ -172,7 +173,9 @@ def _import_all() -> None:
     import pyspark.sql.worker.write_into_data_source  # noqa: F401
 
     import pyspark_sulina_delta  # noqa: F401
+    from sulina.spark import daemon
 
+    daemon.load()
     gc.freeze()
 
 

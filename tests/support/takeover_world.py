@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sulina.core.log_state import Appended, MemoryLimits
-from sulina.core.retention import Retention
-from sulina.core.segment import SegmentLimits
-from sulina.core.txn_memory import TxnLimits
+from sulina.core.log.log_state import Appended, MemoryLimits
+from sulina.core.log.retention import Retention
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.log.txn_memory import TxnLimits
 from sulina.errors import ArchiveFailed, LogClosed, LogStopped, OffsetOutOfRange, QueueFull, StaleEpoch, SulinaError
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions

@@ -5,11 +5,11 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from sulina.core.cluster import Sealed
-from sulina.core.commit import SegmentRef
-from sulina.core.log_state import Appended
-from sulina.core.resume import witnesses
-from sulina.core.segment import SegmentLimits
+from sulina.core.cluster.entries import Sealed
+from sulina.core.log.commit import SegmentRef
+from sulina.core.log.log_state import Appended
+from sulina.core.log.resume import witnesses
+from sulina.core.log.segment import SegmentLimits
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import VolatileFiles

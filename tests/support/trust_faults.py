@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import TopicState
 from tests.support.cluster_clients import CLOSED, Application

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from sulina.core.members import SubscriptionKind
-from sulina.core.rows import decode_rows
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.records.rows import decode_rows
 from sulina.wire.frames import (
     AckRecords,
     AddCredit,

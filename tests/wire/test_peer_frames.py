@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sulina.core.pubsub import DeliveryReport, DeliveryStatus, SubscriberFailure
+from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, SubscriberFailure
 from sulina.errors import NotOwner, ProtocolError, PubSubError
 from sulina.wire.peer import (
     LENGTH,

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from sulina.broker.options import BrokerOptions
-from sulina.core.recovery import Memory, Seen
+from sulina.core.cluster.recovery import Memory, Seen
 from sulina.errors import ArchiveFailed, CorruptCommit
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache

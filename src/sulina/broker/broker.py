@@ -28,13 +28,13 @@ from sulina.broker.subscription import Subscription
 from sulina.broker.topic import NO_OPTIONS, Accepted, Topic, refuse_consumers
 from sulina.broker.troubles import first_of_each_kind, late_consumers, partition_troubles, put_aside_troubles
 from sulina.broker.whole import whole
-from sulina.core.cluster import Registration
-from sulina.core.commit import Commit
-from sulina.core.cursor import Cursor
-from sulina.core.position import LATEST, Position
-from sulina.core.pubsub import PublishOptions, SubscriberInfo
-from sulina.core.records import Record, encode
-from sulina.core.rejects import reject_reason
+from sulina.core.cluster.entries import Registration
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.delivery.pubsub import PublishOptions, SubscriberInfo
+from sulina.core.delivery.rejects import reject_reason
+from sulina.core.log.commit import Commit
+from sulina.core.log.position import LATEST, Position
+from sulina.core.records.record import Record, encode
 from sulina.errors import (
     AlreadyExists,
     InvalidInput,

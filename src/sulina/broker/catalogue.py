@@ -14,10 +14,10 @@ from typing import TypeVar
 import msgspec
 
 from sulina.broker.stored_topic import StoredTopic
-from sulina.core import keys
-from sulina.core.cluster import DeleteMark, Reason, Unassigned
-from sulina.core.cursor import Cursor
-from sulina.core.holder import Holder
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import DeleteMark, Reason, Unassigned
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.delivery.holder import Holder
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put

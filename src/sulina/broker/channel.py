@@ -8,12 +8,12 @@ from typing import Protocol
 
 from sulina.broker.consumer import Consumer, Delivery, replaced_by, taken_over
 from sulina.broker.metrics import TopicMetrics
-from sulina.core.batch import BatchLimits, split, validate
-from sulina.core.fan_out import Payload
-from sulina.core.members import Members, SubscriptionKind, slot_of
-from sulina.core.pubsub import TopicOptions
-from sulina.core.ranges import Range
-from sulina.core.records import decode
+from sulina.core.delivery.fan_out import Payload
+from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
+from sulina.core.delivery.pubsub import TopicOptions
+from sulina.core.delivery.ranges import Range
+from sulina.core.records.batch import BatchLimits, split, validate
+from sulina.core.records.record import decode
 from sulina.errors import InvalidBatch, NoSubscribers, PartitionDropped, SulinaError
 from sulina.ports import Bytes
 from sulina.types import TopicName
@@ -105,7 +105,7 @@ class PassingSubscription:
     """Consumers of a topic that keeps nothing, under one name.
 
     Exclusive and failover hold for the partitions that this broker serves: nothing is stored, so there is no holder
-    whom all owners know (`core.holder`).
+    whom all owners know (`core.delivery.holder`).
     """
 
     def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sulina.core.holder import Holder
-from sulina.core.members import Member, Members, SubscriptionKind
-from sulina.core.ranges import Range
+from sulina.core.delivery.holder import Holder
+from sulina.core.delivery.members import Member, Members, SubscriptionKind
+from sulina.core.delivery.ranges import Range
 from sulina.errors import AlreadyExists, SubscriptionBusy, SulinaError
 
 if TYPE_CHECKING:

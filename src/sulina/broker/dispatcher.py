@@ -1,4 +1,4 @@
-"""Sends the records of one partition to the consumers of one subscription, by the rules of `core.dispatch`.
+"""Sends the records of one partition to the consumers of one subscription, by the rules of `core.delivery.dispatch`.
 
 One task reads, shares out and waits: for records, for credit, for acks, for time. Nothing else touches the rules' state
 but the short calls below, which run between its steps.
@@ -13,14 +13,14 @@ import structlog
 from sulina.broker.consumer import Consumer, Delivery
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log
-from sulina.core.cursor import Cursor
-from sulina.core.dead_letter import HOPS_MAX, hops_of
-from sulina.core.dispatch import Batch, Dispatch, DispatchRules, Sending
-from sulina.core.members import Members, SubscriptionKind, slot_of
-from sulina.core.ranges import Range
-from sulina.core.records import Record
-from sulina.core.rows import decode_rows
-from sulina.core.stored import bounds
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.delivery.dead_letter import HOPS_MAX, hops_of
+from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, Sending
+from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
+from sulina.core.delivery.ranges import Range
+from sulina.core.log.stored import bounds
+from sulina.core.records.record import Record
+from sulina.core.records.rows import decode_rows
 from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
 from sulina.storage.directory_log import Slice

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from sulina.core.pubsub import PubSubEventType
+from sulina.core.delivery.pubsub import PubSubEventType
 from sulina.errors import LimitReached
 from sulina.ports import Clock
 

@@ -30,9 +30,9 @@ from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.broker.whole import whole
 from sulina.clock import SystemClock
-from sulina.core.cursor import Cursor
-from sulina.core.position import Position
-from sulina.core.records import Record
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record
 from sulina.core.topic import Policy
 from sulina.errors import (
     Compacted,

@@ -21,11 +21,11 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.broker.troubles import is_disk_full, trouble_of
-from sulina.core.epochs import EpochHistory
-from sulina.core.log_state import MemoryLimits
-from sulina.core.retention import KnownTime, Retention
-from sulina.core.segment import SegmentLimits
-from sulina.core.txn_memory import TxnLimits
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.log.log_state import MemoryLimits
+from sulina.core.log.retention import KnownTime, Retention
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.log.txn_memory import TxnLimits
 from sulina.errors import InvalidName, LimitReached, NotOwner, NotServing, StaleEpoch, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
@@ -283,7 +283,7 @@ class Logs:
         """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
 
         What is in the archive may go from the disk all the same: it can still be read. `shown` is the time that ages
-        are told by (`core.shown_time`); None: it is not known, so nothing goes because of its age.
+        are told by (`core.cluster.shown_time`); None: it is not known, so nothing goes because of its age.
         """
         removed = 0
         for topic in topics:

@@ -26,10 +26,10 @@ from sulina.broker.subscription import Subscription
 from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
-from sulina.core import keys
-from sulina.core.cluster import BrokerMode, GivenUp, LoadReport, Registration, Step
-from sulina.core.holder import Admission, Holder, admit
-from sulina.core.position import LATEST
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import BrokerMode, GivenUp, LoadReport, Registration, Step
+from sulina.core.delivery.holder import Admission, Holder, admit
+from sulina.core.log.position import LATEST
 from sulina.core.topic import Delivery, TopicSettings
 from sulina.errors import (
     ArchiveFailed,

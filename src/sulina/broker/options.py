@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from sulina.core.pubsub import PubSubConfig
+from sulina.core.delivery.pubsub import PubSubConfig
 
 Span = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from sulina.core.position import Position
-from sulina.core.records import Record
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo
 

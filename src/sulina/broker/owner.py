@@ -20,7 +20,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
 from sulina.broker.unloading import Outcome, Unloading
-from sulina.core.cluster import Epoch, LoadReport, Unload
+from sulina.core.cluster.entries import Epoch, LoadReport, Unload
 from sulina.errors import NotServing, SulinaError
 from sulina.ports import Clock, MetadataStore
 from sulina.types import PartitionName, TopicName

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from sulina.broker.place import Place
-from sulina.core.commit import offset_before
-from sulina.core.log_state import Appended
-from sulina.core.position import At, Position
-from sulina.core.retention import Sightings
+from sulina.core.log.commit import offset_before
+from sulina.core.log.log_state import Appended
+from sulina.core.log.position import At, Position
+from sulina.core.log.retention import Sightings
 from sulina.errors import LogClosed, NotOwner, NotServing, StaleEpoch, VersionNotRetained
 from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog

@@ -7,7 +7,7 @@ that broker's lease holds; everybody else says where to go.
 import asyncio
 from typing import Protocol
 
-from sulina.core.cluster import Epoch
+from sulina.core.cluster.entries import Epoch
 from sulina.errors import Draining, NotServing
 from sulina.ports import Compare
 from sulina.types import PartitionName

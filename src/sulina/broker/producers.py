@@ -12,8 +12,8 @@ import msgspec
 import structlog
 
 from sulina.broker.catalogue import Catalogue, Outdated
-from sulina.core import keys
-from sulina.core.producers import ProducerKey, StoredProducer, reconcile
+from sulina.core.cluster import keys
+from sulina.core.cluster.producers import ProducerKey, StoredProducer, reconcile
 from sulina.errors import CorruptCommit, SulinaError
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, MetadataStore, Put
 from sulina.types import TopicName

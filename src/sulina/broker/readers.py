@@ -17,11 +17,11 @@ from sulina.broker.events import EventStream
 from sulina.broker.options import BrokerOptions
 from sulina.broker.partition import Partition
 from sulina.broker.topic import Topic
-from sulina.core import keys
-from sulina.core.cluster import Current
-from sulina.core.epochs import EpochHistory
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.readers import NeededOffsets, Reader, ReaderKey, ReaderPosition, gone_back, grouped, needed
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Current
+from sulina.core.delivery.readers import NeededOffsets, Reader, ReaderKey, ReaderPosition, gone_back, grouped, needed
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.topic import Delivery
 from sulina.errors import (
     CorruptCommit,

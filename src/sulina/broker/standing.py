@@ -2,7 +2,7 @@
 
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.place import Place
-from sulina.core import keys
+from sulina.core.cluster import keys
 from sulina.errors import LeaseExpired, NotOwner, NotServing, Recovering
 from sulina.ports import Compare, Put
 from sulina.types import PartitionName

@@ -20,14 +20,14 @@ from sulina.broker.cursors import CursorWriter
 from sulina.broker.dispatcher import Dispatcher, Surroundings
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log, Partition
-from sulina.core import keys
-from sulina.core.cursor import Cursor
-from sulina.core.dispatch import DispatchRules
-from sulina.core.holder import Holder
-from sulina.core.members import Members, SubscriptionKind
-from sulina.core.position import Position
-from sulina.core.ranges import Range
-from sulina.core.records import Record
+from sulina.core.cluster import keys
+from sulina.core.delivery.cursor import Cursor
+from sulina.core.delivery.dispatch import DispatchRules
+from sulina.core.delivery.holder import Holder
+from sulina.core.delivery.members import Members, SubscriptionKind
+from sulina.core.delivery.ranges import Range
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record
 from sulina.errors import (
     CursorMoved,
     InvalidInput,

@@ -20,10 +20,10 @@ from sulina.broker.partition import Partition
 from sulina.broker.place import Place
 from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
-from sulina.core import keys
-from sulina.core.cluster import ALONE_EPOCH, Current, ObjectEntry, Sealed
-from sulina.core.commit import SegmentRef
-from sulina.core.resume import Witness, witnesses
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import ALONE_EPOCH, Current, ObjectEntry, Sealed
+from sulina.core.log.commit import SegmentRef
+from sulina.core.log.resume import Witness, witnesses
 from sulina.core.topic import Ack, Policy
 from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
 from sulina.ports import Clock, Compare, Files, MetadataStore, Put

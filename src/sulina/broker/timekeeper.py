@@ -11,9 +11,9 @@ import msgspec
 import structlog
 
 from sulina.broker.events import EventStream
-from sulina.core import keys
-from sulina.core.cluster import RememberedTime
-from sulina.core.shown_time import REMEMBER_SECONDS, ShownTime, ahead_seconds
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import RememberedTime
+from sulina.core.cluster.shown_time import REMEMBER_SECONDS, ShownTime, ahead_seconds
 from sulina.errors import SulinaError
 from sulina.ports import NO_REVISION, Clock, Compare, MetadataStore, Put
 

@@ -23,17 +23,17 @@ from sulina.broker.pubsub.feed import Feed
 from sulina.broker.pubsub.totals import Taken
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
-from sulina.core.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
-from sulina.core.compression import Codec
-from sulina.core.dead_letter import is_end
-from sulina.core.dispatch import DispatchRules
-from sulina.core.log_state import Appended
-from sulina.core.pubsub import PublishOptions, PubSubEventType, TopicOptions
-from sulina.core.rejects import reject_reason
-from sulina.core.routing import partition_of, partitions_of
-from sulina.core.rows import decode_rows
+from sulina.core.delivery.dead_letter import is_end
+from sulina.core.delivery.dispatch import DispatchRules
+from sulina.core.delivery.pubsub import PublishOptions, PubSubEventType, TopicOptions
+from sulina.core.delivery.rejects import reject_reason
+from sulina.core.log.log_state import Appended
+from sulina.core.records.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
+from sulina.core.records.compression import Codec
+from sulina.core.records.routing import partition_of, partitions_of
+from sulina.core.records.rows import decode_rows
+from sulina.core.records.values import check_values, checker
 from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, needs_check, resolved
-from sulina.core.values import check_values, checker
 from sulina.errors import (
     Draining,
     KeysSpanPartitions,

@@ -18,8 +18,8 @@ from sulina.broker.known_topics import DEFAULT_NAMESPACE, KnownTopics
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.whole import whole
-from sulina.core import keys
-from sulina.core.dead_letter import (
+from sulina.core.cluster import keys
+from sulina.core.delivery.dead_letter import (
     DEAD_LETTER_SUFFIX,
     check_way,
     dead_letter,
@@ -27,10 +27,10 @@ from sulina.core.dead_letter import (
     is_end,
     txn_id_of,
 )
-from sulina.core.records import Record, encode
-from sulina.core.routing import partition_of
+from sulina.core.records.record import Record, encode
+from sulina.core.records.routing import partition_of
+from sulina.core.records.values import checker
 from sulina.core.topic import Policy, TopicSettings, check_policy, resolved
-from sulina.core.values import checker
 from sulina.errors import (
     AlreadyExists,
     InvalidInput,

@@ -4,7 +4,7 @@ import errno
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from sulina.core.members import Member
+from sulina.core.delivery.members import Member
 from sulina.errors import Conflict, LogIncomplete, NotServing, SulinaError
 from sulina.types import PartitionName
 from sulina.wire.messages import Trouble, TroubleKind

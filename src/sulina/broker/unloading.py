@@ -20,11 +20,11 @@ from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
 from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
-from sulina.core import keys
-from sulina.core.cluster import Current, GivenUp, Reason, Sealed, Step, Unload
-from sulina.core.commit import timestamp_text
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.resume import DIRECTORY
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, Step, Unload
+from sulina.core.log.commit import timestamp_text
+from sulina.core.log.log_state import NO_EPOCH
+from sulina.core.log.resume import DIRECTORY
 from sulina.errors import Corrupt, LogIncomplete, NotOwner, NotServing, SubscriptionBusy, SulinaError
 from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog

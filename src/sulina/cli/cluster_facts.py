@@ -19,15 +19,15 @@ import msgspec
 from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, Disk
 from sulina.cli.doctor import Finding, Grade
 from sulina.config import Settings
-from sulina.core import keys
-from sulina.core.recovery import Seen, partitions_of, topics_of
+from sulina.core.cluster import keys
+from sulina.core.cluster.recovery import Seen, partitions_of, topics_of
 from sulina.core.topic import Policy, resolved
 from sulina.errors import ArchiveFailed, Corrupt, InvalidName, InvalidSettings, SulinaError
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import ClusterInfo, NodeInfo, PartitionInfo, TopicPage, TroubleKind
 
 if TYPE_CHECKING:
-    from sulina.core.resume import End
+    from sulina.core.log.resume import End
     from sulina.node.recovery import Known
     from sulina.ports import MetadataStore
 

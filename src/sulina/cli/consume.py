@@ -11,7 +11,7 @@ from sulina.cli import records
 from sulina.cli.records import Format, Received
 from sulina.cli.remote import HERE, Remote, topic_name
 from sulina.cli.subscription import Kind
-from sulina.core.position import Position
+from sulina.core.log.position import Position
 from sulina.errors import InvalidInput, NotReliable, SubscriptionNotFound
 
 if TYPE_CHECKING:

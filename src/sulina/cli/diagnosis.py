@@ -13,11 +13,11 @@ import msgspec
 from sulina.cli import terminal
 from sulina.cli.doctor import FREE_BYTES_LOW, FREE_BYTES_NONE, Finding, Grade
 from sulina.cli.doctor_cluster import FULL_ADVICE, PRESSED_ADVICE
-from sulina.core import history, keys
-from sulina.core.cluster import Epoch, GivenUp, Registration
-from sulina.core.dead_letter import check_way, dead_letter_topic, is_end
-from sulina.core.recovery import Seen, evidence, merged, partitions_of, plan_recovery
-from sulina.core.resume import ARCHIVE, DIRECTORY, End, check_witnesses, witnesses
+from sulina.core.cluster import history, keys
+from sulina.core.cluster.entries import Epoch, GivenUp, Registration
+from sulina.core.cluster.recovery import Seen, evidence, merged, partitions_of, plan_recovery
+from sulina.core.delivery.dead_letter import check_way, dead_letter_topic, is_end
+from sulina.core.log.resume import ARCHIVE, DIRECTORY, End, check_witnesses, witnesses
 from sulina.core.topic import Policy
 from sulina.errors import InvalidSettings, LogIncomplete
 from sulina.node.recovery import Known

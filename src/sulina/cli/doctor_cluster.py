@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sulina.cli import terminal
 from sulina.cli.doctor import CLOCK_SECONDS_MAX, Finding, Grade
 from sulina.config import EtcdAddress, Settings
-from sulina.core import history
+from sulina.core.cluster import history
 from sulina.errors import MetadataFailed, SulinaError
 
 if TYPE_CHECKING:

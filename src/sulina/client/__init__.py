@@ -1,6 +1,7 @@
 """The Python client: publish, consume, subscribe and administer, against a node elsewhere or in this process."""
 
 from sulina.client.batching_producer import BatchingProducer, OnFailure, ProducerReport, Receipt, Rest
+from sulina.client.batching_rules import BatchingRules
 from sulina.client.client import Client
 from sulina.client.connect import Connecting, connecting
 from sulina.client.connection import Connection, Connector
@@ -12,16 +13,15 @@ from sulina.client.options import ClientOptions
 from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus, SplitFailed
 from sulina.client.pubsub import PubSub, TopicPublisher
 from sulina.client.reader import Reader
+from sulina.client.serialization import SerializationRegistry
 from sulina.client.subscriber import Subscriber
 from sulina.client.subscription import Subscription
 from sulina.client.sync import SyncClient, SyncDelivered, SyncReader, SyncSubscription
 from sulina.client.sync_batching import SyncBatchingProducer, SyncReceipt
 from sulina.client.sync_pubsub import SyncEvents, SyncPubSub, SyncSubscriber, SyncTopicPublisher
 from sulina.client.websocket import WebSocketConnector
-from sulina.core.batching import BatchingRules
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.rejects import RejectReason
-from sulina.core.serialization import SerializationRegistry
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.delivery.rejects import RejectReason
 
 __all__ = [
     "BatchingProducer",

@@ -24,9 +24,9 @@ from sulina.client.in_flight import InFlight
 from sulina.client.merging import merged, merged_all
 from sulina.client.places import Place
 from sulina.client.route import Routes
-from sulina.core.commit import Commit
-from sulina.core.members import SubscriptionKind
-from sulina.core.pubsub import SubscriberInfo
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.delivery.pubsub import SubscriberInfo
+from sulina.core.log.commit import Commit
 from sulina.core.topic import Delivery, Policy, Schema, TopicSettings
 from sulina.types import TopicName
 from sulina.wire.frames import Call, Fetch

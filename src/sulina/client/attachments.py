@@ -21,7 +21,7 @@ from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
 from sulina.client.places import Place, Places, unowned
 from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
-from sulina.core.members import SubscriptionKind
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import (
     Conflict,
     ConsumerNotFound,

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from sulina.core.batch import BatchLimits, split
-from sulina.core.compression import Bytes
-from sulina.core.kernel_choice import are_loaded, warm_up
-from sulina.core.records import Headers, Record, decode, encode
-from sulina.core.rows import decode_rows, encode_rows
+from sulina.core.records.batch import BatchLimits, split
+from sulina.core.records.compression import Bytes
+from sulina.core.records.kernel_choice import are_loaded, warm_up
+from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.wire.frames import FRAME_BYTES_MAX
 
 RECORDS_BEFORE_KERNELS = 100_000

@@ -17,11 +17,11 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
+from sulina.client.batching_rules import Batching, BatchingRules, OnItsWay
 from sulina.client.message import HeadersLike, Message, header_pairs, key_bytes, stamp_ms, value_bytes
 from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishStatus
-from sulina.core.batching import Batching, BatchingRules, OnItsWay
-from sulina.core.rejects import RejectReason
+from sulina.core.delivery.rejects import RejectReason
 from sulina.errors import InvalidRecord, InvalidSettings, ProducerFull, ProducerStopped, SchemaConflict, SulinaError
 
 RECORD_BYTES = 32  # around a key and a value

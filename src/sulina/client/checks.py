@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sulina.core.position import Position
+from sulina.core.log.position import Position
 from sulina.errors import InvalidSettings
 from sulina.types import TopicName
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from sulina.client.attachments import Terms
 from sulina.client.batches import BatchCodec
 from sulina.client.batching_producer import BatchingOptions, BatchingProducer, OnFailure, Rest, Write
+from sulina.client.batching_rules import BatchingRules
 from sulina.client.brokers import Brokers, Reach
 from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
 from sulina.client.cluster_admin import ClusterAdmin
@@ -29,10 +30,9 @@ from sulina.client.route import Routes
 from sulina.client.subscription import Subscription
 from sulina.client.topics import Topics
 from sulina.client.websocket import WebSocketConnector, split_urls
-from sulina.core.batching import BatchingRules
-from sulina.core.members import SubscriptionKind
-from sulina.core.position import Position
-from sulina.core.pubsub import PublishOptions
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.delivery.pubsub import PublishOptions
+from sulina.core.log.position import Position
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings, SulinaError
 from sulina.types import TopicName, checked_producer

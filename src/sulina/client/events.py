@@ -12,7 +12,7 @@ from typing import Self
 
 from sulina.client.brokers import Brokers
 from sulina.client.session import Session
-from sulina.core.pubsub import PubSubEventType
+from sulina.core.delivery.pubsub import PubSubEventType
 from sulina.errors import Disconnected, SulinaError
 from sulina.wire.frames import FromClient, Happened, Listen, Unlisten
 from sulina.wire.messages import PubSubEvent

@@ -16,10 +16,10 @@ from sulina.client.backoff import Backoff
 from sulina.client.client import Client
 from sulina.client.handling import Handler, HandlerCalls, calling, threads_for
 from sulina.client.message import Delivered, PubSubMessage
+from sulina.client.serialization import SerializationRegistry
 from sulina.client.subscriber import SubscriberTerms
 from sulina.client.subscription import Subscription
-from sulina.core.members import SubscriptionKind
-from sulina.core.serialization import SerializationRegistry
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import Disconnected, NotStarted, SulinaError
 
 # Messages that a node sends beyond what the handler has: their ack timeout runs while they wait.

@@ -26,8 +26,8 @@ from sulina.client.places import Places
 from sulina.client.route import Route
 from sulina.client.session import Session
 from sulina.client.topics import KnownTopic
-from sulina.core.batch import record_count, write_origin
-from sulina.core.pubsub import PublishOptions
+from sulina.core.delivery.pubsub import PublishOptions
+from sulina.core.records.batch import record_count, write_origin
 from sulina.errors import (
     Disconnected,
     LogClosed,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from sulina.core.records import Headers
-from sulina.core.serialization import SerializationRegistry, envelope_of
+from sulina.client.serialization import SerializationRegistry, envelope_of
+from sulina.core.records.record import Headers
 from sulina.errors import NotSerializable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@
 import secrets
 from typing import NamedTuple
 
-from sulina.core.batch import SEQUENCES
+from sulina.core.records.batch import SEQUENCES
 
 _ID_BITS = 62
 

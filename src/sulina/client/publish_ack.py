@@ -7,7 +7,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from sulina.core.rejects import RejectReason, reject_reason
+from sulina.core.delivery.rejects import RejectReason, reject_reason
 from sulina.core.topic import Ack
 from sulina.errors import PubSubError, SulinaError
 

@@ -24,10 +24,10 @@ from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, va
 from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus
 from sulina.client.topics import KnownTopic, Topics
-from sulina.core.batch import split
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.records import Headers
-from sulina.core.routing import partition_of, partitions_of
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.records.batch import split
+from sulina.core.records.record import Headers
+from sulina.core.records.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
 from sulina.errors import (
     BatchTooLarge,

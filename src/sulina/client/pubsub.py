@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, overload
 import msgspec
 
 from sulina.client.batching_producer import BatchingProducer, OnFailure, Rest
+from sulina.client.batching_rules import BatchingRules
 from sulina.client.checks import PositionLike, TopicLike, checked_text, position_text, topic_text
 from sulina.client.client import Client
 from sulina.client.connect import Connecting
@@ -23,11 +24,10 @@ from sulina.client.handling import Handler
 from sulina.client.identity import IdentitySubscriber
 from sulina.client.message import HeadersLike, Message, header_pairs
 from sulina.client.publish_ack import PublishAck
+from sulina.client.serialization import SerializationRegistry, headers_of, without_envelope
 from sulina.client.subscriber import Subscriber, SubscriberTerms
 from sulina.client.sync import SyncClient
-from sulina.core.batching import BatchingRules
-from sulina.core.pubsub import PublishOptions
-from sulina.core.serialization import SerializationRegistry, headers_of, without_envelope
+from sulina.core.delivery.pubsub import PublishOptions
 from sulina.errors import (
     DuplicateSubscriber,
     InvalidBatch,

@@ -22,7 +22,7 @@ import msgspec
 from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.message import Received
 from sulina.client.route import Route, Routes
-from sulina.core.log_state import NO_EPOCH
+from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import ArchiveFailed, Disconnected, InvalidSettings, NotServing, PositionDiverged, QueueFull
 from sulina.types import TopicName
 from sulina.wire.frames import Fetch

@@ -22,10 +22,10 @@ from sulina.client.batches import BatchCodec, within
 from sulina.client.brokers import Brokers
 from sulina.client.handling import Handler, HandlerCalls, calling, reason_of, threads_for
 from sulina.client.message import PubSubMessage
+from sulina.client.serialization import SerializationRegistry
 from sulina.client.session import Session
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.serialization import SerializationRegistry
-from sulina.core.stored import first_after_epoch
+from sulina.core.log.log_state import NO_EPOCH
+from sulina.core.log.stored import first_after_epoch
 from sulina.errors import Disconnected, NotServing, NotStarted, SulinaError
 from sulina.wire.frames import AckBatch, Deliver, Detach, FailBatch, FromClient, Join
 from sulina.wire.messages import JoinedTopic

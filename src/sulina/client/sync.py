@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from sulina.client.admin import PolicyLike, SchemaLike
 from sulina.client.batches import take_from
 from sulina.client.batching_producer import BatchingProducer, OnFailure, Write
+from sulina.client.batching_rules import BatchingRules
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.client import Client
 from sulina.client.cluster_admin import UNLOAD_SECONDS, OnProgress
@@ -20,10 +21,9 @@ from sulina.client.publish_ack import PublishAck
 from sulina.client.reader import Reader
 from sulina.client.subscription import Subscription
 from sulina.client.sync_batching import SyncBatchingProducer
-from sulina.core.batching import BatchingRules
-from sulina.core.commit import Commit
-from sulina.core.members import SubscriptionKind
-from sulina.core.pubsub import PublishOptions, SubscriberInfo
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.delivery.pubsub import PublishOptions, SubscriberInfo
+from sulina.core.log.commit import Commit
 from sulina.core.topic import Delivery, Schema
 from sulina.errors import PositionDiverged
 from sulina.wire.messages import (

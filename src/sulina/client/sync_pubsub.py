@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sulina.client.batching_producer import BatchingProducer, OnFailure
+from sulina.client.batching_rules import BatchingRules
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.events import Events
 from sulina.client.handling import Handler
@@ -13,11 +14,10 @@ from sulina.client.loop_thread import Run
 from sulina.client.message import HeadersLike
 from sulina.client.publish_ack import PublishAck
 from sulina.client.pubsub import AnySubscriber, OnRemoved, PubSub, TopicPublisher
+from sulina.client.serialization import SerializationRegistry
 from sulina.client.sync import SyncClient
 from sulina.client.sync_batching import SyncBatchingProducer
-from sulina.core.batching import BatchingRules
-from sulina.core.pubsub import PublishOptions
-from sulina.core.serialization import SerializationRegistry
+from sulina.core.delivery.pubsub import PublishOptions
 from sulina.errors import NotStarted, SulinaError
 from sulina.wire.messages import PubSubEvent, PubSubMetrics
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
-from sulina.core.txn_memory import TXN_IDS_MAX, TXN_SECONDS
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior
+from sulina.core.log.txn_memory import TXN_IDS_MAX, TXN_SECONDS
 from sulina.errors import InvalidSettings
 from sulina.types import TopicName
 

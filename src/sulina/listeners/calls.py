@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from sulina.broker.broker import Broker
-from sulina.core.position import Position
+from sulina.core.log.position import Position
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidInput, InvalidSettings
 from sulina.types import TopicName, checked_broker

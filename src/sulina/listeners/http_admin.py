@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sulina.core.commit import Commit
-from sulina.core.members import SubscriptionKind
-from sulina.core.position import Position
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.log.commit import Commit
+from sulina.core.log.position import Position
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidInput
 from sulina.listeners.http_exchange import Exchange

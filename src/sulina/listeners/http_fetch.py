@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sulina.core.batch import BatchLimits
-from sulina.core.position import EARLIEST
-from sulina.core.rows import decode_rows
+from sulina.core.log.position import EARLIEST
+from sulina.core.records.batch import BatchLimits
+from sulina.core.records.rows import decode_rows
 from sulina.errors import NotServing
 from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits
@@ -166,7 +166,7 @@ def _as_arrow(fetched: Fetched, max_records: int) -> tuple[memoryview, int, int]
     """The same as a stream of Arrow's IPC format."""
     import pyarrow as pa
 
-    from sulina.core.columns import decode_columns
+    from sulina.core.records.columns import decode_columns
 
     rows = decode_columns(fetched.data, limits=_LIMITS)
     offsets = rows.column("offset").to_numpy()

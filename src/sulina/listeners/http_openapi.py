@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from sulina.core.pubsub import SubscriberInfo
+from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.core.topic import Policy, TopicSettings
 from sulina.listeners.http_admin import CommitsOut, NamespacesOut, SubscriptionIn, SubscriptionsOut
 from sulina.listeners.http_cluster import BrokersOut, UnloadIn, UnloadsOut

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.listeners.http_admin import COMMITS, COMMITS_MAX, TOPICS_MAX
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_parameters import NUMBER_MAX

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
-from sulina.core.routing import partitions_of
-from sulina.core.rows import encode_rows
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior
+from sulina.core.records.routing import partitions_of
+from sulina.core.records.rows import encode_rows
 from sulina.errors import InvalidInput, KeysSpanPartitions, SulinaError
 from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits

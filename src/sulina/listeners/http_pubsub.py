@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sulina.core.pubsub import SubscriberInfo
+from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_openapi_paths import PRODUCERS, PUBSUB_METRICS, SUBSCRIBERS
 from sulina.listeners.http_parameters import Reader, text_up_to

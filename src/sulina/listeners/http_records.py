@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.records import Headers, Record
-from sulina.core.rows import encode_rows
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.records.record import Headers, Record
+from sulina.core.records.rows import encode_rows
 from sulina.errors import InvalidInput
 from sulina.listeners.http_problem import malformed
 from sulina.storage.partition_log import TXN_ID_LENGTH_MAX

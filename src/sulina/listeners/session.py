@@ -19,7 +19,7 @@ import structlog
 from sulina.broker.broker import Broker
 from sulina.broker.consumer import Attachment, Consumer, Delivery
 from sulina.broker.topic import NO_OPTIONS, Accepted
-from sulina.core.pubsub import PublishOptions
+from sulina.core.delivery.pubsub import PublishOptions
 from sulina.errors import (
     ArchiveFailed,
     ConsumerNotFound,

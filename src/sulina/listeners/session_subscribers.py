@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sulina.broker.broker import Broker
 from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
-from sulina.core.position import Position
+from sulina.core.log.position import Position
 from sulina.errors import LimitReached, SulinaError
 from sulina.types import TopicName
 from sulina.wire.frames import (

@@ -21,11 +21,11 @@ from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, no_span
 from sulina.broker.standing import Standing
 from sulina.config import Settings, address_text
-from sulina.core.batch import validate
-from sulina.core.cluster import Registration
-from sulina.core.kernel_choice import warm_up
-from sulina.core.pubsub import PubSubConfig
-from sulina.core.rows import decode_rows, encode_rows
+from sulina.core.cluster.entries import Registration
+from sulina.core.delivery.pubsub import PubSubConfig
+from sulina.core.records.batch import validate
+from sulina.core.records.kernel_choice import warm_up
+from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.errors import Disconnected
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits

@@ -17,11 +17,20 @@ import msgspec
 
 from sulina.broker.archives import Archives
 from sulina.broker.cluster.memory import MEMORY_FILE
-from sulina.core import keys
-from sulina.core.archive import ArchiveView
-from sulina.core.cluster import Current, GivenUp, Sealed
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.recovery import ClaimSeen, Identity, Mark, Memory, Recovery, merged, partitions_of, plan_recovery
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Current, GivenUp, Sealed
+from sulina.core.cluster.recovery import (
+    ClaimSeen,
+    Identity,
+    Mark,
+    Memory,
+    Recovery,
+    merged,
+    partitions_of,
+    plan_recovery,
+)
+from sulina.core.log.archive import ArchiveView
+from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import Corrupt, CorruptCommit, InvalidSettings, SulinaError
 from sulina.ports import TXN_OPERATIONS_MAX, Compare, Entry, MetadataStore, Put
 from sulina.storage.files import OsFiles, read_whole

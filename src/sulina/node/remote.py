@@ -8,8 +8,8 @@ from sulina.client.client import Client
 from sulina.client.connection import Connector
 from sulina.client.message import Message
 from sulina.client.options import ClientOptions
-from sulina.core.position import Position
-from sulina.core.records import Record
+from sulina.core.log.position import Position
+from sulina.core.records.record import Record
 from sulina.errors import NotServing
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo

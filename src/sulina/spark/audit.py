@@ -23,8 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from sulina.core.commit import Add
-from sulina.core.scan import TopicChoice
+from sulina.core.log.commit import Add
 from sulina.errors import (
     Corrupt,
     DecompressedTooLarge,
@@ -66,6 +65,7 @@ from sulina.spark.errors import SparkFailed, said
 from sulina.spark.logs import Logs, open_logs
 from sulina.spark.options import Place as LogPlace
 from sulina.spark.planning import to_json
+from sulina.spark.scan import TopicChoice
 from sulina.spark.schema import RAW_COLUMNS, ddl
 from sulina.types import Offset, PartitionName, TopicName
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sulina.core.commit import Add, Commit
+from sulina.core.log.commit import Add, Commit
 from sulina.errors import Corrupt
 
 RANGE_OFFSETS = 100_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from sulina.core.commit import CHECKPOINT_EVERY, Commit
+from sulina.core.log.commit import CHECKPOINT_EVERY, Commit
 from sulina.errors import VersionNotRetained
 from sulina.types import Version
 

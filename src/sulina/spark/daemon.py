@@ -29,8 +29,8 @@ def load() -> None:
     import sulina.spark.rows
     import sulina.spark.sink
     import sulina.spark.source  # noqa: F401
-    from sulina.core.columns import decode_columns, encode_columns
-    from sulina.core.key_columns import column_partitions
+    from sulina.core.records.columns import decode_columns, encode_columns
+    from sulina.spark.key_columns import column_partitions
 
     rows = 256  # so many that kernels are worth it
     value = pa.array([b"x"] * rows, pa.binary())

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from sulina.core.records.values import checker
 from sulina.core.topic import Schema, SchemaKind
-from sulina.core.values import checker
 from sulina.errors import InvalidRecord, InvalidSettings
 from sulina.spark.misfits import Misfit
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from sulina.core.binning import bins_of
 from sulina.errors import InvalidInput, InvalidSettings
+from sulina.spark.binning import bins_of
 from sulina.spark.delta_files import (
     OPEN_BYTES_MAX,
     ROW_GROUP_BYTES,

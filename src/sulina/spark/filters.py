@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from sulina.core.position import At, Position
+from sulina.core.log.position import At, Position
 from sulina.errors import NotAvailable
 from sulina.spark.logs import Logs
 from sulina.types import Offset, PartitionName, Version

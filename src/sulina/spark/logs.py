@@ -7,16 +7,16 @@ from typing import Protocol
 
 import numpy as np
 
-from sulina.core.archive import ArchiveView
-from sulina.core.commit import Commit, SegmentRef, commit_version, offset_before
-from sulina.core.epochs import EpochHistory
-from sulina.core.position import At, Position
-from sulina.core.scan import Piece, Range, Span, TopicChoice, cut
+from sulina.core.log.archive import ArchiveView
+from sulina.core.log.commit import Commit, SegmentRef, commit_version, offset_before
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.log.position import At, Position
 from sulina.core.topic import Delivery, Schema
 from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
 from sulina.spark.clients import client_of
 from sulina.spark.commit_feed import COMMITS_AT_ONCE
 from sulina.spark.options import Place
+from sulina.spark.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.spark.sources import Source, open_directory, open_shared
 from sulina.storage.archive import COMMITS_FOLDER, Archive
 from sulina.storage.commit_log import CommitLog
@@ -329,7 +329,7 @@ class FileLogs:
         return end if found is None else found
 
     def _first_since(self, partition: PartitionName, timestamp_ms: int, stored: Sequence[SegmentRef]) -> Offset | None:
-        from sulina.core.columns import decode_columns  # whose kernels take a second to import
+        from sulina.core.records.columns import decode_columns  # whose kernels take a second to import
 
         for segment in stored:
             if segment.timestamp_max < timestamp_ms:

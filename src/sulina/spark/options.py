@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from sulina.core.position import EARLIEST, LATEST, At, Position
-from sulina.core.scan import Positions, TopicChoice
+from sulina.core.log.position import EARLIEST, LATEST, At, Position
 from sulina.errors import InvalidSettings
+from sulina.spark.scan import Positions, TopicChoice
 from sulina.spark.schema import RAW_COLUMNS
 from sulina.types import checked_reader
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sulina.core.position import At, Position
-from sulina.core.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
+from sulina.core.log.position import At, Position
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import Logs, checked_offset, open_logs
 from sulina.spark.options import ReadOptions
+from sulina.spark.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 Offsets = dict[PartitionName, Offset]

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sulina.core.batch import BatchHeader, split
-from sulina.core.columns import decode_columns, origins
-from sulina.core.commit import Add
-from sulina.core.record_columns import SCHEMA
-from sulina.core.scan import Range
+from sulina.core.log.commit import Add
+from sulina.core.records.batch import BatchHeader, split
+from sulina.core.records.columns import decode_columns, origins
+from sulina.core.records.record_columns import SCHEMA
 from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.decoding import Decoder, Mode
 from sulina.spark.errors import IncompleteScan, StreamDiverged
+from sulina.spark.scan import Range
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.spark.sources import RangeReader, Source
 from sulina.types import Offset, PartitionName, Version

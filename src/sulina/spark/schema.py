@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from sulina.core.record_columns import HEADERS_TYPE, ORIGIN_TYPE
+from sulina.core.records.record_columns import HEADERS_TYPE, ORIGIN_TYPE
 from sulina.spark.value_schemas import ddl_of
 
 RAW_SCHEMA = pa.schema(

@@ -32,9 +32,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
-from sulina.core.batch import split
-from sulina.core.commit import Add, Commit
-from sulina.core.compression import Codec
+from sulina.core.log.commit import Add, Commit
+from sulina.core.records.batch import split
+from sulina.core.records.compression import Codec
 from sulina.core.topic import Delivery
 from sulina.errors import DuplicateSequence, InvalidSettings, OffsetOutOfRange, StaleOrigin, SulinaError
 from sulina.spark.clients import TIMEOUT_SECONDS, client_of
@@ -201,7 +201,7 @@ class _Publishing:
         return part
 
     def _places(self, topic: str, columns: dict[str, pa.Array]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        from sulina.core.key_columns import column_partitions  # for executors: it takes a second to import
+        from sulina.spark.key_columns import column_partitions  # for executors: it takes a second to import
 
         if topic not in self._topics:
             settings = self._client.topic(topic).settings
@@ -324,7 +324,7 @@ class _Part:
 
     def add(self, columns: dict[str, pa.Array]) -> Iterator[None]:
         """Encode rows, one record batch after the other; after each it may be published what there is."""
-        from sulina.core.columns import encode_columns  # for executors: it takes a second to import
+        from sulina.core.records.columns import encode_columns  # for executors: it takes a second to import
 
         rows = len(columns["value"])
         size = sum(column.nbytes for column in columns.values()) + ROW_BYTES * rows

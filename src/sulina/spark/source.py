@@ -25,13 +25,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sulina.core.scan import Range
 from sulina.errors import InvalidSettings
 from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import common_schema, open_logs
 from sulina.spark.options import ReadOptions
 from sulina.spark.planning import Epochs, Offsets, Planner, Tasks, epochs_from_json, from_json, to_json
+from sulina.spark.scan import Range
 from sulina.spark.schema import data_ddl, ddl
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.sources import Source

@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import Protocol
 
 from sulina.clock import SystemClock
-from sulina.core.archive import ArchiveView
-from sulina.core.commit import Commit
-from sulina.core.scan import Range
-from sulina.core.segment import SegmentLimits
+from sulina.core.log.archive import ArchiveView
+from sulina.core.log.commit import Commit
+from sulina.core.log.segment import SegmentLimits
 from sulina.errors import CorruptSegment, OffsetOutOfRange
 from sulina.spark.clients import client_of
+from sulina.spark.scan import Range
 from sulina.storage.archive import COMMITS_FOLDER, Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.commit_log import CommitLog

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sulina.core.records.values import checker
 from sulina.core.topic import Schema, SchemaKind
-from sulina.core.values import checker
 from sulina.errors import InvalidSettings
 from sulina.spark.json_columns import check_names
 

@@ -8,7 +8,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from sulina.core.log_state import Appended
+from sulina.core.log.log_state import Appended
 from sulina.errors import ArchiveFailed, LeaseExpired, SulinaError
 from sulina.ports import Clock
 from sulina.types import Version

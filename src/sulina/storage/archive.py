@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from sulina.clock import SystemClock
-from sulina.core.archive import (
+from sulina.core.log.archive import (
     ArchiveView,
     commits_name,
     expired_slices,
@@ -29,7 +29,7 @@ from sulina.core.archive import (
     objects_of,
     state_name,
 )
-from sulina.core.commit import (
+from sulina.core.log.commit import (
     NO_ORIGIN,
     Add,
     AnyOperation,
@@ -40,11 +40,11 @@ from sulina.core.commit import (
     decode,
     timestamp_text,
 )
-from sulina.core.log_state import NO_EPOCH, LogState, MemoryLimits
-from sulina.core.plan import checkpoint_due
-from sulina.core.retention import Retention
-from sulina.core.segment import segment_name
-from sulina.core.txn_run import TxnRun
+from sulina.core.log.log_state import NO_EPOCH, LogState, MemoryLimits
+from sulina.core.log.plan import checkpoint_due
+from sulina.core.log.retention import Retention
+from sulina.core.log.segment import segment_name
+from sulina.core.log.txn_run import TxnRun
 from sulina.errors import ArchiveFailed, CorruptLog, CorruptSegment, EpochTaken, StaleEpoch, VersionConflict
 from sulina.ports import Bytes, Clock
 from sulina.storage.archive_cache import ArchiveCache

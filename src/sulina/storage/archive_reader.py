@@ -8,12 +8,12 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Executor
 
-from sulina.core.archive import ArchiveView, commits_name, decode_commits, slice_at, slice_of_version
-from sulina.core.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits
-from sulina.core.commit import Commit, SegmentRef
-from sulina.core.log_state import LogState
-from sulina.core.records import decode
-from sulina.core.stored import bounds, checked_run, max_timestamp_at, size_at
+from sulina.core.log.archive import ArchiveView, commits_name, decode_commits, slice_at, slice_of_version
+from sulina.core.log.commit import Commit, SegmentRef
+from sulina.core.log.log_state import LogState
+from sulina.core.log.stored import bounds, checked_run, max_timestamp_at, size_at
+from sulina.core.records.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits
+from sulina.core.records.record import decode
 from sulina.errors import CorruptCommit, CorruptSegment, OffsetOutOfRange, VersionNotRetained
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.directory_log import READ_BYTES, Slice

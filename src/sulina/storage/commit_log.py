@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sulina.core.commit import (
+from sulina.core.log.commit import (
     CHECKPOINT_EVERY,
     LAST_CHECKPOINT,
     AnyOperation,
@@ -27,11 +27,11 @@ from sulina.core.commit import (
     timestamp_ms,
     timestamp_text,
 )
-from sulina.core.log_state import LogState, MemoryLimits
-from sulina.core.log_time import next_log_ms
-from sulina.core.plan import next_commit
-from sulina.core.retention import CHECKPOINTS_KEPT, disposable_before
-from sulina.core.txn_run import TxnRun, is_run_name
+from sulina.core.log.log_state import LogState, MemoryLimits
+from sulina.core.log.log_time import next_log_ms
+from sulina.core.log.plan import next_commit
+from sulina.core.log.retention import CHECKPOINTS_KEPT, disposable_before
+from sulina.core.log.txn_run import TxnRun, is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, VersionConflict, VersionNotRetained
 from sulina.ports import Bytes, Clock, CommitStore
 from sulina.storage.steps import Step, Steps, no_steps

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sulina.core.commit import LAST_CHECKPOINT, checkpoint_version
-from sulina.core.txn_run import is_run_name
+from sulina.core.log.commit import LAST_CHECKPOINT, checkpoint_version
+from sulina.core.log.txn_run import is_run_name
 from sulina.errors import ArchiveFailed
 from sulina.ports import Files
 from sulina.storage.steps import Step, Steps, no_steps

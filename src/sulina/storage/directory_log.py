@@ -17,14 +17,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from sulina.core.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
-from sulina.core.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
-from sulina.core.log_state import NO_EPOCH, Appended, MemoryLimits, View
-from sulina.core.plan import Plan, Request, checkpoint_due
-from sulina.core.records import decode
-from sulina.core.retention import Retention, expired
-from sulina.core.segment import SegmentLimits
-from sulina.core.stored import STAMP_BYTES, stamp
+from sulina.core.log.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
+from sulina.core.log.log_state import NO_EPOCH, Appended, MemoryLimits, View
+from sulina.core.log.plan import Plan, Request, checkpoint_due
+from sulina.core.log.retention import Retention, expired
+from sulina.core.log.segment import SegmentLimits
+from sulina.core.log.stored import STAMP_BYTES, stamp
+from sulina.core.records.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
+from sulina.core.records.record import decode
 from sulina.errors import (
     Corrupt,
     CorruptLog,

@@ -16,10 +16,10 @@ from enum import StrEnum
 import msgspec
 
 from sulina.clock import SystemClock
-from sulina.core.archive import ArchiveView, missing
-from sulina.core.commit import Checkpoint, checkpoint_name, encode
-from sulina.core.log_state import NO_EPOCH, LogState, MemoryLimits
-from sulina.core.resume import (
+from sulina.core.log.archive import ArchiveView, missing
+from sulina.core.log.commit import Checkpoint, checkpoint_name, encode
+from sulina.core.log.log_state import NO_EPOCH, LogState, MemoryLimits
+from sulina.core.log.resume import (
     ARCHIVE,
     DIRECTORY,
     GOES_ON,

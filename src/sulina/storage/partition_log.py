@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from sulina.clock import SystemClock
-from sulina.core.batch import check_records, is_quickly_checked, split
-from sulina.core.commit import Checkpoint, Commit, Remove
-from sulina.core.epochs import EpochHistory
-from sulina.core.log_state import Appended, View
-from sulina.core.plan import Request
-from sulina.core.retention import Retention
+from sulina.core.log.commit import Checkpoint, Commit, Remove
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.log.log_state import Appended, View
+from sulina.core.log.plan import Request
+from sulina.core.log.retention import Retention
+from sulina.core.records.batch import check_records, is_quickly_checked, split
 from sulina.errors import (
     BatchTooLarge,
     CorruptSegment,

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from sulina.core.batch import HEADER_BYTES
-from sulina.core.commit import Remove, SegmentRef
-from sulina.core.segment import (
+from sulina.core.log.commit import Remove, SegmentRef
+from sulina.core.log.segment import (
     INDEX_ENTRY_BYTES,
     SegmentLimits,
     SparseIndex,
@@ -27,7 +26,8 @@ from sulina.core.segment import (
     index_name,
     segment_name,
 )
-from sulina.core.stored import StoredRun, checked_run, max_timestamp_at, size_at, stored_batches
+from sulina.core.log.stored import StoredRun, checked_run, max_timestamp_at, size_at, stored_batches
+from sulina.core.records.batch import HEADER_BYTES
 from sulina.errors import CorruptSegment
 from sulina.ports import Bytes, File, Files
 from sulina.storage.steps import Step, Steps, no_steps

@@ -7,8 +7,8 @@ the state of the log, from which its history begins.
 
 from collections.abc import Sequence
 
-from sulina.core.archive import SLICE_BYTES_MAX, ArchiveView, Cut, encode_commits
-from sulina.core.commit import Checkpoint, Commit, encode
+from sulina.core.log.archive import SLICE_BYTES_MAX, ArchiveView, Cut, encode_commits
+from sulina.core.log.commit import Checkpoint, Commit, encode
 from sulina.errors import CorruptLog, CorruptSegment, VersionNotRetained
 from sulina.storage.archive import NewSlice, new_object, seed_of
 from sulina.storage.directory_log import DirectoryLog

@@ -3,7 +3,7 @@
 - What is appended goes to the directory first, and from there to the archive. Old offsets and old versions are read
   from the archive when the directory no longer has them.
 - Whoever opens it has claimed the archive: an earlier owner can add nothing more to it. It goes on from its directory
-  if that is the log's newest, else from the archive; never from 0 where there is more (`core.resume`).
+  if that is the log's newest, else from the archive; never from 0 where there is more (`core.log.resume`).
 - Where acks wait for the archive, readers do too: what they see is never taken back, whoever owns the log next.
 - An append is answered only if the broker may answer at that moment.
 """
@@ -15,13 +15,13 @@ from functools import partial
 from typing import Self, TypeVar
 
 from sulina.clock import SystemClock
-from sulina.core.archive import ArchiveView
-from sulina.core.commit import Commit, Remove
-from sulina.core.epochs import EpochHistory
-from sulina.core.log_state import Appended, View
-from sulina.core.resume import End as Drained
-from sulina.core.resume import Witness
-from sulina.core.retention import Retention, expired
+from sulina.core.log.archive import ArchiveView
+from sulina.core.log.commit import Commit, Remove
+from sulina.core.log.epochs import EpochHistory
+from sulina.core.log.log_state import Appended, View
+from sulina.core.log.resume import End as Drained
+from sulina.core.log.resume import Witness
+from sulina.core.log.retention import Retention, expired
 from sulina.errors import (
     CorruptLog,
     CorruptSegment,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol, TypeVar
 
-from sulina.core.archive import SLICE_BYTES_MAX, is_state_due
-from sulina.core.commit import Checkpoint, SegmentRef
+from sulina.core.log.archive import SLICE_BYTES_MAX, is_state_due
+from sulina.core.log.commit import Checkpoint, SegmentRef
 from sulina.errors import LogClosed, StaleEpoch, VersionConflict
 from sulina.ports import Clock
 from sulina.storage.archive import Archive

@@ -5,7 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from sulina.core.log_state import View
+from sulina.core.log.log_state import View
 from sulina.errors import LogClosed, NotYet
 from sulina.types import Offset, Version
 

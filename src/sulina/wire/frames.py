@@ -26,8 +26,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from sulina.core.members import SubscriptionKind
-from sulina.core.pubsub import DeliveryPolicy, PartitionBehavior
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.core.topic import PARTITIONS_OF_A_TOPIC_MAX
 from sulina.errors import ProtocolError, SulinaError, from_code
 from sulina.wire.messages import Name

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from sulina.core.members import SubscriptionKind
-from sulina.core.readers import ExpiresSeconds, Natural, Text
+from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.delivery.readers import ExpiresSeconds, Natural, Text
 from sulina.core.topic import PARTITIONS_OF_A_TOPIC_MAX, Ack, Policy, TopicSettings
 
 Name = Annotated[str, Meta(max_length=500)]

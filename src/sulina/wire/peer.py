@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from sulina.core.pubsub import DeliveryReport
+from sulina.core.delivery.pubsub import DeliveryReport
 from sulina.errors import ProtocolError, SulinaError, from_code
 from sulina.wire.messages import Name
 

@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from sulina.broker.cluster.view import ClusterView, Held, Ownership
-from sulina.core import keys
-from sulina.core.cluster import FIRST_EPOCH, Assignment, Epoch, Registration, Unassigned, Unload
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, Epoch, Registration, Unassigned, Unload
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 

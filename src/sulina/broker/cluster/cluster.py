@@ -23,8 +23,18 @@ from sulina.broker.cluster.steps import ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.upkeep import MetadataUpkeep
 from sulina.broker.cluster.view import ClusterView, Held, Ownership, Touched
 from sulina.broker.events import EventStream
-from sulina.core import keys
-from sulina.core.cluster import BrokerMode, BrokerState, Epoch, GivenUp, Reason, Registration, Step, Unassigned, Unload
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import (
+    BrokerMode,
+    BrokerState,
+    Epoch,
+    GivenUp,
+    Reason,
+    Registration,
+    Step,
+    Unassigned,
+    Unload,
+)
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName

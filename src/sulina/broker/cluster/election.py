@@ -14,8 +14,8 @@ import structlog
 from sulina.broker.cluster.membership import Membership
 from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView
-from sulina.core import keys
-from sulina.core.cluster import Leader
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import Leader
 from sulina.errors import LeaseLost
 from sulina.ports import NO_REVISION, Compare, MetadataStore, Put
 

@@ -19,9 +19,9 @@ from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.owner import TopicsThatExist
 from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView, Touched
-from sulina.core import balance, keys
-from sulina.core.balance import Load, Move, Waiting
-from sulina.core.cluster import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned
+from sulina.core.cluster import balance, keys
+from sulina.core.cluster.balance import Load, Move, Waiting
+from sulina.core.cluster.entries import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Entry, MetadataStore
 from sulina.types import PartitionName, TopicName
 

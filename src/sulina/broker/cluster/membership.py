@@ -18,8 +18,8 @@ from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView, Held
 from sulina.broker.events import EventStream
-from sulina.core import keys
-from sulina.core.cluster import LoadReport, Registration
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import LoadReport, Registration
 from sulina.errors import InvalidSettings, LeaseLost, NotServing
 from sulina.ports import NO_REVISION, Clock, Compare, Entry, Lease, MetadataStore, Put
 from sulina.types import checked_broker

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from sulina.broker.archives import Archives
 from sulina.broker.events import EventStream
-from sulina.core import keys
-from sulina.core.recovery import Identity, Mark, Memory, Seen, evidence, is_same_topic, topics_of
+from sulina.core.cluster import keys
+from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen, evidence, is_same_topic, topics_of
 from sulina.errors import ArchiveFailed, InvalidSettings, MetadataFailed, SulinaError
 from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
 from sulina.storage.files import read_whole, write_whole
@@ -282,7 +282,7 @@ class ClusterMemory:
         """Return what is known, and what only a former life of this broker may know: the time that had been shown, and
         cursors of partitions that are on their way.
 
-        Where another broker has a newer cursor, that one has a higher epoch (`core.recovery.merged`).
+        Where another broker has a newer cursor, that one has a higher epoch (`core.cluster.recovery.merged`).
         """
         entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
         kept = {

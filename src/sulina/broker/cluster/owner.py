@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from sulina.core.cluster import Epoch, LoadReport, Unload
+from sulina.core.cluster.entries import Epoch, LoadReport, Unload
 from sulina.types import PartitionName
 
 

@@ -14,8 +14,8 @@ from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView
 from sulina.broker.events import EventStream
-from sulina.core import history
-from sulina.core.history import SeenRevisions
+from sulina.core.cluster import history
+from sulina.core.cluster.history import SeenRevisions
 from sulina.ports import NO_REVISION, Clock, MetadataStore, StoreSpace
 
 COMPACTIONS_PER_KEEP = 5

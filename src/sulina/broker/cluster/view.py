@@ -16,8 +16,8 @@ import msgspec
 import structlog
 
 from sulina.broker.events import EventStream
-from sulina.core import keys
-from sulina.core.cluster import (
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import (
     Assignment,
     BrokerMode,
     BrokerState,

@@ -1,16 +1,16 @@
 """The subscribers that are attached to this node: gives them their batches, and reports what became of each batch.
 
-What is shared between them and a partition's owner is counted by `core.attempts`. Where to find the owner is the
-relay's to know.
+What is shared between them and a partition's owner is counted by `core.delivery.attempts`. Where the owner is, the
+relay knows.
 """
 
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sulina.core.attempts import Attempts, Hand, Report
-from sulina.core.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
-from sulina.core.ranges import Range
+from sulina.core.delivery.attempts import Attempts, Hand, Report
+from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
+from sulina.core.delivery.ranges import Range
 from sulina.errors import SulinaError
 from sulina.ports import Clock
 from sulina.types import PartitionName, TopicName

@@ -1,4 +1,4 @@
-"""The fan-out of one partition at its owner: does what `core.fan_out` says, and tells it what happens.
+"""The fan-out of one partition at its owner: does what `core.delivery.fan_out` says, and tells it what happens.
 
 Of a reliable topic one task reads the log, once for all subscribers that are at one place in it. Of a topic that keeps
 nothing, what is published is sent at once.
@@ -13,10 +13,10 @@ import structlog
 from sulina.broker.events import EventStream
 from sulina.broker.partition import Log, Partition
 from sulina.broker.place import Place
-from sulina.core.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.position import Position
-from sulina.core.pubsub import DeliveryReport, Member, PubSubConfig, TopicOptions
+from sulina.core.delivery.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
+from sulina.core.delivery.pubsub import DeliveryReport, Member, PubSubConfig, TopicOptions
+from sulina.core.log.log_state import NO_EPOCH
+from sulina.core.log.position import Position
 from sulina.errors import LogClosed, NotServing, OffsetOutOfRange, SubscriberRemoved, SulinaError
 from sulina.ports import Clock
 from sulina.types import Offset

@@ -21,10 +21,10 @@ from sulina.broker.pubsub.relay import Relay
 from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import Taken, Totals, added, summed
 from sulina.broker.topic import Topic
-from sulina.core.fan_out import FanOut, FanOutCounts
-from sulina.core.log_state import NO_EPOCH
-from sulina.core.position import Position
-from sulina.core.pubsub import Member, PubSubConfig, SubscriberInfo
+from sulina.core.delivery.fan_out import FanOut, FanOutCounts
+from sulina.core.delivery.pubsub import Member, PubSubConfig, SubscriberInfo
+from sulina.core.log.log_state import NO_EPOCH
+from sulina.core.log.position import Position
 from sulina.errors import LimitReached, NotServing, SulinaError, TopicNotFound
 from sulina.ports import Clock
 from sulina.types import PartitionName, TopicName

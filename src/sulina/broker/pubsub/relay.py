@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from sulina.broker.pubsub.endpoint import Endpoint, LocalSubscriber
-from sulina.core.position import Position
+from sulina.core.log.position import Position
 from sulina.errors import NotServing, SulinaError
 from sulina.types import PartitionName
 

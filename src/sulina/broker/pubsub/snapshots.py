@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import asdict
 
 from sulina.broker.events import EventStream
-from sulina.core.pubsub import PubSubEventType
+from sulina.core.delivery.pubsub import PubSubEventType
 from sulina.errors import TopicNotFound
 from sulina.types import TopicName
 from sulina.wire.messages import PubSubMetrics

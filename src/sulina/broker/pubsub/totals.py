@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
-from sulina.core.fan_out import FanOut, FanOutCounts
+from sulina.core.delivery.fan_out import FanOut, FanOutCounts
 from sulina.wire.messages import PubSubMetrics
 
 TOPICS_MAX = 10_000  # that are remembered when they are gone

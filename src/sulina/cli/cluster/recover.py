@@ -13,7 +13,7 @@ from sulina.errors import InvalidInput, InvalidSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sulina.core.recovery import Recovery
+    from sulina.core.cluster.recovery import Recovery
 
 SHOWN_MAX = 20  # topics and partitions, each
 

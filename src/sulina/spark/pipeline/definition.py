@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from sulina.core.position import Position
-from sulina.core.scan import TopicChoice
+from sulina.core.log.position import Position
 from sulina.errors import InvalidName, InvalidSettings
+from sulina.spark.scan import TopicChoice
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 TABLES_MAX = 200

@@ -22,7 +22,6 @@ import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from sulina.core.scan import TopicChoice
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table
 from sulina.spark.delta_native import read_delta
@@ -34,6 +33,7 @@ from sulina.spark.pipeline.definition import NAME, Bronze, Gold, Silver
 from sulina.spark.pipeline.silver import ASIDE, sorted_out
 from sulina.spark.pipeline.stages import DELTA, Stages
 from sulina.spark.planning import Offsets, from_json, to_json
+from sulina.spark.scan import TopicChoice
 from sulina.types import Offset, PartitionName, TopicName
 
 RECORD = ("namespace", "topic", "partition", "offset")

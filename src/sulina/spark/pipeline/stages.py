@@ -16,7 +16,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from sulina.core.scan import TopicChoice
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table, snapshot
@@ -29,6 +28,7 @@ from sulina.spark.pipeline.checkpoints import Checkpoint
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
 from sulina.spark.pipeline.silver import decoded, sorted_out, undecoded
 from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
+from sulina.spark.scan import TopicChoice
 from sulina.spark.schema import RAW_SCHEMA
 from sulina.spark.value_schemas import spark_type
 

@@ -1,0 +1,241 @@
+"""From values to envelopes and back: who can write a value, and who can read it again.
+
+- Bytes, text, JSON and Arrow need no registration; Avro needs a schema, and a type of the user's own its two functions.
+- A type is looked up as it is: a subclass is another type, because it would come back as its parent.
+- What a record needs to be read again is in two of its headers. Plain bytes have none, so that whoever knows nothing of
+  envelopes reads and writes them as they are.
+"""
+
+import datetime
+import decimal
+import sys
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from io import BytesIO
+from typing import Any, TypeVar
+
+import msgspec
+
+from sulina.core.delivery.pubsub import Envelope
+from sulina.core.records.record import Headers
+from sulina.core.records.values import checker
+from sulina.core.topic import Schema, SchemaKind
+from sulina.errors import InvalidEnvelope, InvalidSettings, NotSerializable
+
+SERIALIZER_HEADER = "sulina-serializer"  # the id, in decimal digits
+TYPE_HEADER = "sulina-type"  # its name in UTF-8; absent: it has none
+USER_ID_MIN = 100
+USER_ID_MAX = 2**31 - 1
+TYPE_NAME_LENGTH_MAX = 500
+
+T = TypeVar("T")
+
+_RESERVED = frozenset((SERIALIZER_HEADER, TYPE_HEADER))
+# What Avro's logical types are in Python: they pass as they are.
+_AVRO_TYPES = (bytes, datetime.datetime, datetime.date, datetime.time, decimal.Decimal, uuid.UUID)
+
+
+class Serializer(IntEnum):
+    """The ids that are ours. Those from 100 on are the users'."""
+
+    BYTES = 0
+    TEXT = 1
+    JSON = 2
+    ARROW = 3  # a stream of IPC; the type is Table or RecordBatch
+    AVRO = 4  # without its schema: whoever reads it has registered the type too
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How values of one type are written and read."""
+
+    serializer_id: int
+    type_name: str
+    dumps: Callable[[Any], Any]
+    loads: Callable[[bytes], Any]
+
+
+class SerializationRegistry:
+    """`register` what is not known, then `serialize` and `deserialize`. Both sides need the same registrations."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, _Form] = {}
+        self._by_name: dict[tuple[int, str], _Form] = {}
+        self._to_json = msgspec.json.Encoder().encode
+
+    def register(
+        self,
+        kind: type[T],
+        *,
+        serializer_id: int,
+        type_name: str,
+        dumps: Callable[[T], bytes],
+        loads: Callable[[bytes], T],
+    ) -> None:
+        """A type with functions of its own. Several types may share an id. InvalidSettings."""
+        if not isinstance(serializer_id, int) or not USER_ID_MIN <= serializer_id <= USER_ID_MAX:
+            raise InvalidSettings(f"a serializer's id is from {USER_ID_MIN} to {USER_ID_MAX}, not {serializer_id!r}")
+        self._add(kind, _Form(serializer_id, type_name, dumps, loads))
+
+    def register_json(self, kind: type, *, type_name: str | None = None) -> None:
+        """A dataclass, a Struct, or whatever else msgspec knows: it comes back as one. InvalidSettings."""
+        try:
+            loads: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
+        except TypeError as error:
+            raise InvalidSettings(f"{kind!r} cannot be read from JSON: {error}") from None
+        self._add(kind, _Form(Serializer.JSON, type_name or _name_of(kind), self._to_json, loads))
+
+    def register_avro(self, kind: type, *, schema: Any, type_name: str | None = None) -> None:
+        """A dataclass, a Struct or a dict, by the JSON of an Avro schema. InvalidSettings."""
+        checker(Schema(kind=SchemaKind.AVRO, definition=schema))
+        import fastavro
+
+        parsed = fastavro.parse_schema(schema)
+
+        def dumps(value: object) -> bytes:
+            stream = BytesIO()
+            record = msgspec.to_builtins(value, builtin_types=_AVRO_TYPES)
+            fastavro.schemaless_writer(stream, parsed, record, strict=True)
+            return stream.getvalue()
+
+        def loads(data: bytes) -> Any:
+            stream = BytesIO(data)
+            record = fastavro.schemaless_reader(stream, parsed, None)
+            if stream.read(1):
+                raise ValueError("bytes are left over after the record")
+            return msgspec.convert(record, kind, builtin_types=_AVRO_TYPES)
+
+        self._add(kind, _Form(Serializer.AVRO, type_name or _name_of(kind), dumps, loads))
+
+    def _add(self, kind: type, form: _Form) -> None:
+        name = form.type_name
+        if not isinstance(kind, type):
+            raise InvalidSettings(f"only types are registered, not {kind!r:.60}")
+        if not isinstance(name, str) or not 0 < len(name) <= TYPE_NAME_LENGTH_MAX:
+            raise InvalidSettings(f"the name of a type has 1 to {TYPE_NAME_LENGTH_MAX} characters, not {name!r:.60}")
+        if not name.isprintable():  # nor has a lone surrogate any bytes
+            raise InvalidSettings(f"the name of a type is plain text, not {name!r:.60}")
+        if kind in self._by_type:
+            raise InvalidSettings(f"{kind.__qualname__} is registered already")
+        if (form.serializer_id, name) in self._by_name:
+            raise InvalidSettings(f"another type is registered as {name!r} of serializer {form.serializer_id}")
+        self._by_type[kind] = self._by_name[form.serializer_id, name] = form
+
+    def serialize(self, value: object) -> Envelope:
+        """NotSerializable when nobody can write it, or whoever should fails."""
+        form = self._by_type.get(type(value))
+        if form is not None:
+            return Envelope(form.serializer_id, form.type_name, _written(form.dumps, value))
+        if isinstance(value, bytes | bytearray | memoryview):
+            return Envelope(Serializer.BYTES, "", bytes(value))
+        if isinstance(value, str):
+            return Envelope(Serializer.TEXT, "", _written(str.encode, value))
+        if (arrow := _arrow_name(value)) is not None:
+            return Envelope(Serializer.ARROW, arrow, _written(_arrow_dumps, value))
+        return Envelope(Serializer.JSON, "", _written(self._to_json, value))
+
+    def deserialize(self, envelope: Envelope) -> Any:
+        """InvalidEnvelope when nobody knows it, or its bytes are not what it says. JSON of an unknown type is plain."""
+        form = self._by_name.get((envelope.serializer_id, envelope.type_name))
+        loads = form.loads if form is not None else _PLAIN.get(envelope.serializer_id)
+        if loads is None:
+            raise InvalidEnvelope(
+                f"nobody here can read type {envelope.type_name!r} of serializer {envelope.serializer_id}: register it"
+            )
+        try:
+            value = loads(envelope.data)
+            if envelope.serializer_id == Serializer.ARROW and envelope.type_name == "RecordBatch":
+                [value] = value.to_batches() or [_empty_batch(value)]
+        except Exception as error:
+            raise InvalidEnvelope(
+                f"{len(envelope.data)} bytes are not what serializer {envelope.serializer_id} writes "
+                f"for type {envelope.type_name!r}: {_reason(error)}"
+            ) from error
+        return value
+
+
+def headers_of(envelope: Envelope) -> Headers:
+    """What a record carries beside the envelope's bytes. Plain bytes need nothing."""
+    if envelope.serializer_id == Serializer.BYTES and not envelope.type_name:
+        return ()
+    number = (SERIALIZER_HEADER, b"%d" % envelope.serializer_id)
+    return (number, (TYPE_HEADER, envelope.type_name.encode())) if envelope.type_name else (number,)
+
+
+def envelope_of(data: bytes, headers: Iterable[tuple[str, bytes | None]]) -> Envelope:
+    """Of a record as it was read. InvalidEnvelope when its headers are not ours."""
+    found = {name: value or b"" for name, value in headers if name in _RESERVED}
+    if not found:
+        return Envelope(Serializer.BYTES, "", data)
+    number, name = found.get(SERIALIZER_HEADER, b"0"), found.get(TYPE_HEADER, b"")
+    if not number.isdigit() or len(number) > len(str(USER_ID_MAX)):
+        raise InvalidEnvelope(f"{SERIALIZER_HEADER} is a number, not {number[:60]!r}")
+    try:
+        return Envelope(int(number), name.decode(), data)
+    except UnicodeDecodeError as error:
+        raise InvalidEnvelope(f"{TYPE_HEADER} is not text: {error}") from None
+
+
+def without_envelope(headers: Headers) -> Headers:
+    """The headers that are not ours to write: so a message that was received can be passed on as it is."""
+    return tuple(header for header in headers if header[0] not in _RESERVED)
+
+
+def _written(dumps: Callable[[Any], Any], value: object) -> bytes:
+    kind = type(value).__qualname__
+    try:
+        data = dumps(value)
+    except Exception as error:
+        raise NotSerializable(f"a value of type {kind} cannot be written: {_reason(error)}") from error
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise NotSerializable(f"a value of type {kind} was written as {type(data).__qualname__}, not as bytes")
+    return bytes(data)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300] if str(error) else type(error).__name__
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else ""
+
+
+def _arrow_name(value: object) -> str | None:
+    """Whoever has a table has imported Arrow; nobody else needs it."""
+    arrow = sys.modules.get("pyarrow")
+    if arrow is None or not isinstance(value, arrow.Table | arrow.RecordBatch):
+        return None
+    return "Table" if isinstance(value, arrow.Table) else "RecordBatch"
+
+
+def _arrow_dumps(value: Any) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, value.schema) as writer:
+        writer.write(value)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _arrow_loads(data: bytes) -> Any:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()
+
+
+def _empty_batch(table: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+# What is read without a registration.
+_PLAIN: dict[int, Callable[[bytes], Any]] = {
+    Serializer.BYTES: lambda data: data,
+    Serializer.TEXT: bytes.decode,
+    Serializer.JSON: msgspec.json.decode,
+    Serializer.ARROW: _arrow_loads,
+}

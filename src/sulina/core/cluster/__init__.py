@@ -1,0 +1,1 @@
+"""What brokers share: entries and keys of the metadata store, placement, recovery, time."""

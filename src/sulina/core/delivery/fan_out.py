@@ -1,0 +1,542 @@
+"""The fan-out of one partition, at its owner: who is subscribed at which node, and what each node is sent.
+
+- A batch goes to a node once, with the handles of those it is for; batches for a node leave in order.
+- Who fails is suspended and sent nothing. It is tried again after a backoff that doubles, or when its node is back.
+  Past `suspended_ttl` without a success it is removed.
+- A node that cannot be reached, or whose connection is full, is sent nothing, and holds up no other.
+- Reliable: what a subscriber was sent and is not reported delivered, it is sent again, from its position in the log.
+- A topic that keeps nothing: what is accepted goes to whoever is active. What waits for a node is sent before anything
+  newer. A publish that is refused has changed nothing.
+
+Events in, effects out, to be carried out in their order. Time is an argument.
+"""
+
+import heapq
+from collections.abc import Collection
+
+from sulina.core.delivery.fan_out_effects import Effect, FanOutCounts, Payload, Remove, ResumeAt, Send, Tell
+from sulina.core.delivery.fan_out_node import Attempt, Node, Subscriber
+from sulina.core.delivery.fan_out_positions import Positions
+from sulina.core.delivery.pubsub import (
+    DeliveryPolicy,
+    DeliveryReport,
+    DeliveryStatus,
+    Member,
+    PubSubConfig,
+    PubSubEventType,
+    SubscriberFailure,
+    SubscriberInfo,
+    SubscriberStatus,
+    TopicOptions,
+)
+from sulina.errors import DelayQueueFull, LimitReached, NoSubscribers, PartitionDropped
+
+__all__ = ["Effect", "FanOut", "FanOutCounts", "Payload", "Remove", "ResumeAt", "Send", "Tell"]
+
+DOUBLINGS_MAX = 30  # of the backoff
+NOT_CONNECTED = "its node cannot be reached"
+
+
+class FanOut:
+    """`local`, the owner's own node, is always ready."""
+
+    def __init__(self, config: PubSubConfig, *, is_reliable: bool, local: str, topic: str = "the topic") -> None:
+        self.counts = FanOutCounts()
+        self._config = config
+        self._is_reliable = is_reliable
+        self._local = local
+        self._topic = topic
+        self._nodes = {local: Node(local, is_up=True)}
+        self._members = 0
+        self._positions = Positions(config)
+        self._wanted: int | None = None
+        self._timers: list[tuple[float, int, Subscriber]] = []  # a heap; what is not `due` any more is passed over
+        self._timers_made = 0
+
+    @property
+    def active(self) -> int:
+        """Subscribers that are sent to."""
+        return sum(len(node.handles) for node in self._nodes.values() if node.is_up)
+
+    @property
+    def suspended(self) -> int:
+        """Subscribers that are not."""
+        return self._members - self.active
+
+    @property
+    def waiting_batches(self) -> int:
+        """In delay queues."""
+        return sum(len(node.queue) for node in self._nodes.values())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """In delay queues, and of what may have to be sent again."""
+        return sum(node.kept_bytes for node in self._nodes.values())
+
+    def info(self) -> list[SubscriberInfo]:
+        """All of them, by node and handle."""
+        found = [
+            one.info(is_reliable=self._is_reliable) for node in self._nodes.values() for one in node.members.values()
+        ]
+        return sorted(found, key=lambda info: (info.node, info.handle))
+
+    # Who is there
+
+    def join(self, member: Member, name: str, offset: int | None, now: float) -> list[Effect]:
+        """It wants everything from `offset` on, on a reliable topic. LimitReached.
+
+        One that is known is the same, come back.
+        """
+        assert offset is not None or not self._is_reliable, "a reliable topic has positions"
+        node = self._node(member.node)
+        known = node.members.get(member.handle)
+        if known is not None:
+            known.name = name
+            return self._come_back(node, known, offset)
+        if self._members >= self._config.subscribers_max:
+            raise LimitReached(kind="subscribers of a partition", limit=self._config.subscribers_max)
+        subscriber = Subscriber(member, name, node.next_attempt, offset or 0)
+        node.members[member.handle] = subscriber
+        node.changed()
+        # A handle that was here before has attempts and a place in the queue that are not its own any more.
+        node.void_before = node.next_attempt
+        self._members += 1
+        effects: list[Effect] = [_told(PubSubEventType.SUBSCRIBER_ADDED, subscriber)]
+        if node.is_up:
+            if self._is_reliable:
+                self._positions.put(node, subscriber)
+            # Its node may remember it as one that failed, from before it was removed.
+            effects.append(ResumeAt(node.name, (member.handle,)))
+        else:
+            effects.append(self._wait_for_node(subscriber, NOT_CONNECTED, now))
+        return effects
+
+    def _come_back(self, node: Node, subscriber: Subscriber, offset: int | None) -> list[Effect]:
+        if offset is not None:
+            if subscriber.group is not None:
+                sent_from = self._sent_from(node, subscriber)
+                if sent_from <= offset <= subscriber.position:
+                    return []  # it is being sent everything from there on already
+                node.void(subscriber)
+                self._positions.discard(subscriber)
+                subscriber.offset = offset
+                self._positions.put(node, subscriber)
+                return [ResumeAt(node.name, (subscriber.member.handle,))]
+            subscriber.offset = offset
+        if subscriber.is_active or not node.is_up:
+            return []
+        return self._resume(node, [subscriber])
+
+    def _sent_from(self, node: Node, subscriber: Subscriber) -> int:
+        handle, valid_from = subscriber.member.handle, subscriber.valid_from
+        for number, attempt in node.pending.items():
+            if number >= valid_from and node.is_for(attempt, handle):
+                return attempt.start
+        return subscriber.position
+
+    def leave(self, member: Member, now: float) -> list[Effect]:  # noqa: ARG002
+        """It wants no more."""
+        node = self._nodes.get(member.node)
+        subscriber = node.members.get(member.handle) if node is not None else None
+        if node is None or subscriber is None:
+            return []
+        return self._remove(node, subscriber, "it has left")
+
+    def _remove(self, node: Node, subscriber: Subscriber, reason: str) -> list[Effect]:
+        self._positions.discard(subscriber)
+        subscriber.due = None
+        node.void_before = node.next_attempt
+        del node.members[subscriber.member.handle]
+        node.probation.pop(subscriber.member.handle, None)
+        node.changed()
+        self._members -= 1
+        effects: list[Effect] = [_told(PubSubEventType.SUBSCRIBER_REMOVED, subscriber, reason=reason)]
+        if not node.members:
+            self._drop_queue(node, effects)
+        return effects
+
+    def _drop_queue(self, node: Node, effects: list[Effect]) -> None:
+        """Nobody is left for whom it waits."""
+        while node.queue:
+            effects.append(self._dropped(node, node.queue.popleft()))
+
+    def _dropped(self, node: Node, attempt: Attempt) -> Effect:
+        node.keep(-1, -attempt.size_bytes)
+        return self._drop(node, attempt.end - attempt.start)
+
+    def _drop(self, node: Node, records: int) -> Effect:
+        self.counts.dropped_batches += 1
+        self.counts.dropped_records += records
+        return Tell(PubSubEventType.BATCH_DROPPED, {"node": node.name, "count": records})
+
+    def _node(self, name: str) -> Node:
+        node = self._nodes.get(name)
+        if node is None:
+            node = self._nodes[name] = Node(name)
+        return node
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is subscribed."""
+        return not self._members
+
+    def close(self, reason: str) -> list[Effect]:
+        """The partition is served here no more: what waits is given up, and everybody is let go."""
+        effects: list[Effect] = []
+        for node in self._nodes.values():
+            effects += [
+                self._lost(node, attempt, len(handles), reason)
+                for attempt in node.pending.values()
+                if attempt.payload is not None and (handles := node.valid_handles(attempt))
+            ]
+            node.pending.clear()
+            self._drop_queue(node, effects)
+            for subscriber in list(node.members.values()):
+                effects += self._remove(node, subscriber, reason)
+        return effects
+
+    # Nodes come and go
+
+    def node_up(self, name: str, now: float, *, is_new_life: bool, is_blocked: bool = False) -> list[Effect]:
+        """There is a connection with it, which may be full already.
+
+        In a new life nobody is there who was there before.
+        """
+        assert name != self._local
+        node = self._node(name)
+        effects = self.node_down(name, now, "its connection was made anew") if node.is_up else []
+        if is_new_life:
+            self._drop_queue(node, effects)
+            for subscriber in list(node.members.values()):
+                effects += self._remove(node, subscriber, "its node was started again")
+        node.is_up, node.is_blocked = True, is_blocked
+        node.changed()
+        for subscriber in node.members.values():
+            subscriber.away_since = None
+        effects += self._resume(node, list(node.members.values()))
+        return effects + self._flush(node, now)
+
+    def node_down(self, name: str, now: float, reason: str) -> list[Effect]:
+        """The connection with it is lost, and what was on its way may be."""
+        assert name != self._local
+        node = self._node(name)
+        effects: list[Effect] = []
+        if self._is_reliable:
+            self._go_back(node)
+        again: list[Attempt] = []
+        for attempt in node.pending.values():
+            if attempt.payload is not None:
+                again.append(attempt)
+            elif handles := node.valid_handles(attempt):
+                effects.append(self._lost(node, attempt, len(handles), reason))
+        node.pending.clear()
+        node.queue.extendleft(reversed(again))
+        if not node.members:
+            self._drop_queue(node, effects)
+        node.is_up, node.is_blocked = False, False
+        node.slow = frozenset()
+        node.probation.clear()
+        here = [subscriber for subscriber in node.members.values() if subscriber.away_since is None]
+        effects += [self._wait_for_node(subscriber, reason, now) for subscriber in here]
+        node.changed()
+        return effects
+
+    def _go_back(self, node: Node) -> None:
+        """To what was sent first of what is not reported."""
+        first: dict[int, int] = {}
+        for attempt in node.pending.values():
+            for handle in node.valid_handles(attempt):
+                first.setdefault(handle, attempt.start)
+        for handle, subscriber in node.members.items():
+            self._set_back(subscriber, first.get(handle, subscriber.position))
+
+    def _set_back(self, subscriber: Subscriber, offset: int) -> None:
+        self._positions.discard(subscriber)
+        back = subscriber.offset - offset
+        if back > 0:
+            self.counts.redelivered_records += back
+            subscriber.offset = offset
+
+    def _lost(self, node: Node, attempt: Attempt, subscribers: int, reason: str) -> Effect:
+        """One event for all of them: they may be many, and the reason is one."""
+        status = DeliveryStatus.SUBSCRIBER_UNREACHABLE
+        records = attempt.end - attempt.start
+        self.counts.failed_records[status] += records * subscribers
+        self.counts.reported_batches[status] += 1
+        fields = {"node": node.name, "attempt": attempt.number, "subscribers": subscribers, "count": records}
+        return Tell(PubSubEventType.DELIVERY_FAILED, {**fields, "status": status, "reason": reason})
+
+    def _wait_for_node(self, subscriber: Subscriber, reason: str, now: float) -> Effect:
+        subscriber.away_since = now
+        subscriber.failed_with = DeliveryStatus.SUBSCRIBER_UNREACHABLE
+        subscriber.status, subscriber.reason = SubscriberStatus.SUSPENDED, reason
+        self._wake(subscriber, subscriber.expires_at(self._config.suspended_ttl_seconds))
+        return _told(PubSubEventType.SUBSCRIBER_SUSPENDED, subscriber, reason=reason)
+
+    def node_blocked(self, name: str) -> None:
+        """Its connection takes no more for now."""
+        node = self._nodes.get(name)
+        if node is not None and node.is_up and name != self._local:
+            node.is_blocked = True
+
+    def node_ready(self, name: str, now: float) -> list[Effect]:
+        """Its connection takes more again."""
+        node = self._nodes.get(name)
+        if node is None or not node.is_blocked:
+            return []
+        node.is_blocked = False
+        return self._flush(node, now)
+
+    def _flush(self, node: Node, now: float) -> list[Effect]:
+        """Send what waits, in order, to those of whom it waited who are still there.
+
+        No more of it is on its way than a subscriber may have unacked: the rest follows the reports.
+        """
+        effects: list[Effect] = []
+        sent = 0
+        while node.queue and node.may_flush(self._config):
+            attempt = node.queue.popleft()
+            handles = node.valid_handles(attempt)
+            if handles != node.handles:
+                handles = tuple(handle for handle in handles if node.members[handle].is_active)
+            if not handles or attempt.payload is None:
+                effects.append(self._dropped(node, attempt))
+                continue
+            if attempt.was_sent:
+                self.counts.redelivered_batches += 1
+                self.counts.redelivered_records += attempt.end - attempt.start
+            attempt.handles, attempt.sent_at, attempt.was_sent = handles, now, True
+            node.pending[attempt.number] = attempt
+            effects.append(Send(node.name, attempt.number, attempt.payload, handles))
+            sent += 1
+        if sent:
+            effects.append(Tell(PubSubEventType.QUEUE_FLUSHED, {"node": node.name, "batches": sent}))
+        return effects
+
+    # A topic that keeps nothing
+
+    def publish(self, payload: Payload, options: TopicOptions, now: float) -> list[Effect]:
+        """Send it to whoever is there. NoSubscribers, PartitionDropped, DelayQueueFull: nothing has changed."""
+        assert not self._is_reliable, "what is published on a reliable topic is read from its log"
+        ready: list[Node] = []
+        away: list[Node] = []
+        for node in self._nodes.values():
+            if node.members and node.handles:
+                (ready if node.is_ready else away).append(node)
+        waits = options.keeps_for_unreachable
+        self._check(payload, ready, away, waits=waits)
+        records = payload.end - payload.start
+        is_sent_again = options.delivery_policy == DeliveryPolicy.AT_LEAST_ONCE
+        effects = [self._send(node, payload, now, is_sent_again=is_sent_again) for node in ready]
+        effects += [self._queue(node, payload, now) if waits else self._drop(node, records) for node in away]
+        for node in self._nodes.values():
+            self.counts.missed_records += records * (len(node.members) - len(node.handles))
+        return effects
+
+    def _check(self, payload: Payload, ready: list[Node], away: list[Node], *, waits: bool) -> None:
+        if not ready and not away:
+            raise NoSubscribers(topic=self._topic)
+        if not waits:
+            if not ready:
+                names = ", ".join(node.name for node in away)
+                raise PartitionDropped(
+                    f"{self._topic} has subscribers only on {names}, which cannot be reached; nothing waits for them"
+                )
+            return
+        for node in away:
+            if not node.has_room(payload.size_bytes, self._config):
+                raise DelayQueueFull(
+                    node=node.name, waiting_bytes=node.kept_bytes, limit_bytes=self._config.delay_queue_bytes_max
+                )
+
+    def _send(self, node: Node, payload: Payload, now: float, *, is_sent_again: bool) -> Effect:
+        size = payload.size_bytes
+        kept = None
+        if is_sent_again and node.name != self._local and node.has_room(size, self._config):
+            kept = payload
+            node.keep(1, size)
+        number, handles = node.number(), node.handles
+        node.pending[number] = Attempt(number, handles, payload.start, payload.end, size, now, kept)
+        return Send(node.name, number, payload, handles)
+
+    def _queue(self, node: Node, payload: Payload, now: float) -> Effect:
+        size, records = payload.size_bytes, payload.end - payload.start
+        node.keep(1, size)
+        node.queue.append(
+            Attempt(node.number(), node.handles, payload.start, payload.end, size, now, payload, was_sent=False)
+        )
+        self.counts.queued_batches += 1
+        self.counts.queued_records += records
+        return Tell(PubSubEventType.BATCH_QUEUED, {"node": node.name, "count": records})
+
+    # A reliable topic
+
+    def wanted(self, end: int) -> int | None:
+        """The offset to read from next, given the end of the log; None: nobody can be sent anything."""
+        self._wanted = self._positions.wanted(end)
+        return self._wanted
+
+    def read(self, payload: Payload, now: float) -> list[Effect]:
+        """What was read at the wanted offset goes to everybody who is there. It may lie within the payload."""
+        wanted = self._wanted
+        at = wanted if wanted is not None and payload.start <= wanted < payload.end else payload.start
+        effects: list[Effect] = []
+        size = payload.size_bytes
+        groups = self._positions.served(at, size)
+        for group in groups:
+            node = group.node
+            number, handles = node.number(), group.handles
+            node.pending[number] = Attempt(number, handles, at, payload.end, size, now, None, group)
+            group.count(1, size)
+            effects.append(Send(node.name, number, payload, handles))
+        self._positions.move(groups, payload.end)
+        return effects
+
+    def skip_to(self, start: int) -> int:
+        """The log begins there now: how many records its subscribers have lost, in all."""
+        lost = self._positions.skip_to(start)
+        for node in self._nodes.values():
+            for subscriber in node.members.values():
+                if subscriber.group is None and subscriber.offset < start:
+                    lost += start - subscriber.offset
+                    subscriber.offset = start
+        self.counts.skipped_records += lost
+        return lost
+
+    # What became of it
+
+    def reported(self, name: str, report: DeliveryReport, now: float) -> list[Effect]:
+        """What a node says of one attempt. Of one that is not on its way, nothing."""
+        node = self._nodes.get(name)
+        if node is None:
+            return []
+        if not report.attempt:
+            self._positions.slow(node, report.slow)
+            return []
+        attempt = node.pending.get(report.attempt)
+        if attempt is None:
+            return []
+        self.counts.reported_batches[report.status] += 1
+        effects: list[Effect] = []
+        handles: Collection[int] = node.valid_handles(attempt)
+        if report.failed:
+            left = dict.fromkeys(handles)
+            for failure in report.failed:
+                if failure.handle in left:
+                    del left[failure.handle]
+                    effects += self._failed(node, attempt, failure, now)
+            handles = left
+        del node.pending[attempt.number]
+        if attempt.payload is not None:
+            node.keep(-1, -attempt.size_bytes)
+        if attempt.group is not None:
+            self._positions.reported(attempt.group, attempt.size_bytes)
+        if handles:
+            effects.append(self._delivered(node, attempt, handles, now))
+        return effects + self._flush(node, now)
+
+    def _delivered(self, node: Node, attempt: Attempt, handles: Collection[int], now: float) -> Effect:
+        if node.probation:
+            few, many = (node.probation, handles) if len(node.probation) < 8 else (handles, node.probation)
+            for handle in [handle for handle in few if handle in many]:
+                succeeded = node.probation.pop(handle)
+                succeeded.failures, succeeded.failed_since = 0, None
+        records = attempt.end - attempt.start
+        self.counts.delivered_records += records * len(handles)
+        return Tell(
+            PubSubEventType.DELIVERY_SUCCEEDED,
+            {
+                "node": node.name,
+                "attempt": attempt.number,
+                "subscribers": len(handles),
+                "count": records,
+                "seconds": now - attempt.sent_at,
+            },
+        )
+
+    def _failed(self, node: Node, attempt: Attempt, failure: SubscriberFailure, now: float) -> list[Effect]:
+        subscriber = node.members[failure.handle]
+        # A node that reports a success as a failure has no word for it: it is one.
+        status = failure.status if failure.status != DeliveryStatus.DELIVERED else DeliveryStatus.OTHER_ERROR
+        records = attempt.end - attempt.start
+        self.counts.failed_records[status] += records
+        fields = {"attempt": attempt.number, "count": records, "status": status, "reason": failure.reason}
+        effects: list[Effect] = [_told(PubSubEventType.DELIVERY_FAILED, subscriber, **fields)]
+        if self._is_reliable:
+            first = node.first_sent(failure.handle, subscriber.valid_from, attempt)
+            self._set_back(subscriber, first.start)
+        node.void(subscriber)
+        node.probation.pop(failure.handle, None)
+        subscriber.failed_with = status
+        subscriber.failures += 1
+        if subscriber.failed_since is None:
+            subscriber.failed_since = now
+        subscriber.status = SubscriberStatus.SUSPENDED
+        subscriber.reason = f"{status}: {failure.reason}" if failure.reason else str(status)
+        node.changed()
+        effects.append(_told(PubSubEventType.SUBSCRIBER_SUSPENDED, subscriber, reason=subscriber.reason))
+        expires_at = subscriber.expires_at(self._config.suspended_ttl_seconds)
+        if now >= expires_at:
+            return effects + self._expired(node, subscriber)
+        self._wake(subscriber, min(expires_at, now + self._backoff(subscriber.failures)))
+        return effects
+
+    def _backoff(self, failures: int) -> float:
+        doubled = self._config.backoff_seconds * (1 << min(failures - 1, DOUBLINGS_MAX))
+        return min(doubled, self._config.backoff_seconds_max)
+
+    def _expired(self, node: Node, subscriber: Subscriber) -> list[Effect]:
+        reason = f"suspended for more than {self._config.suspended_ttl_seconds:g} s ({subscriber.reason})"
+        return [Remove(subscriber.member, reason, subscriber.failed_with), *self._remove(node, subscriber, reason)]
+
+    def _resume(self, node: Node, subscribers: list[Subscriber]) -> list[Effect]:
+        """They are sent to again. Only a success ends what has been held against them."""
+        if not subscribers:
+            return []
+        for subscriber in subscribers:
+            subscriber.status, subscriber.reason, subscriber.due = SubscriberStatus.ACTIVE, "", None
+            if subscriber.failed_since is not None:
+                node.probation[subscriber.member.handle] = subscriber
+            if self._is_reliable:
+                self._positions.put(node, subscriber)
+        node.changed()
+        resumed: list[Effect] = [ResumeAt(node.name, tuple(one.member.handle for one in subscribers))]
+        return resumed + [_told(PubSubEventType.SUBSCRIBER_RESUMED, one) for one in subscribers]
+
+    # What time does
+
+    def tick(self, now: float) -> list[Effect]:
+        """Try again, or let go, whoever has been suspended for long enough."""
+        effects: list[Effect] = []
+        resumed: dict[str, list[Subscriber]] = {}
+        while (due := self.next_tick()) is not None and due <= now:
+            subscriber = heapq.heappop(self._timers)[2]
+            subscriber.due = None
+            node = self._nodes[subscriber.member.node]
+            if now >= subscriber.expires_at(self._config.suspended_ttl_seconds):
+                effects += self._expired(node, subscriber)
+            else:
+                resumed.setdefault(node.name, []).append(subscriber)
+        for name, subscribers in resumed.items():
+            effects += self._resume(self._nodes[name], subscribers)
+        return effects
+
+    def next_tick(self) -> float | None:
+        """When `tick` will have something to do."""
+        while self._timers and self._timers[0][2].due != self._timers[0][0]:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def _wake(self, subscriber: Subscriber, due: float) -> None:
+        if subscriber.due == due:
+            return
+        subscriber.due = due
+        self._timers_made += 1
+        heapq.heappush(self._timers, (due, self._timers_made, subscriber))
+        if len(self._timers) > 2 * self._members + 100:
+            self._timers = [timer for timer in self._timers if timer[2].due == timer[0]]
+            heapq.heapify(self._timers)
+
+
+def _told(type_: PubSubEventType, subscriber: Subscriber, **fields: object) -> Tell:
+    return Tell(type_, {"node": subscriber.member.node, "subscriber": subscriber.name, **fields})

@@ -1,0 +1,294 @@
+"""The next commit in the making: which requests get in, at which offsets, in which segment, at which byte.
+
+A plan starts from a state and takes requests in the order of their arrival. Each is placed whole, answered with what
+the same request was answered before, or refused; a refused one leaves no trace in the plan. Nothing here writes: the
+shell writes what is placed, then commits `operations`, then tells the answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from sulina.core.log.commit import (
+    CHECKPOINT_EVERY,
+    NO_ORIGIN,
+    Add,
+    AnyOperation,
+    Claim,
+    Commit,
+    OriginRef,
+    Remove,
+    Run,
+    timestamp_text,
+)
+from sulina.core.log.log_state import Appended, LogState, advanced, repeat_of
+from sulina.core.log.segment import SegmentLimits, segment_name, takes_more
+from sulina.core.records.batch import SEQUENCES, BatchHeader
+from sulina.errors import Conflict, DuplicateSequence, InvalidInput, StaleEpoch, VersionConflict
+from sulina.types import Epoch, Offset, Version
+
+EPOCHS = 1 << 31  # a record batch has 32 bits for it, one of them the sign
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Batches to append together, all or none."""
+
+    batches: Sequence[BatchHeader]
+    txn_id: str | None = None
+    expected_version: Version | None = None
+    may_skip: bool = False  # its producer leaves out sequences that were refused
+
+
+class Placement(NamedTuple):
+    """Where one batch goes."""
+
+    request: int  # which request, which of its batches
+    batch: int
+    segment: Offset
+    position: int
+    offset: Offset
+
+
+def next_commit(
+    state: LogState,
+    operations: Sequence[AnyOperation],
+    *,
+    txn_id: str,
+    now: float,
+    epoch: Epoch,
+    log_ms: int = 0,
+) -> Commit:
+    """The commit that does `operations` after `state`; StaleEpoch when a newer owner has claimed the log.
+
+    InvalidInput for an epoch that no batch can carry.
+    """
+    if not 0 <= epoch < EPOCHS:
+        raise InvalidInput(f"epoch {epoch} does not fit into a record batch: it must be in 0..{EPOCHS - 1}")
+    if epoch < state.epoch:
+        raise StaleEpoch(ours=epoch, current=state.epoch)
+    start_offset, next_offset = state.start_offset, state.next_offset
+    for operation in operations:
+        match operation:
+            case Add():
+                if not state.segments and next_offset == 0:
+                    start_offset = operation.offset_start  # an archive may begin where its log did
+                next_offset = operation.offset_end
+            case Remove():
+                start_offset = operation.offset_end
+            case Claim() if operation.epoch <= state.epoch:
+                raise StaleEpoch(ours=operation.epoch, current=state.epoch)
+    version = Version(state.version + 1)
+    return Commit(
+        version=version,
+        timestamp=timestamp_text(now),
+        txn_id=txn_id,
+        operations=tuple(operations),
+        checkpoint_hint=checkpoint_due(version),
+        epoch=epoch,
+        start_offset=start_offset,
+        next_offset=next_offset,
+        log_ms=max(log_ms, state.log_ms),
+    )
+
+
+def checkpoint_due(version: Version) -> bool:
+    """Whether a checkpoint is made of this version. Version 0 needs none: it holds nothing."""
+    return version > 0 and version % CHECKPOINT_EVERY == 0
+
+
+@dataclass(slots=True)
+class _OpenAdd:
+    """An add that the next batch may continue, so that many small batches make a small commit."""
+
+    origin_id: int
+    origin_seq: int
+    origin_epoch: int
+    txn_id: str | None
+    segment: Offset
+    position: int
+    offset_start: Offset
+    offset_end: Offset
+    size: int
+    timestamp_max: int
+
+    def closed(self) -> Add:
+        return Add(
+            origin_id=self.origin_id,
+            origin_seq=self.origin_seq,
+            origin_epoch=self.origin_epoch,
+            offset_start=self.offset_start,
+            offset_end=self.offset_end,
+            segment=segment_name(self.segment),
+            position=self.position,
+            size=self.size,
+            timestamp_max=self.timestamp_max,
+            txn_id=self.txn_id,
+        )
+
+
+@dataclass(slots=True)
+class Plan:
+    """Filled by `admit`; one answer for each request, in order."""
+
+    state: LogState
+    limits: SegmentLimits
+    now: float
+    log_ms: int = 0  # the log's own time
+    placements: list[Placement] = field(default_factory=list)
+    answers: list[Appended | Conflict] = field(default_factory=list)
+    _adds: list[_OpenAdd] = field(default_factory=list)
+    _next_offset: Offset = field(init=False)
+    _segment: Offset = field(init=False)
+    _size: int = field(init=False)
+    _origins: dict[int, OriginRef] = field(default_factory=dict)  # with the runs of this plan alone
+    _txns: dict[str, Appended] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._next_offset = self.state.next_offset
+        active = self.state.segments[-1] if self.state.segments else None
+        if active is not None and takes_more(active, now_ms=int(self.now * 1000), limits=self.limits):
+            self._segment, self._size = active.base, active.size
+        else:
+            self._segment, self._size = self._next_offset, 0
+
+    @property
+    def version(self) -> Version:
+        """Of the commit that the plan becomes."""
+        return Version(self.state.version + 1)
+
+    @property
+    def operations(self) -> list[Add]:
+        """What the commit does."""
+        return [add.closed() for add in self._adds]
+
+    def admit(self, request: Request) -> None:
+        """Place a request, or find its earlier answer, or refuse it."""
+        try:
+            answer = self._repeat(request)
+        except Conflict as refusal:
+            self.answers.append(refusal)
+            return
+        if answer is None:
+            answer = self._place(request)
+        self.answers.append(answer)
+
+    def _repeat(self, request: Request) -> Appended | None:
+        if request.txn_id is not None and (answer := self._answer_to(request.txn_id)) is not None:
+            return answer
+        repeat = self._repeat_of_origins(request)
+        expected = request.expected_version
+        # Whatever was placed before makes another version than the one expected.
+        if repeat is None and expected is not None and (expected != self.state.version or self.placements):
+            current = self.version if self.placements else self.state.version
+            raise VersionConflict(expected=expected, current=current)
+        return repeat
+
+    def _answer_to(self, txn_id: str) -> Appended | None:
+        if (placed := self._txns.get(txn_id)) is not None:
+            return placed
+        txn = self.state.txns.find(txn_id, max(self.log_ms, self.state.log_ms), self.state.limits.txns)
+        return None if txn is None else Appended(txn.offset_start, txn.offset_end, txn.version)
+
+    def _repeat_of_origins(self, request: Request) -> Appended | None:
+        repeats: list[Appended] = []
+        seen: dict[int, OriginRef] = {}
+        fresh = 0
+        for header in request.batches:
+            if not _has_origin(header):
+                fresh += 1
+                continue
+            origin_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+            newest = seen.get(origin_id) or self._origins.get(origin_id)
+            repeat = repeat_of(
+                self._with_stored(origin_id, newest, header),
+                origin_id=origin_id,
+                epoch=epoch,
+                sequence=sequence,
+                count=header.record_count,
+                may_skip=request.may_skip,
+            )
+            if repeat is not None:
+                repeats.append(repeat)
+                continue
+            fresh += 1
+            # Where it goes does not matter here, only that the request's next batch may follow it.
+            run = Run(sequence, Offset(0), Offset(header.record_count), self.version)
+            seen[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
+        if repeats and fresh:
+            # A request commits whole, so half of one cannot have been here before.
+            last = request.batches[-1]
+            raise DuplicateSequence(origin_id=last.producer_id, sequence=last.base_sequence, last=last.base_sequence)
+        if repeats:
+            return Appended(repeats[0].offset_start, repeats[-1].offset_end, repeats[-1].version)
+        return None
+
+    def _with_stored(self, origin_id: int, newest: OriginRef | None, header: BatchHeader) -> OriginRef | None:
+        """What is known of an origin: its runs in this plan, and behind them those that are stored, if they matter."""
+        stored = self.state.origins.get(origin_id)
+        if newest is None or stored is None:
+            return newest or stored
+        is_next = header.base_sequence == (newest.last_seq + 1) % SEQUENCES
+        if is_next or newest.epoch != stored.epoch:
+            return newest
+        return replace(newest, runs=stored.runs + newest.runs)
+
+    def _place(self, request: Request) -> Appended:
+        start, number_of_request, txn_id = self._next_offset, len(self.answers), request.txn_id
+        for number, header in enumerate(request.batches):
+            size, offset = header.size_bytes, self._next_offset
+            if self._size and self._size + size > self.limits.segment_bytes_max:
+                self._segment, self._size = offset, 0
+            self.placements.append(Placement(number_of_request, number, self._segment, self._size, offset))
+            end = Offset(offset + header.record_count)
+            self._add(header, txn_id, end)
+            if _has_origin(header):
+                origin_id, epoch = header.producer_id, header.producer_epoch
+                run = Run(header.base_sequence, offset, end, self.version)
+                newest = self._origins.get(origin_id)
+                self._origins[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
+            self._next_offset = end
+            self._size += size
+        placed = Appended(start, self._next_offset, self.version)
+        if txn_id is not None:
+            self._txns[txn_id] = placed
+        return placed
+
+    def _add(self, header: BatchHeader, txn_id: str | None, end: Offset) -> None:
+        if _has_origin(header):
+            origin = (header.producer_id, header.base_sequence, header.producer_epoch)
+        else:
+            origin = (NO_ORIGIN, NO_ORIGIN, NO_ORIGIN)
+        last = self._adds[-1] if self._adds else None
+        if last is not None and self._continues(last, origin, txn_id):
+            last.offset_end = end
+            last.size += header.size_bytes
+            last.timestamp_max = max(last.timestamp_max, header.max_timestamp)
+        else:
+            self._adds.append(
+                _OpenAdd(
+                    *origin,
+                    txn_id=txn_id,
+                    segment=self._segment,
+                    position=self._size,
+                    offset_start=self._next_offset,
+                    offset_end=end,
+                    size=header.size_bytes,
+                    timestamp_max=header.max_timestamp,
+                )
+            )
+
+    def _continues(self, last: _OpenAdd, origin: tuple[int, int, int], txn_id: str | None) -> bool:
+        """Whether a batch can be part of an add without anything being forgotten."""
+        if last.segment != self._segment or last.txn_id != txn_id or last.origin_id != origin[0]:
+            return False
+        if last.origin_id == NO_ORIGIN:
+            return True
+        following = (last.origin_seq + last.offset_end - last.offset_start) % SEQUENCES
+        return last.origin_epoch == origin[2] and following == origin[1]
+
+
+def _has_origin(header: BatchHeader) -> bool:
+    return header.producer_id >= 0 and header.base_sequence >= 0

@@ -1,0 +1,167 @@
+"""What a new owner does with the directory that it finds: the rules, without touching it.
+
+A directory is stamped with the topic that it belongs to, and with a name of its own, its holder. Every claim in the
+archive names the holder that goes on from there. So a directory is the log's newest if, and only if, the newest claim
+names it: then everything in it follows what is in the archive. If the claim names another, that one has gone on from
+the archive, and what this one has beyond it never counted, or was given up.
+
+| directory | newest claim in the archive names | it is | and then |
+|---|---|---|---|
+| none | anything | ABSENT | a new directory goes on from the archive; an empty archive: from offset 0 |
+| stamped with another topic | anything | FOREIGN | set aside; then as none |
+| stamped with this topic | it | NEWEST | it goes on |
+| stamped with this topic | nothing, there is no claim | NEWEST | it goes on: it was stamped, and its claim never came |
+| stamped with this topic | another | OVERTAKEN | removed if all of it is in the archive, else set aside; then as none |
+| without stamp | nothing, and it is adopted | UNSTAMPED | stamped, then it goes on: its node had no archive before |
+| without stamp | anything, else | FOREIGN | set aside; then as none |
+
+The claim is made after this decision and says who goes on; if it is lost to another claim, the decision is made again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import Struct
+
+from sulina.core.cluster.entries import Current, Sealed
+from sulina.core.log.archive import ArchiveView
+from sulina.core.log.log_state import LogState
+from sulina.errors import CorruptLog, LogIncomplete
+from sulina.types import Epoch, Offset, Version
+
+
+class Stamp(Struct, frozen=True, kw_only=True):
+    """What a directory says about itself."""
+
+    topic_id: str
+    holder: str  # no other directory's
+
+
+class Standing(StrEnum):
+    """What a directory is to the log of a topic."""
+
+    ABSENT = "absent"
+    NEWEST = "newest"
+    UNSTAMPED = "unstamped"
+    OVERTAKEN = "overtaken"
+    FOREIGN = "foreign"
+
+
+GOES_ON = (Standing.NEWEST, Standing.UNSTAMPED)
+
+
+def standing(
+    *, exists: bool, stamp: Stamp | None, topic_id: str, claimed_by: str | None, is_adopted: bool = False
+) -> Standing:
+    """The table above. `claimed_by` is the holder in the archive's newest claim, None where there is none."""
+    if not exists:
+        return Standing.ABSENT
+    if stamp is None:
+        return Standing.UNSTAMPED if is_adopted and claimed_by is None else Standing.FOREIGN
+    if stamp.topic_id != topic_id:
+        return Standing.FOREIGN
+    return Standing.NEWEST if claimed_by in (None, stamp.holder) else Standing.OVERTAKEN
+
+
+ARCHIVE, DIRECTORY = "the archive", "the directory of this broker"  # where a log ends
+
+
+class How(StrEnum):
+    """How a log was opened."""
+
+    NEW = "new"  # at offset 0: there is nothing of it anywhere
+    CONTINUED = "continued"  # from its directory
+    FROM_ARCHIVE = "from_archive"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How far a log has come."""
+
+    next_offset: Offset
+    version: Version
+    epoch: Epoch = Epoch(-1)  # of its newest owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """What was once reported of a log. A log that ends before it has lost something."""
+
+    source: str  # who reported what, for messages
+    end: End
+    archived: Offset = Offset(0)  # how far the archive had come
+
+
+def check_continues(path: str, local: LogState, archive: ArchiveView, at_archived: Offset | None) -> None:
+    """CorruptLog unless the directory has everything that the archive has, and the same.
+
+    `at_archived` is where the directory's own log ends at the archive's version; None where it no longer knows.
+    """
+    if archive.is_empty:
+        return
+    if local.version < archive.log_version or local.next_offset < archive.next_offset:
+        has = f"it ends at offset {local.next_offset}, version {local.version}"
+        reason = f"{has}, but {archive.next_offset}, {archive.log_version} came from it into the archive"
+        raise CorruptLog(path=path, reason=f"{reason}; move it away to go on from the archive")
+    if at_archived is not None and archive.log_version >= 0 and at_archived != archive.next_offset:
+        reason = f"its version {archive.log_version} ends at {at_archived}, the archive's at {archive.next_offset}"
+        raise CorruptLog(path=path, reason=reason)
+
+
+def witnesses(sealed: Sealed | None, current: Current | None, *, is_only_here: bool) -> list[Witness]:
+    """Return what the metadata store has heard of a log. What was never reported is not missed.
+
+    `is_only_here`: not all that was acknowledged is in the archive, so the log must reach as far as its owner reported.
+    """
+    found = []
+    if sealed is not None:
+        end = End(Offset(sealed.next_offset), Version(sealed.version), Epoch(sealed.epoch))
+        found.append(
+            Witness(
+                source=f"broker {sealed.broker_id} sealed it at offset {sealed.next_offset}",
+                end=end,
+                archived=end.next_offset,
+            )
+        )
+    if current is not None:
+        offset = current.end_offset if is_only_here else current.archived_offset
+        what = "had records" if is_only_here else "had archived it"
+        source = f"its owner reported under epoch {current.epoch} that it {what} up to offset {offset}"
+        end = End(Offset(offset), Version(-1), Epoch(current.epoch))
+        found.append(Witness(source=source, end=end, archived=Offset(current.archived_offset)))
+    return found
+
+
+def check_witnesses(partition: str, where: str, heard: Iterable[Witness], end: End) -> None:
+    """Check that a log has everything that was ever reported of it.
+
+    Raises:
+        LogIncomplete: it ends earlier, or does not know the owner that reported.
+    """
+    for witness in heard:
+        told = witness.end
+        if told.next_offset > end.next_offset or told.version > end.version or told.epoch > end.epoch:
+            raise LogIncomplete(
+                partition=partition, where=where, start=end.next_offset, end=told.next_offset, source=witness.source
+            )
+
+
+def check_joins(partition: str, heard: Iterable[Witness], start: Offset, end: Offset, archive: ArchiveView) -> None:
+    """Check that the archive reaches to where a directory, which holds [start, end), begins.
+
+    An archive that never had anything need not. A log has no gaps, so to give up the records between them is to give up
+    those of the directory too, which is then set aside: the error names all of them.
+
+    Raises:
+        LogIncomplete: the records between them are missing.
+    """
+    was_filled = any(witness.archived > 0 for witness in heard)
+    if start > archive.next_offset and (was_filled or not archive.is_empty):
+        raise LogIncomplete(
+            partition=partition,
+            where=ARCHIVE,
+            start=archive.next_offset,
+            end=end,
+            source=f"the directory of this broker, which holds [{start}, {end}), goes on from it at offset {start}",
+        )

@@ -1,0 +1,152 @@
+"""Records as Python objects, to and from record batches: for JSON, for small batches, and as the reference.
+
+- `decode(encode(records))` gives the same records back, with their offsets.
+- The bytes are those that Kafka's own clients write; `columns` does the same in bulk.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sulina.core.records.batch import (
+    DEFAULT_LIMITS,
+    HEADER_BYTES,
+    NO_PRODUCER,
+    BatchHeader,
+    BatchLimits,
+    parse_header,
+    records_of,
+    walk,
+    write_header,
+)
+from sulina.core.records.compression import Bytes, Codec, compress
+from sulina.errors import InvalidBatch, UnknownCodec
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer back to it
+    """One stored item. `offset` is given by the log: `encode` takes the order of the records instead."""
+
+    value: bytes | None
+    key: bytes | None = None
+    timestamp_ms: int = -1  # -1: none was given
+    headers: Headers = ()
+    offset: int = 0
+
+
+def encode(
+    records: Sequence[Record],
+    *,
+    codec: int = Codec.NONE,
+    base_offset: int = 0,
+    epoch: int = 0,
+    producer_id: int = NO_PRODUCER,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+) -> bytearray:
+    """One batch of `records`, in their order. InvalidBatch when there are none or a number does not fit."""
+    if not records:
+        raise InvalidBatch("a record batch needs at least one record")
+    if not 0 <= codec <= Codec.ZSTD:
+        raise UnknownCodec(codec=codec)
+    batch = bytearray(HEADER_BYTES)
+    base_timestamp = max_timestamp = records[0].timestamp_ms
+    for index, record in enumerate(records):
+        timestamp = record.timestamp_ms
+        max_timestamp = max(max_timestamp, timestamp)
+        key, value, headers = record.key, record.value, record.headers
+        body = b"".join(
+            (
+                b"\x00",
+                _varint(timestamp - base_timestamp),
+                _varint(index),
+                b"\x01" if key is None else _varint(len(key)),
+                key or b"",
+                b"\x01" if value is None else _varint(len(value)),
+                value or b"",
+                _encode_headers(headers) if headers else b"\x00",
+            )
+        )
+        batch += _varint(len(body))
+        batch += body
+    if codec != Codec.NONE:
+        with memoryview(batch) as view:
+            packed = compress(codec, view[HEADER_BYTES:])
+        batch[HEADER_BYTES:] = packed
+    write_header(
+        batch,
+        codec=codec,
+        record_count=len(records),
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        base_offset=base_offset,
+        epoch=epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        transactional=transactional,
+    )
+    return batch
+
+
+def decode(
+    buffer: Bytes,
+    header: BatchHeader | None = None,
+    position: int = 0,
+    limits: BatchLimits = DEFAULT_LIMITS,
+) -> list[Record]:
+    """The records of the batch at `position`; none if it is a control batch.
+
+    Its CRC is the caller's to check. InvalidBatch, UnknownCodec, DecompressedTooLarge.
+    """
+    header = header or parse_header(buffer, position)
+    if header.size_bytes > len(buffer) - position:
+        raise InvalidBatch(f"record batch says {header.size_bytes} bytes, there are {len(buffer) - position}")
+    if header.is_control:
+        return []
+    body = bytes(records_of(buffer, header, position, limits))  # slices of bytes are the records' own bytes
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    append_time = header.max_timestamp if header.is_log_append_time else None
+    return [
+        Record(
+            None if value_start < 0 else body[value_start:value_end],
+            None if key_start < 0 else body[key_start:key_end],
+            base_timestamp + timestamp_delta if append_time is None else append_time,
+            tuple((key, None if start < 0 else body[start:end]) for key, start, end in headers) if headers else (),
+            base_offset + index,
+        )
+        for index, (timestamp_delta, key_start, key_end, value_start, value_end, headers) in enumerate(
+            walk(body, header)
+        )
+    ]
+
+
+def _encode_varint(number: int) -> bytes:
+    """Zigzag, then seven bits a byte, the lowest first."""
+    if not -(2**63) <= number < 2**63:
+        raise InvalidBatch(f"{number} does not fit 64 bits; the timestamps of a batch must")
+    rest = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+_SMALL_VARINTS = [_encode_varint(number) for number in range(1024)]
+
+
+def _varint(number: int) -> bytes:
+    return _SMALL_VARINTS[number] if 0 <= number < 1024 else _encode_varint(number)
+
+
+def _encode_headers(headers: Headers) -> bytes:
+    parts = [_varint(len(headers))]
+    for key, value in headers:
+        key_bytes = key.encode()
+        parts += (_varint(len(key_bytes)), key_bytes)
+        parts += (b"\x01",) if value is None else (_varint(len(value)), value)
+    return b"".join(parts)

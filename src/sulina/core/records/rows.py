@@ -1,0 +1,180 @@
+"""Record batches to and from lists of Python values: what JSON and small publishes need, at the speed of a kernel.
+
+- `encode_rows` writes the very bytes of `records.encode`, and refuses what it refuses.
+- `decode_rows` gives the records of `records.decode`, of many batches at once and from some offset on.
+- Numba is not imported for a few records; once it is there, it is used where it is worth its call.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from sulina.core.records.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits, parse_header, split, write_header
+from sulina.core.records.batch import _headers as parse_headers
+from sulina.core.records.compression import Bytes, Codec
+from sulina.core.records.kernel_choice import are_worth_it
+from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.record import _varint as varint
+from sulina.errors import InvalidBatch
+
+_ROWS_MIN_FOR_KERNELS = 64  # below this Python is quick enough not to import Numba
+_ROWS_MIN_TO_ENCODE = 10  # once it is imported
+_BYTES_MIN_FOR_KERNELS = 8192  # to decode
+_ROW_OVERHEAD_BYTES = 32  # the longest varints and one byte of attributes
+
+
+def encode_rows(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    timestamps_ms: Sequence[int] | int,
+    headers: Sequence[Headers] | None = None,
+) -> bytearray:
+    """One uncompressed batch of records in their order. `timestamps_ms` may be one number for all.
+
+    InvalidBatch when there are none, a number does not fit, or the lists have different lengths.
+    """
+    count = len(values)
+    if not count:
+        raise InvalidBatch("a record batch needs at least one record")
+    stamps = None if isinstance(timestamps_ms, int) else timestamps_ms
+    for column in (keys, stamps, headers):
+        if column is not None and len(column) != count:
+            raise InvalidBatch(f"{count} values, but {len(column)} keys, timestamps or headers")
+    if headers is not None and any(headers):
+        return _encode_with_headers(values, keys, timestamps_ms, headers)
+    if keys is not None and keys[0] is None and keys.count(None) == count:
+        keys = None
+    batch = _encode_few(values, keys, stamps) if _are_few(count) else _encode_many(values, keys, stamps)
+    write_header(
+        batch,
+        codec=Codec.NONE,
+        record_count=count,
+        base_timestamp=timestamps_ms if stamps is None else stamps[0],  # type: ignore[arg-type]
+        max_timestamp=timestamps_ms if stamps is None else max(stamps),  # type: ignore[arg-type]
+    )
+    return batch
+
+
+def decode_rows(
+    data: Bytes, start_offset: int = 0, max_records: int | None = None, limits: BatchLimits = DEFAULT_LIMITS
+) -> list[Record]:
+    """The records from `start_offset` on of the batches that lie end to end in `data`, at most so many.
+
+    Control batches have none. CRCs are the caller's to check; what follows the last record is not looked at.
+    InvalidBatch, UnknownCodec, BatchTooLarge, DecompressedTooLarge.
+    """
+    wanted = sys.maxsize if max_records is None else max_records
+    body = bytes(data)  # slices of bytes are the records' own bytes
+    records: list[Record] = []
+    position = 0
+    while position < len(body) and len(records) < wanted:
+        if are_worth_it(len(body), loaded=0, unloaded=_BYTES_MIN_FOR_KERNELS):
+            found, position = _decode_plain(body, position, start_offset, wanted - len(records), limits)
+            records += found
+            if position == len(body) or len(records) == wanted:
+                break
+        # Whatever is not plain goes the way of the reference, and is refused there if it must be.
+        size = parse_header(body, position).size_bytes
+        [header] = split(body[position : position + size], limits, check_crc=False)
+        records += decode(body, header, position, limits)[max(start_offset - header.base_offset, 0) :]
+        position += size
+    return records[:wanted]
+
+
+def _decode_plain(
+    body: bytes, start: int, start_offset: int, wanted: int, limits: BatchLimits
+) -> tuple[list[Record], int]:
+    """The records of the plain batches at `start`, and where these end."""
+    import numpy as np
+
+    from sulina.core.records import _kernels as kernels
+
+    buffer = np.frombuffer(body, np.uint8)
+    bounds = (limits.batch_bytes_max, limits.records_max)
+    end, count = kernels.plain_run(buffer, start, start_offset, wanted, bounds)
+    rows = np.empty((min(count, wanted), kernels.ROW_FIELDS), np.int64)
+    kernels.raise_fault(*kernels.find_rows(buffer, start, end, start_offset, rows))
+    records = [
+        Record(
+            None if value_start < 0 else body[value_start:value_end],
+            None if key_start < 0 else body[key_start:key_end],
+            timestamp_ms,
+            _headers(body, headers_start, headers_count) if headers_count else (),
+            offset,
+        )
+        for offset, timestamp_ms, key_start, key_end, value_start, value_end, headers_start, headers_count in (
+            rows.tolist()
+        )
+    ]
+    return records, end
+
+
+def _headers(body: bytes, start: int, count: int) -> Headers:
+    spans, _ = parse_headers(body, start, len(body), count)
+    return tuple((key, None if start < 0 else body[start:end]) for key, start, end in spans)
+
+
+def _are_few(count: int) -> bool:
+    return not are_worth_it(count, loaded=_ROWS_MIN_TO_ENCODE, unloaded=_ROWS_MIN_FOR_KERNELS)
+
+
+def _encode_few(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None
+) -> bytearray:
+    batch = bytearray(HEADER_BYTES)
+    for index, value in enumerate(values):
+        key = None if keys is None else keys[index]
+        body = b"".join(
+            (
+                b"\x00\x00" if stamps is None else b"\x00" + varint(stamps[index] - stamps[0]),
+                varint(index),
+                b"\x01" if key is None else varint(len(key)),
+                key or b"",
+                b"\x01" if value is None else varint(len(value)),
+                value or b"",
+                b"\x00",
+            )
+        )
+        batch += varint(len(body))
+        batch += body
+    return batch
+
+
+def _encode_many(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None
+) -> bytearray:
+    items = values if keys is None else [*values, *keys]
+    try:
+        data = b"".join(items)  # type: ignore[arg-type]
+    except TypeError:  # some are null
+        data = b"".join(filter(None, items))
+    import numpy as np
+
+    from sulina.core.records import _kernels as kernels
+
+    count = len(values)
+    try:
+        sizes = np.fromiter(map(len, items), np.int64, len(items))  # type: ignore[arg-type]
+    except TypeError:
+        sizes = np.fromiter((-1 if item is None else len(item) for item in items), np.int64, len(items))
+    try:
+        timestamps = np.fromiter(stamps or (), np.int64)
+    except OverflowError as error:
+        raise InvalidBatch(f"a timestamp of the batch does not fit 64 bits: {error}") from None
+    batch = bytearray(HEADER_BYTES + _ROW_OVERHEAD_BYTES * count + len(data))
+    out = np.frombuffer(batch, np.uint8, offset=HEADER_BYTES)
+    size, row = kernels.encode_rows(out, np.frombuffer(data, np.uint8), sizes, timestamps, count)
+    kernels.raise_fault(size, row)
+    del out  # while it looks at the bytes, they cannot be cut off
+    del batch[HEADER_BYTES + size :]
+    return batch
+
+
+def _encode_with_headers(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    timestamps_ms: Sequence[int] | int,
+    headers: Sequence[Headers],
+) -> bytearray:
+    count = len(values)
+    stamps = [timestamps_ms] * count if isinstance(timestamps_ms, int) else timestamps_ms
+    return encode(list(map(Record, values, keys or [None] * count, stamps, headers)))

@@ -75,6 +75,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let extension modules free at exit what was kept from collection; some of them print what they could not free."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check that the programs which a test needs are there, before its fixtures start them."""

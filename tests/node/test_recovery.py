@@ -25,13 +25,17 @@ HEAD = {"delivery": "reliable", "partitions": 1, "created_ms": 0, "topic_id": TO
 
 @pytest.fixture
 def archives(tmp_path: Path) -> Archives:
-    """Make an archive that two brokers have claimed, and that a broker remembers with an older epoch."""
+    """Make an archive that three brokers have claimed, and whose topic a broker remembers."""
     found = Archives(open_objects(f"file://{tmp_path}"), BrokerOptions(data=str(tmp_path), broker_id="a"))
     for epoch, broker in ((3, "a"), (4, "b"), (7, "c")):
         found.of(PARTITION, TOPIC_ID).claim(EpochNumber(epoch), broker, lambda _: "holder")
-    seen = Seen(cluster_id="c", generation=1, revision=9, mark=1, broker_id="a", store_id="disk-a")
-    found.remember(Memory(seen=seen, entries={keys.delivery(ORDERS): msgspec.json.encode(HEAD).decode()}))
+    remember(found, {keys.delivery(ORDERS): msgspec.json.encode(HEAD).decode()})
     return found
+
+
+def remember(archives: Archives, entries: dict[str, str]) -> None:
+    seen = Seen(cluster_id="c", generation=1, revision=9, mark=1, broker_id="a", store_id="disk-a")
+    archives.remember(Memory(seen=seen, entries=entries))
 
 
 async def planned_epoch(archives: Archives) -> Epoch:
@@ -82,6 +86,10 @@ async def test_r10_an_object_store_that_does_not_answer_keeps_a_cluster_from_bei
     def fail(*_: object) -> None:
         raise ArchiveFailed(path="objects", cause=ConnectionError("it is away"))
 
+    # An older owner is known: an archive that is damaged would not stop the plan.
+    owned = Epoch(epoch=3, broker_id="a", store_id="disk-a", is_archived=True, topic_id=TOPIC_ID)
+    entries = {keys.delivery(ORDERS): HEAD, keys.epoch(PARTITION): owned}
+    remember(archives, {key: msgspec.json.encode(value).decode() for key, value in entries.items()})
     monkeypatch.setattr("sulina.storage.archive.Archive.load", fail)
     with pytest.raises(ArchiveFailed):
         await recovery.plan(MemoryMetadata(), archives)

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup etcd peers run test mutants mutate failover interop examples check fix bench chaos lock clean
+.PHONY: setup etcd peers run test mutants mutate failover interop examples check docs fix bench chaos lock clean
 
 setup: $(STAMP)
 
@@ -28,7 +28,7 @@ run: setup            ## a node at work, live
 test: setup etcd      ## every test, the long ones in a short form; SLOW=1 shows the slowest twenty
 	@$(BIN)/python -m tests.support.needs
 	@$(BIN)/python -m tests.support.spark_home
-	@$(BIN)/pytest -n 4 --dist loadfile $(if $(SLOW),--durations=20)
+	@$(BIN)/pytest -n 5 --dist loadfile $(if $(SLOW),--durations=20)
 
 mutants: setup etcd   ## plants every defect of tests/mutants, one at a time, and sees a test fail
 	@$(BIN)/python -m tests.support.needs
@@ -48,11 +48,14 @@ interop: setup        ## tables that Spark with Delta Lake's own jar shares with
 	@test ! -d .venv-interop/ivy/jars || .venv-interop/bin/python -m pytest -s -n0 --timeout 600 \
 	  tests/interop/test_delta_jar.py
 
-check: setup          ## format, lint, types, layers, tidiness, promises
+check: setup docs     ## format, lint, types, layers, tidiness, promises, the site of the documentation
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/pytest -n 0 tests/test_layers.py tests/test_tidy.py tests/test_promises.py
+
+docs: setup           ## the documentation as a searchable site in ./site; fails on a link that leads nowhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file tools/docs_site/mkdocs.yml
 
 fix: setup            ## format, fix what can be fixed, and make docs/promises.md
 	@$(BIN)/ruff format .

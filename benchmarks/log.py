@@ -43,13 +43,14 @@ from sulina.clock import SystemClock
 from sulina.core.log.commit import Checkpoint
 from sulina.core.log.commit import decode as decode_commit
 from sulina.core.log.commit import encode as encode_commit
-from sulina.core.log.plan import Request
+from sulina.core.log.plan import Append
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.segment import SegmentLimits
 from sulina.core.log.txn_run import TxnRef
 from sulina.core.records.batch import split
 from sulina.core.records.columns import decode_columns
 from sulina.core.records.record import Record, encode
-from sulina.storage.directory_log import COMMITS_DIRECTORY, Append, DirectoryLog, LogOptions, NoMetrics
+from sulina.storage.directory_log import COMMITS_DIRECTORY, DirectoryLog, LogOptions, NoMetrics
 from sulina.storage.files import OsFile, OsFiles
 from sulina.storage.partition_log import PartitionLog
 from sulina.types import Offset, Version
@@ -252,7 +253,7 @@ def read_speed(setup: Setup, batches: Sequence[bytearray]) -> Iterator[Result]:
     directory = f"{setup.directory}/read"
     log = DirectoryLog(directory, files=UnsyncedFiles(), clock=SystemClock())
     log.open()
-    appends = [Append(Request(split(batch)), memoryview(batch)) for batch in batches]
+    appends = [Append(PublishRequest(batch), split(batch)) for batch in batches]
     for _ in range(-(-size_bytes // sum(len(batch) for batch in batches))):
         log.append(appends)
     files = [(f"{directory}/{segment.name}", segment.size) for segment in log.view.segments]
@@ -447,7 +448,7 @@ def checkpoint_ms(log: DirectoryLog) -> float:
     batch = encode([Record(bytes(100), b"key", 1_700_000_000_000)])
     for _ in range(10):
         version = log.view.version
-        log.append([Append(Request(split(batch), f"{version}-{n:030d}"), memoryview(batch)) for n in range(10)])
+        log.append([Append(PublishRequest(batch, txn_id=f"{version}-{n:030d}"), split(batch)) for n in range(10)])
     return 1e3 * seconds_of(lambda: log.commits.write_checkpoint(log.commits.take_checkpoint()))
 
 
@@ -472,7 +473,7 @@ def make_history(directory: str, commits: int) -> None:
     log = DirectoryLog(directory, files=UnsyncedFiles(), clock=SystemClock())
     log.open()
     batch = encode([Record(bytes(100), b"key", 1_700_000_000_000)])
-    appends = [Append(Request(split(batch)), memoryview(batch))]
+    appends = [Append(PublishRequest(batch), split(batch))]
     for _ in range(commits):
         log.append(appends)
         if log.is_checkpoint_due:

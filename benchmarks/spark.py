@@ -201,7 +201,7 @@ class ReadyMadeReader(DataSourceReader):
 def ready_made(bench: Bench) -> Callable[[], DataFrame]:
     """The rows of a topic, out of memory."""
     path = f"{bench.home}/ready-made"
-    rows = cold(bench.spark, bench.objects, endingOffsets=_offsets(READY_ROWS // PARTITIONS)).toArrow()
+    rows = cold(bench.spark, bench.objects, end=_offsets(READY_ROWS // PARTITIONS)).toArrow()
     batch = pa.RecordBatch.from_arrays(rows.combine_chunks().to_batches()[0].columns, schema=RAW_SCHEMA)
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, RAW_SCHEMA) as writer:
         writer.write_batch(batch)
@@ -225,7 +225,7 @@ def reading(frame: Callable[[], DataFrame], rows: int) -> Callable[[], float]:
 
 def started(bench: Bench) -> Iterator[Result]:
     """What it takes a session that is just there to read its first records: Python processes begin."""
-    frame = cold(bench.spark, bench.objects, startingOffsets=_offsets(0), endingOffsets=_offsets(1))
+    frame = cold(bench.spark, bench.objects, start=_offsets(0), end=_offsets(1))
     yield Result("first records that a new session reads", seconds_of(frame.collect), "s")
 
 
@@ -302,9 +302,9 @@ def few_rows(bench: Bench) -> float:
     """The most that a Python worker holds, in MiB, when a quarter of the rows are read and written in all ways."""
     ending = bench.rows // PARTITIONS // 4
     path = f"{bench.home}/few"
-    into_nothing(cold(bench.spark, bench.objects, endingOffsets=_offsets(ending)))
-    into_nothing(hot(bench, endingOffsets=_offsets(ending, HOT)))
-    some = cold(bench.spark, bench.objects, endingOffsets=_offsets(ending))
+    into_nothing(cold(bench.spark, bench.objects, end=_offsets(ending)))
+    into_nothing(hot(bench, end=_offsets(ending, HOT)))
+    some = cold(bench.spark, bench.objects, end=_offsets(ending))
     some.write.format("sulina-delta").mode("append").save(path)
     into_nothing(bench.spark.read.format("sulina-delta").load(path))
     shutil.rmtree(path)

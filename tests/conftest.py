@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-from sulina.storage.steps import Step
+from sulina.failpoints import STORAGE_FAILPOINTS
 from tests.support import left_out, needs, spark_home
 
 TOGETHER = ("tests/spark/", "tests/cluster/", "tests/pubsub/")  # what is costly to start is started by one worker
@@ -97,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     covered = {value for report in reports for name, value in report.user_properties if name == "kill_point"}
     if covered:
-        terminalreporter.write_line(f"kill points covered {len(covered)} / {len(Step)}")
+        terminalreporter.write_line(f"kill points covered {len(covered)} / {len(STORAGE_FAILPOINTS)}")
     for line in left_out.overruns(left_out.seconds_by_folder(reports)):
         terminalreporter.write_line(line, yellow=True)
     is_whole = not terminalreporter.config.args or terminalreporter.config.args == ["tests"]

@@ -15,7 +15,7 @@ LAYERS: list[list[str]] = [
     ["listeners", "client"],
     ["broker"],
     ["storage", "metadata"],
-    ["ports", "wire", "clock"],
+    ["ports", "wire", "clock", "byte_budget", "failpoints", "waiting"],
     ["core"],
     ["types", "errors"],
 ]

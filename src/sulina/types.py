@@ -14,8 +14,10 @@ NAMES_LENGTH_MAX = 230  # of namespace and topic together: a partition's directo
 PARTITIONS_MAX = 100_000
 
 # A namespace has no dot, so that `{ns}.{topic}` names one directory for one topic only (ADR 0001).
-_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,200}", re.ASCII)
-_TOPIC = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", re.ASCII)
+NAMESPACE_PATTERN = r"[a-zA-Z0-9_-]{1,200}"
+NAME_PATTERN = r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}"  # of topics, subscriptions, brokers, readers and producers
+_NAMESPACE = re.compile(NAMESPACE_PATTERN, re.ASCII)
+_TOPIC = re.compile(NAME_PATTERN, re.ASCII)
 _DIRECTORY = re.compile(r"topic=([^.]+)\.(.+)-part=(0|[1-9]\d{0,5})", re.ASCII)
 
 

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from sulina.client import Client
-from sulina.core.topic import Ack, Delivery, Policy, SchemaKind
+from sulina.core.topic import Ack, DeliveryGuarantee, Policy, SchemaKind
 from sulina.errors import (
     AlreadyExists,
     InvalidName,
@@ -78,7 +78,7 @@ async def test_a_topic_is_what_it_was_made_as_p1(client: Client, topic: str) -> 
         schema={"kind": "json", "definition": {"type": "object"}},
     )
     assert made == await client.topic(topic)
-    assert (made.settings.partitions, made.settings.delivery) == (3, Delivery.RELIABLE)
+    assert (made.settings.partitions, made.settings.delivery) == (3, DeliveryGuarantee.RELIABLE)
     assert (made.policy.ack, made.policy.batch_bytes_max) == (Ack.MEMORY, 16 << 20)
     assert made.settings.value_schema.kind == SchemaKind.JSON
     assert (await client.create_topic(

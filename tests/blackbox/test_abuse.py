@@ -430,7 +430,7 @@ async def test_no_name_in_a_body_or_a_frame_leaves_its_place(node: Serving) -> N
                 Publish(1, topic, memoryview(batch)),
                 Fetch(1, topic, 0, 0),
                 Subscribe(1, 1, topic, "s"),
-                Call(1, "put_topic", {"topic": topic, "settings": {}}),
+                Call(1, "create_topic", {"topic": topic, "settings": {}}),
                 Call(1, "delete_topic", {"topic": topic}),
             ]
             for request in requests:
@@ -440,8 +440,8 @@ async def test_no_name_in_a_body_or_a_frame_leaves_its_place(node: Serving) -> N
         for name in ("..", "../../x", "a/b", "", ".x"):
             for request in (
                 Subscribe(1, 1, "/default/orders", name),
-                Call(1, "put_subscription", {"topic": "/default/orders", "subscription": name, "settings": {}}),
-                Call(1, "put_namespace", {"namespace": name, "policy": {}}),
+                Call(1, "create_subscription", {"topic": "/default/orders", "subscription": name, "settings": {}}),
+                Call(1, "create_namespace", {"namespace": name, "policy": {}}),
             ):
                 answer = await call(session, request)
                 assert isinstance(answer, Failed), request

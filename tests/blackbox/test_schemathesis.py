@@ -29,11 +29,11 @@ expected-statuses = ["2xx", 404, 409, 416, 422, 429, 503]
 # Requests to things that exist, so that they get past the first door.
 EXISTING = """
 [parameters]
-ns = "default"
+namespace = "default"
 topic = "orders"
-p = 0
-sub = "billing"
-name = "nightly"
+partition = 0
+subscription = "billing"
+reader = "nightly"
 wait_ms = 20
 """
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from sulina.broker.cluster import ClusterOptions, ClusterStep
+from sulina.broker.cluster import ClusterOptions
 from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange, grouped
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import FIRST_EPOCH, BrokerMode, Reason, Sealed, Unassigned
+from sulina.failpoints import Failpoint
 from sulina.metadata import MemoryMetadata
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, Put
 from sulina.types import PartitionName
@@ -562,21 +563,22 @@ async def test_growth_is_linear_and_groups_are_full() -> None:
 @in_virtual_time
 async def test_one_that_was_outrun_does_not_keep_the_others_of_its_group_waiting() -> None:
     async with World() as world:
-        a, b = await world.join_all("a", "b")
-        names = await world.create("orders", 40)
-        await world.served(names)
-        taken = names[:3]
+        taken: list[PartitionName] = []
         is_first = True
 
-        def race(step: ClusterStep) -> None:
+        def race(point: Failpoint) -> None:
             nonlocal is_first
-            if step == ClusterStep.LEADER_DEAD_FOUND and is_first:
+            if point == Failpoint.LEADER_DEAD_FOUND and is_first:
                 is_first = False
                 for name in taken:  # as if their owner had given them back in this very moment
                     if name in b.owner.mine or world.store.owners[name] == "b":
                         world.store._apply([Put(keys.unassigned(name), _waiting())], [keys.assignment("b", name)])
 
-        a.cluster._load_manager._steps = race
+        a = await world.join("a", failpoints=race)
+        b = await world.join("b")
+        names = await world.create("orders", 40)
+        await world.served(names)
+        taken += names[:3]
         await b.kill()
         assert await world.served(names) < TTL_SECONDS + 1
         assert set(a.owner.mine) == set(names)

@@ -13,8 +13,9 @@ from sulina.broker.topic import CHECK_BYTES_MAX
 from sulina.core.cluster import keys
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.log.position import Position
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import Record, encode
-from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
+from sulina.core.topic import Ack, DeliveryGuarantee, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     CorruptCommit,
     LimitReached,
@@ -92,8 +93,8 @@ async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_mor
         with pytest.raises(VersionConflict):
             await broker.publish_records(ORDERS, [Record(value=b"1")], expected_version=999)
         assert (await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id="a")).ack == Ack.LOCAL
-        assert (await broker.publish(ORDERS, encode([Record(value=b"1")], codec=1))).ack == Ack.LOCAL
-        assert (await broker.publish(ORDERS, encode([Record(value=b"1")]))).ack == Ack.MEMORY
+        assert (await broker.publish(ORDERS, PublishRequest(encode([Record(value=b"1")], codec=1)))).ack == Ack.LOCAL
+        assert (await broker.publish(ORDERS, PublishRequest(encode([Record(value=b"1")])))).ack == Ack.MEMORY
         await broker.fetch(ORDERS, 0, 2, wait_seconds=10)
         assert await values(broker) == [b"1", b"1", b"1"]
         log = broker._topics[ORDERS].partitions[0].log_if_open
@@ -200,8 +201,8 @@ async def test_the_cursor_of_the_largest_batch_fits_the_store(tmp_path: Path) ->
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         with pytest.raises(SulinaError, match="the limit is 65536"):
-            await broker.publish(ORDERS, encode([Record(value=None)] * 65_537))
-        await broker.publish(ORDERS, encode([Record(value=None)] * 65_536))
+            await broker.publish(ORDERS, PublishRequest(encode([Record(value=None)] * 65_537)))
+        await broker.publish(ORDERS, PublishRequest(encode([Record(value=None)] * 65_536)))
         async with connected(broker) as connection:
             await subscribe(connection, start="earliest", credit=100_000)
             await received(connection, 65_536)
@@ -376,7 +377,7 @@ async def test_open_logs_are_bounded_and_idle_ones_rest(tmp_path: Path) -> None:
 
 async def test_a_topic_that_keeps_nothing_promises_nothing_it_cannot_keep(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        settings = TopicSettings(delivery=Delivery.NON_RELIABLE, policy=Policy(batch_bytes_max=1024))
+        settings = TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE, policy=Policy(batch_bytes_max=1024))
         await broker.put_topic(ORDERS, settings)
         async with connected(broker) as connection:
             await subscribe(connection)
@@ -427,7 +428,7 @@ async def test_a_client_that_knows_a_topic_of_another_life_is_told_so(tmp_path: 
         await broker.put_topic(ORDERS, TopicSettings(partitions=4))
         data = encode([Record(value=b"1")])
         with pytest.raises(TopicNotFound):
-            await broker.accept(str(ORDERS), data, partition=0, topic_id=info.topic_id)
+            await broker.accept(str(ORDERS), PublishRequest(data, partition=0, topic_id=info.topic_id))
 
 
 async def test_values_are_not_stored_under_a_schema_that_they_were_not_checked_by_u11(tmp_path: Path) -> None:

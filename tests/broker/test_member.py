@@ -12,8 +12,9 @@ from sulina.broker.cluster.load_manager import LoadManager
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import FIRST_EPOCH, Epoch, Sealed
 from sulina.core.log.position import Position
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import Record, encode
-from sulina.core.topic import Ack, Delivery, Policy, Schema, SchemaKind, TopicSettings
+from sulina.core.topic import Ack, DeliveryGuarantee, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     BrokerNotFound,
     InvalidRecord,
@@ -348,11 +349,10 @@ async def test_without_a_lease_nothing_is_acknowledged_u14(tmp_path: Path, monke
         await a.put_topic(ORDERS, ARCHIVED)
         await world.publish(ORDERS, b"0")
         assert a._standing is not None
-        publishing = await a.accept(str(ORDERS), _batch(b"1"))
+        publishing = await a.accept(str(ORDERS), PublishRequest(_batch(b"1")))
         monkeypatch.setattr(a._standing, "may_ack", lambda: False)
-        assert publishing.appended is not None
         with pytest.raises(LeaseExpired):
-            await publishing.appended
+            await publishing.wait()
         with pytest.raises(LeaseExpired):
             await a.publish_records(ORDERS, [Record(value=b"2")])
         monkeypatch.undo()
@@ -376,21 +376,20 @@ async def test_readers_of_an_archived_topic_see_only_what_is_archived(
             raise OSError("the store is away")
 
         monkeypatch.setattr(world.objects, "put", fails)
-        publishing = await a.accept(str(ORDERS), _batch(b"1"))
+        publishing = await a.accept(str(ORDERS), PublishRequest(_batch(b"1")))
         log = a._topics[ORDERS].partitions[0].log_if_open
         assert isinstance(log, TieredLog)
         await until(lambda: log.end_offset == 2)
         assert await world.values(ORDERS) == [b"0"]
         assert (await a.partition(ORDERS, 0)).end_offset == 1
         monkeypatch.undo()
-        assert publishing.appended is not None
-        await publishing.appended
+        await publishing.wait()
         assert await world.values(ORDERS) == [b"0", b"1"]
 
 
 async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
-        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=Delivery.NON_RELIABLE))
+        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
         owner = await world.owner(ORDERS)
         target = other(world, owner.options.broker_id)
         async with connected(owner) as connection:
@@ -420,7 +419,7 @@ async def test_a_new_owner_fetches_what_its_cache_lacks_f3(tmp_path: Path, monke
         assert standing.troubles == {}
         assert {await world.owner(ORDERS, number) for number in range(2)} == {a, b}
         assert (await b.topic(ORDERS)).settings == settings
-        assert (await b.topic(ORDERS)).settings.delivery == Delivery.RELIABLE
+        assert (await b.topic(ORDERS)).settings.delivery == DeliveryGuarantee.RELIABLE
 
 
 async def test_a_new_owner_waits_briefly_for_what_its_watch_brings_f3(

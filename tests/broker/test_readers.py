@@ -14,7 +14,7 @@ from sulina.core.cluster import keys
 from sulina.core.delivery.readers import EXPIRES_SECONDS, SHOWN_SECONDS
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.records.record import Record
-from sulina.core.topic import Delivery, Policy, TopicSettings
+from sulina.core.topic import DeliveryGuarantee, Policy, TopicSettings
 from sulina.errors import (
     CorruptCommit,
     InvalidInput,
@@ -314,7 +314,7 @@ async def test_s7_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="name a partition"):
             await world.put()
         passing = TopicName.parse("/default/passing")
-        await world.broker.put_topic(passing, TopicSettings(delivery=Delivery.NON_RELIABLE))
+        await world.broker.put_topic(passing, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
         with pytest.raises(NotReliable):
             await world.broker.put_reader("nightly", passing, ReaderSettings(positions={0: 0}))
         assert (await world.store.list(keys.READERS)).entries == []

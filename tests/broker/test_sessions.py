@@ -11,9 +11,10 @@ import pytest
 from sulina.broker.broker import Broker
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.log.position import Position
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.stored import bounds
 from sulina.core.records.record import Record, decode, encode
-from sulina.core.topic import Delivery, Policy, TopicSettings
+from sulina.core.topic import DeliveryGuarantee, Policy, TopicSettings
 from sulina.errors import SulinaError
 from sulina.listeners.local import LocalConnection
 from sulina.types import TopicName
@@ -191,7 +192,7 @@ async def test_a_key_has_one_consumer_p12(tmp_path: Path) -> None:
                 await subscribe(connection, kind=SubscriptionKind.KEY_SHARED, name=name)
             keys = [b"key-%d" % (number % 8) for number in range(64)]
             batch = encode([Record(value=b"x", key=key, timestamp_ms=1) for key in keys])
-            await broker.publish(ORDERS, batch)
+            await broker.publish(ORDERS, PublishRequest(batch))
             mine, theirs = records(await first.receive()), records(await second.receive())
             assert {record.key for record in mine}.isdisjoint({record.key for record in theirs})
             assert sorted(record.offset for record in [*mine, *theirs]) == list(range(64))
@@ -297,7 +298,7 @@ async def test_retention_that_overtakes_a_subscription_is_counted_not_fatal(tmp_
 
 async def test_a_topic_that_keeps_nothing_passes_on_or_drops_p2(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        await broker.put_topic(ORDERS, TopicSettings(delivery=Delivery.NON_RELIABLE))
+        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
         with pytest.raises(SulinaError, match="nobody is subscribed"):
             await publish(broker, b"0")
         async with connected(broker) as first, connected(broker) as second:
@@ -336,8 +337,8 @@ async def test_calls_fetches_and_mistakes_are_answered(tmp_path: Path) -> None:
             assert await ask(Call(1, "topic", {"topc": "x"})) == "invalid_settings"
             assert await ask(Call(1, "topic", {"topic": "/default/none"})) == "topic_not_found"
             assert await ask(Call(1, "topic", {"topic": "../etc"})) == "invalid_name"
-            made = await ask(Call(1, "put_topic", {"topic": str(ORDERS), "settings": {"partitions": 1}}))
-            assert made.result[1] is True
+            made = await ask(Call(1, "create_topic", {"topic": str(ORDERS), "settings": {"partitions": 1}}))
+            assert made.result.topic == str(ORDERS)
             assert await ask(Publish(2, str(ORDERS), memoryview(b"junk"))) == "invalid_batch"
             assert await ask(Publish(2, "/default/none", memoryview(b""))) == "topic_not_found"
             assert await ask(Publish(2, str(ORDERS), memoryview(b""), partition=-1)) == "partition_not_found"

@@ -17,7 +17,7 @@ from sulina.broker.unloading import Unloading
 from sulina.core.cluster import keys
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.records.record import Record
-from sulina.core.topic import Ack, Delivery, Policy, TopicSettings
+from sulina.core.topic import Ack, DeliveryGuarantee, Policy, TopicSettings
 from sulina.errors import Draining, MetadataFailed, NotOwner
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Compare, Put, TxnResult
@@ -333,15 +333,15 @@ async def test_a_sealed_state_that_cannot_be_removed_is_no_failure_u8(
 PHASES = ["unload quiesce", "unload commit", "unload seal", "unload unassign", "unload cleanup"]
 
 
-@pytest.mark.parametrize("delivery", list(Delivery))
+@pytest.mark.parametrize("delivery", list(DeliveryGuarantee))
 async def test_each_phase_is_a_span_and_the_final_event_comes_last_u12(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivery: Delivery
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivery: DeliveryGuarantee
 ) -> None:
     told = Told()
     async with brokers(tmp_path, "a", "b", span=told.span) as world:
         owner, target = await served(world, TopicSettings(delivery=delivery))
         name = owner.options.broker_id
-        is_reliable = delivery == Delivery.RELIABLE
+        is_reliable = delivery == DeliveryGuarantee.RELIABLE
         if is_reliable:
             await world.publish(ORDERS, b"0", b"1")
         told.hear(owner, monkeypatch)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, Disk, diagnose
-from sulina.cli.doctor import Finding, Grade
+from sulina.cli.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, diagnose
+from sulina.cli.doctor import CheckResult, Grade
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current, DeleteMark, Epoch, GivenUp, Registration, Sealed
 from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen
@@ -119,10 +119,10 @@ def answer(name: str, *troubles: Trouble, counts: dict[str, int] | None = None, 
     return BrokerAnswer(url=f"http://{name}", node=node, cluster=a_cluster())
 
 
-def a_disk(**more: Any) -> Disk:
+def a_disk(**more: Any) -> BrokerDisk:
     ends = {ZERO: End(Offset(20), Version(20), LogEpoch(5))}
     seen = memory().seen
-    return Disk(**{"path": "/data", "free_bytes": 1 << 39, "store_id": "s1", "seen": seen, "ends": ends, **more})
+    return BrokerDisk(**{"path": "/data", "free_bytes": 1 << 39, "store_id": "s1", "seen": seen, "ends": ends, **more})
 
 
 HEALTHY = ClusterFacts(
@@ -131,14 +131,14 @@ HEALTHY = ClusterFacts(
     cluster=a_cluster(),
     policies={TOPIC: Policy()},
     metadata=ETCD,
-    etcd=Finding(check="etcd", grade=Grade.OK, found="it answers"),
+    etcd=CheckResult(check="etcd", grade=Grade.OK, found="it answers"),
     known=a_known(),
     objects=OBJECTS,
     disk=a_disk(),
 )
 
 
-def found(**more: Any) -> list[Finding]:
+def found(**more: Any) -> list[CheckResult]:
     return [finding for finding in diagnose(replace(HEALTHY, **more)) if finding.grade != Grade.OK]
 
 
@@ -342,7 +342,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         "sulina broker activate b1",
     ),
     "16 etcd is full, by itself": (
-        {"etcd": Finding(check="etcd", grade=Grade.FAIL, found="NOSPACE", advice="compact")}, "etcd", Grade.FAIL,
+        {"etcd": CheckResult(check="etcd", grade=Grade.FAIL, found="NOSPACE", advice="compact")}, "etcd", Grade.FAIL,
         "NOSPACE", "compact",
     ),
     "16 etcd is full, by a broker": (
@@ -408,7 +408,7 @@ def test_r11_what_nobody_was_asked_for_is_not_judged() -> None:
     assert [finding.check for finding in diagnose(alone)] == ["brokers", "disks", "directories"]
     silent = ClusterFacts(now_ms=NOW_MS, brokers=[BrokerAnswer(url="http://b1", error="refused")])
     assert [finding.check for finding in diagnose(silent)] == ["brokers"]
-    away = replace(alone, etcd=Finding(check="etcd", grade=Grade.FAIL, found="away"), objects=OBJECTS)
+    away = replace(alone, etcd=CheckResult(check="etcd", grade=Grade.FAIL, found="away"), objects=OBJECTS)
     (no_broker, *_) = diagnose(away)
     assert (no_broker.found, no_broker.advice) == (
         "nobody knows where brokers are: etcd does not answer",

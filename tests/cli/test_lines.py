@@ -8,7 +8,7 @@ from io import FileIO
 import pytest
 
 from sulina.cli import lines
-from sulina.cli.lines import Lines
+from sulina.cli.lines import InputLines
 from sulina.errors import InvalidInput
 
 
@@ -21,7 +21,7 @@ def pipe() -> Iterator[tuple[FileIO, int]]:
 
 async def test_a_line_comes_when_it_is_whole(pipe: tuple[FileIO, int]) -> None:
     stream, writing = pipe
-    coming = Lines(stream)
+    coming = InputLines(stream)
     os.write(writing, b"one\r\ntwo\nthr")
     assert await coming.take(1) == [b"one"]
     assert await coming.take(5) == [b"two"]
@@ -38,7 +38,7 @@ async def test_the_reader_waits_when_it_is_far_ahead(pipe: tuple[FileIO, int], m
     monkeypatch.setattr(lines, "READ_AHEAD_BYTES", 100)
     monkeypatch.setattr(lines, "CHUNK_BYTES", 50)
     stream, writing = pipe
-    coming = Lines(stream)
+    coming = InputLines(stream)
     await asyncio.to_thread(os.write, writing, b"123456789\n" * 1000)
     os.close(writing)
     taken = 0
@@ -51,7 +51,7 @@ async def test_the_reader_waits_when_it_is_far_ahead(pipe: tuple[FileIO, int], m
 async def test_a_line_without_end_is_refused(pipe: tuple[FileIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", 10)
     stream, writing = pipe
-    coming = Lines(stream)
+    coming = InputLines(stream)
     os.write(writing, b"x" * 11)
     with pytest.raises(InvalidInput, match="longer than 10 bytes"):
         await coming.take(1)
@@ -60,7 +60,7 @@ async def test_a_line_without_end_is_refused(pipe: tuple[FileIO, int], monkeypat
 
 async def test_nobody_waits_for_lines_that_are_not_wanted(pipe: tuple[FileIO, int]) -> None:
     stream, writing = pipe
-    coming = Lines(stream)
+    coming = InputLines(stream)
     coming.stop()
     assert await coming.take(1) == []
     os.close(writing)

@@ -68,8 +68,8 @@ def test_requests_are_traced_where_an_endpoint_is_set_and_spans_leave_before_the
             httpx.post(f"{node.url}/v1/topics/default/traced/records", json=records).raise_for_status()
             assert node.stop() == 0
     put, post = collector.spans
-    assert put.name == "PUT /v1/topics/{ns}/{topic}"
-    assert post.name == "POST /v1/topics/{ns}/{topic}/records"
+    assert put.name == "PUT /v1/topics/{namespace}/{topic}"
+    assert post.name == "POST /v1/topics/{namespace}/{topic}/records"
     told = attributes(post)
     assert (told["topic"], told["count"], told["http.response.status_code"]) == ("/default/traced", 2, 200)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sulina.client import Client, ClientOptions
 from sulina.client.asking import Outcome, outcome
-from sulina.core.log.commit import OriginRef, Run
+from sulina.core.log.commit import OriginRef, SequenceRun
 from sulina.core.log.log_state import Appended, advanced, repeat_of
 from sulina.core.records.batch import BatchHeader, parse_header
 from sulina.core.records.record import Record, decode, encode
@@ -56,12 +56,14 @@ from sulina.wire.frames import (
 from sulina.wire.messages import (
     CursorInfo,
     Fetched,
+    MoveList,
     NodeInfo,
     PartitionPlacement,
     Placement,
     Published,
     Subscribed,
     SubscriptionInfo,
+    SubscriptionList,
     TopicState,
     UnloadInfo,
 )
@@ -106,7 +108,7 @@ class Part:
         if header.producer_id >= 0:
             producer, run = (
                 header.producer_id,
-                Run(header.base_sequence, Offset(start), Offset(len(self.log)), Version(0)),
+                SequenceRun(header.base_sequence, Offset(start), Offset(len(self.log)), Version(0)),
             )
             self.origins[producer] = advanced(
                 self.origins.get(producer), origin_id=producer, epoch=header.producer_epoch, run=run
@@ -377,26 +379,26 @@ class FakeBroker:
         match frame.method:
             case "topic":
                 result = topic_info(TOPIC, cluster.settings)
-            case "lookup":
+            case "placement":
                 brokers = [url_of(name) for name, broker in cluster.brokers.items() if not broker.is_down]
                 topic_id = topic_info(TOPIC, cluster.settings).topic_id
                 result = Placement(topic=TOPIC, topic_id=topic_id, partitions=self.view, brokers=brokers)
             case "locate":
                 part = self.own(arguments["partition"])
                 result = len(part.log) if arguments["position"] == "latest" else 0
-            case "subscription" | "seek" | "put_subscription":
+            case "subscription" | "seek" | "create_subscription":
                 result = self._subscription(arguments, frame.method)
-                result = [result, True] if frame.method == "put_subscription" else result
             case "subscriptions":
-                result = [self._subscription({"subscription": name}, frame.method) for name in ("s", "t")]
+                infos = [self._subscription({"subscription": name}, frame.method) for name in ("s", "t")]
+                result = SubscriptionList(subscriptions=infos)
             case "info":
                 result = NodeInfo(
                     broker_id=self.name, version="0", is_ready=True, topics=1, connections=1, uptime_seconds=1.0
                 )
-            case "unload":
-                result = cluster.unload(arguments["partition"], arguments["to"])
-            case "unloads":
-                result = [info for info in cluster.unloads.values() if info.step != "unassigned"]
+            case "move_topic":
+                result = MoveList(moves=cluster.unload(arguments["partition"], arguments["to"]))
+            case "moves":
+                result = MoveList(moves=[info for info in cluster.unloads.values() if info.step != "unassigned"])
             case _:
                 raise InvalidSettings(f"the fake knows nothing of {frame.method}")
         cluster.later(lambda: wire.answer(frame, result))

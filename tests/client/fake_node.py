@@ -13,7 +13,7 @@ import msgspec
 from sulina.client import Client, ClientOptions
 from sulina.core.records.batch import parse_header
 from sulina.core.records.record import Record, decode, encode
-from sulina.core.topic import Ack, Delivery, TopicSettings, resolved
+from sulina.core.topic import Ack, DeliveryGuarantee, TopicSettings, resolved
 from sulina.errors import Disconnected, SulinaError, TopicNotFound
 from sulina.wire.frames import (
     AckRecords,
@@ -237,7 +237,7 @@ class FakeNode:
             if settings is None:
                 connection.refuse(frame, TopicNotFound(topic=frame.topic))
                 return
-            is_reliable = settings.delivery == Delivery.RELIABLE
+            is_reliable = settings.delivery == DeliveryGuarantee.RELIABLE
             positions = {number: frame.positions.get(number, end) for number in range(settings.partitions)}
             connection.answer(frame, JoinedTopic(is_reliable=is_reliable, positions=positions if is_reliable else {}))
 
@@ -258,10 +258,10 @@ class FakeNode:
         if settings is None:
             connection.refuse(frame, TopicNotFound(topic=frame.topic))
         else:
-            connection.answer(frame, Subscribed(is_reliable=settings.delivery == Delivery.RELIABLE))
+            connection.answer(frame, Subscribed(is_reliable=settings.delivery == DeliveryGuarantee.RELIABLE))
 
     def _call(self, connection: FakeConnection, frame: Call) -> None:
-        if frame.method not in ("topic", "lookup"):
+        if frame.method not in ("topic", "placement"):
             self._waiting.append(frame)
             return
         topic = frame.arguments["topic"]
@@ -305,7 +305,7 @@ def values(records: Sequence[Record]) -> list[str]:
 
 def passing() -> TopicSettings:
     """A topic that keeps nothing."""
-    return TopicSettings(delivery=Delivery.NON_RELIABLE)
+    return TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE)
 
 
 def plain(value: Any) -> Any:

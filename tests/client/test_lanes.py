@@ -180,7 +180,7 @@ async def test_publishes_go_straight_to_the_owner(cluster: FakeCluster) -> None:
             ack = await client.publish(TOPIC, b"", partition=partition)
             assert (ack.partition, ack.is_accepted) == (partition, True)
         assert [len(publishes(broker)) for broker in cluster.brokers.values()] == [2, 2, 2]
-        assert cluster.calls() == {"topic": 1, "lookup": 1}
+        assert cluster.calls() == {"topic": 1, "placement": 1}
         assert [broker.connects for broker in cluster.brokers.values()] == [1, 1, 1], "the home is the session with a"
 
 
@@ -242,7 +242,7 @@ async def test_a_move_is_a_short_pause_and_no_error_u13(cluster: FakeCluster) ->
         await moving
         pauses = [b - a for a, b in pairwise(acked_at)]
         assert 0.4 <= max(pauses) < 0.6
-        assert cluster.calls()["lookup"] < 20
+        assert cluster.calls()["placement"] < 20
 
 
 async def test_a_dead_owner_is_waited_for_until_others_have_its_partition_f4(cluster: FakeCluster) -> None:
@@ -264,7 +264,7 @@ async def test_a_dead_owner_is_waited_for_until_others_have_its_partition_f4(clu
         assert not await producers.finish()
         assert now() - died < 10 + 1.5
         assert not producers.violations(cluster.parts)
-        assert cluster.calls()["lookup"] < 60
+        assert cluster.calls()["placement"] < 60
 
 
 async def test_a_home_that_dies_is_replaced_by_one_that_was_heard_of_f4(cluster: FakeCluster) -> None:
@@ -337,7 +337,7 @@ async def test_what_nobody_serves_says_why_in_the_end_u1(cluster: FakeCluster) -
         await asyncio.sleep(1)
         with pytest.raises(Recovering, match="waits for broker a"):
             await client.publish(TOPIC, b"", partition=0, timeout_seconds=60)
-        assert cluster.calls()["lookup"] < 100
+        assert cluster.calls()["placement"] < 100
         part.state = TopicState.CLOSED
         cluster.tell(at_once=True)
         with pytest.raises(NotOwner, match="has no owner"):

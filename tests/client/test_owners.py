@@ -75,7 +75,7 @@ async def test_a_subscription_is_attached_to_every_owner_u10(cluster: FakeCluste
     async with cluster.client() as client, client.subscribe(TOPIC, "s", start="earliest", credit=30) as messages:
         assert attached(cluster) == ["a", "b", "c"], "when it is open, it is so everywhere"
         assert await places(messages, 60) == all_of(cluster, 0, 20)
-        assert cluster.calls()["lookup"] == 1
+        assert cluster.calls()["placement"] == 1
     assert attached(cluster) == []
 
 
@@ -151,7 +151,7 @@ async def test_an_owner_that_dies_is_replaced_f4(cluster: FakeCluster) -> None:
         failed_over = now()
         assert await places(messages, 5) == Counter((1, n) for n in range(5))
         assert now() - failed_over < 1
-        assert cluster.calls()["lookup"] < 60
+        assert cluster.calls()["placement"] < 60
 
 
 async def test_an_owner_that_hangs_is_found_out_in_half_a_minute(cluster: FakeCluster) -> None:
@@ -205,7 +205,7 @@ async def test_what_nobody_owns_is_waited_for_and_the_rest_is_served(cluster: Fa
         assert now() < 1
         assert len(await places(messages, 10)) == 10
         await asyncio.sleep(60)
-        assert cluster.calls()["lookup"] < 100
+        assert cluster.calls()["placement"] < 100
         cluster.assign(1, "c")
         assert await places(messages, 5) == Counter((1, n) for n in range(5))
 
@@ -390,7 +390,7 @@ async def test_a_reader_goes_on_at_the_same_offset_with_the_new_owner_f4(cluster
         assert Counter(found) == all_of(cluster, 14, 21)
         fetches = sum(isinstance(f, Fetch) for broker in cluster.brokers.values() for f in broker.frames)
         assert fetches < 60
-        assert cluster.calls()["lookup"] < 80
+        assert cluster.calls()["placement"] < 80
 
 
 async def test_a_reader_leaves_an_owner_that_hangs(cluster: FakeCluster) -> None:
@@ -518,7 +518,7 @@ async def test_many_who_lose_one_broker_ask_little(cluster: FakeCluster) -> None
         publishing = asyncio.gather(*(client.publish(TOPIC, b"", partition=n) for n in range(60)))
         await cluster.fail_over("a")
         await publishing
-        assert cluster.calls()["lookup"] < 150
+        assert cluster.calls()["placement"] < 150
 
 
 async def test_sessions_are_closed_when_nobody_uses_them_and_made_again(cluster: FakeCluster) -> None:

@@ -293,7 +293,7 @@ async def test_keys_decide_the_partition_as_in_kafka(client: Client, node: FakeN
         key = f"key-{number}".encode()
         ack = await client.publish(TOPIC, b"", key=key)
         assert ack.partition == partition_of(key, 5)
-    assert node.called() == {"topic": 1, "lookup": 1}, "what and where it is is asked for once"
+    assert node.called() == {"topic": 1, "placement": 1}, "what and where it is is asked for once"
 
 
 async def test_a_batch_whose_keys_span_partitions_is_refused_and_nothing_is_sent_l16(
@@ -435,7 +435,7 @@ async def test_what_is_known_of_a_topic_grows_old(client: Client, node: FakeNode
     for _ in range(3):
         await asyncio.gather(*(client.publish(TOPIC, b"") for _ in range(10)))
         await asyncio.sleep(61)
-    assert node.called() == {"topic": 3, "lookup": 3}
+    assert node.called() == {"topic": 3, "placement": 3}
 
 
 async def test_a_schema_goes_along_as_its_fingerprint_u11(client: Client, node: FakeNode) -> None:
@@ -497,7 +497,7 @@ async def test_a_topic_made_anew_is_another_topic(client: Client, node: FakeNode
     node.scripts[Publish] = publish
     acks = await asyncio.gather(*(client.publish(TOPIC, b"", key=b"k", partition=partition) for _ in range(10)))
     assert {ack.partition for ack in acks} == {partition_of(b"k", 8) if partition is None else 0}
-    assert node.called() == {"topic": 2, "lookup": 2}, "one asks for all"
+    assert node.called() == {"topic": 2, "placement": 2}, "one asks for all"
 
 
 async def test_those_who_wait_for_a_topic_each_wait_their_own_time(client: Client, node: FakeNode) -> None:
@@ -510,7 +510,7 @@ async def test_those_who_wait_for_a_topic_each_wait_their_own_time(client: Clien
         return time()
 
     assert await asyncio.gather(*(publish(n) for n in (3, 1, 2, 1))) == pytest.approx([3, 1, 2, 1])
-    assert node.called() == {"topic": 1, "lookup": 1}
+    assert node.called() == {"topic": 1, "placement": 1}
     await asyncio.sleep(100)
     node.scripts[Call] = node._call
     node.append_publishes()

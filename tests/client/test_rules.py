@@ -1,4 +1,4 @@
-"""The small rules: pauses, room in flight, batches."""
+"""The small rules: room in flight, batches."""
 
 import asyncio
 import random
@@ -10,21 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.client import batches
-from sulina.client.backoff import Backoff
 from sulina.client.batches import BatchCodec, within
 from sulina.client.in_flight import InFlight
 from sulina.core.records.batch import split
 from sulina.core.records.record import Record, encode
-
-
-def test_pauses_double_up_to_a_limit_and_begin_anew() -> None:
-    backoff = Backoff(1.0, 8.0, random.Random(1))
-    for longest in (1, 2, 4, 8, 8, 8):
-        assert longest / 2 <= backoff.next() <= longest
-    backoff.attempt = 10_000
-    assert backoff.next() <= 8
-    backoff.reset()
-    assert backoff.next() <= 1
 
 
 async def test_room_is_given_in_turn_and_counted_exactly() -> None:

@@ -140,7 +140,7 @@ async def test_requests_in_flight_are_bounded(node: FakeNode) -> None:
         reading = [asyncio.create_task(client.locate(TOPIC, f"offset:{n}")) for n in range(5)]
         first, second = await node.asked(Call), await node.asked(Call)
         await asyncio.sleep(1)
-        assert node.called() == {"lookup": 1, "locate": 2}
+        assert node.called() == {"placement": 1, "locate": 2}
         node.answer(second, 1)
         node.answer(await node.asked(Call), 2)
         node.answer(first, 0)

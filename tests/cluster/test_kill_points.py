@@ -1,7 +1,7 @@
 """SIGKILL at every named step of an unload, on the broker that gives, on the one that takes, and on the leader.
 
-The process kills itself when it reaches the step (`SULINA_KILL_AT`). Then everything converges: nothing acked is lost,
-no offset is there twice, the topic is served again, within a bound that is printed, and the broker returns.
+The process kills itself when it reaches the point (`SULINA_FAILPOINTS`). Then everything converges: nothing acked is
+lost, no offset is there twice, the topic is served again, within a bound that is printed, and the broker returns.
 """
 
 import asyncio

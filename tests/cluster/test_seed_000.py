@@ -145,7 +145,7 @@ async def test_negative_an_unload_with_active_consumers_needs_force(world: World
                 message = await anext(messages)
                 assert message.offset == offset
                 assert await message.ack()
-            response = await world.http.post(f"{world.brokers[source].url}/v1/topics{topic}/unload", json={})
+            response = await world.http.post(f"{world.brokers[source].url}/v1/topics{topic}/moves", json={})
             assert response.status_code == 409
             assert response.json()["code"] == SubscriptionBusy.code
             assert "force" in response.json()["detail"]

@@ -15,11 +15,11 @@ from typing import Any
 
 from sulina.core.log.retention import Retention
 from sulina.core.log.segment import SegmentLimits
+from sulina.failpoints import ARCHIVE_FAILPOINTS, Failpoint, FailpointHook
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import let_go
 from sulina.storage.objects import open_objects
-from sulina.storage.steps import ARCHIVE_STEPS, Step, Steps
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch
 from tests.support.ledger import batch
@@ -36,14 +36,14 @@ def say(*event: Any) -> None:
 
 
 class Hook:
-    """Counts the steps, and ends the process at one of them."""
+    """Counts how often each failpoint is reached, and ends the process at one of them."""
 
     def __init__(self, kill: list[Any] | None) -> None:
-        self.counts: Counter[Step] = Counter()
-        self._kill = (Step(kill[0]), int(kill[1])) if kill else None
+        self.counts: Counter[Failpoint] = Counter()
+        self._kill = (Failpoint(kill[0]), int(kill[1])) if kill else None
         self._lock = threading.Lock()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Failpoint) -> None:
         with self._lock:
             self.counts[step] += 1
             if (step, self.counts[step]) == self._kill:
@@ -51,23 +51,23 @@ class Hook:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def archive_in(home: str, steps: Steps, topic_id: str = "t1") -> Archive:
-    return Archive(open_objects(f"file://{home}/objects"), f"{PARTITION}/{topic_id}", steps=steps)
+def archive_in(home: str, failpoints: FailpointHook, topic_id: str = "t1") -> Archive:
+    return Archive(open_objects(f"file://{home}/objects"), f"{PARTITION}/{topic_id}", failpoints=failpoints)
 
 
-async def opened(home: str, broker: str, epoch: int, steps: Steps, topic_id: str = "t1") -> TieredLog:
+async def opened(home: str, broker: str, epoch: int, failpoints: FailpointHook, topic_id: str = "t1") -> TieredLog:
     """The log as a broker opens it that has just been given the partition."""
     say("opening", broker, epoch)
     os.makedirs(f"{home}/{broker}", exist_ok=True)
     log = await TieredLog.open(
         f"{home}/{broker}/{PARTITION}",
-        archive_in(home, steps, topic_id),
+        archive_in(home, failpoints, topic_id),
         topic_id=topic_id,
         epoch=Epoch(epoch),
         broker_id=broker,
         options=SMALL,
         archiving=Archiving(ack_archived=True),
-        steps=steps,
+        failpoints=failpoints,
     )
     say("opened", log.resumed.how, log.resumed.leftover.fate)
     return log
@@ -115,8 +115,8 @@ async def every_step(home: str, first: int, kill: list[Any] | None = None) -> No
     await append(c, 2)
     await c.drain()
     await c.close()
-    let_go(f"{home}/A/{PARTITION}", archive_in(home, hook), topic_id="t1", steps=hook)
-    say("done", {step: hook.counts[step] for step in ARCHIVE_STEPS})
+    let_go(f"{home}/A/{PARTITION}", archive_in(home, hook), topic_id="t1", failpoints=hook)
+    say("done", {step: hook.counts[step] for step in ARCHIVE_FAILPOINTS})
 
 
 if __name__ == "__main__":

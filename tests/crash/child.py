@@ -19,12 +19,12 @@ from sulina.clock import SystemClock
 from sulina.core.log.commit import CHECKPOINT_EVERY, Claim
 from sulina.core.log.retention import Retention
 from sulina.errors import LogStopped, SulinaError, VersionConflict
+from sulina.failpoints import Failpoint
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, NoMetrics
 from sulina.storage.files import OsFiles
 from sulina.storage.partition_log import LogThreads, PartitionLog
-from sulina.storage.steps import Step
 from sulina.types import Epoch, Version
 from tests.support.children import SMALL, data_of, txn_of
 from tests.support.ledger import records_in
@@ -42,19 +42,19 @@ class Hook:
     """Counts the steps, ends the process at one of them, and lets a rival commit in between when told to."""
 
     def __init__(self, directory: str, kill: list[Any] | None) -> None:
-        self.counts: Counter[Step] = Counter()
+        self.counts: Counter[Failpoint] = Counter()
         self.has_rival = False  # before the next commit
-        self._kill = (Step(kill[0]), int(kill[1])) if kill else None
+        self._kill = (Failpoint(kill[0]), int(kill[1])) if kill else None
         self._lock = threading.Lock()
         self._directory = directory
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Failpoint) -> None:
         with self._lock:
             self.counts[step] += 1
             if (step, self.counts[step]) == self._kill:
                 say("killed", *self._kill)
                 os.kill(os.getpid(), signal.SIGKILL)
-        if step is Step.APPEND_SYNCED and self.has_rival:
+        if step is Failpoint.APPEND_SYNCED and self.has_rival:
             self.has_rival = False
             rival = commit_log(self._directory, "rival")
             rival.commit([], epoch=rival.state.epoch)
@@ -130,7 +130,7 @@ async def retain(log: PartitionLog, bytes_max: int) -> Version:
 async def every_step(directory: str, first: int, kill: list[Any] | None = None) -> None:
     """Every step of an open log, more than once, always in the same order: one thing after the other."""
     hook, checkpoints = Hook(directory, kill), Checkpoints()
-    log = await PartitionLog.open(directory, options=SMALL, clock=Restless(), metrics=checkpoints, steps=hook)
+    log = await PartitionLog.open(directory, options=SMALL, clock=Restless(), metrics=checkpoints, failpoints=hook)
     numbers = itertools.count(first)
 
     async def singles(count: int) -> None:
@@ -166,10 +166,10 @@ async def every_step(directory: str, first: int, kill: list[Any] | None = None) 
 
 async def torn(directory: str, first: int) -> None:
     """Dies with bytes past the last commit, two segments without a commit, and a commit aside."""
-    hook = Hook(directory, [Step.COMMIT_ASIDE_SYNCED, 2])
+    hook = Hook(directory, [Failpoint.COMMIT_ASIDE_SYNCED, 2])
     # One after the other, so that the data is there when the commit is.
     threads = LogThreads(ThreadPoolExecutor(2), ThreadPoolExecutor(1))
-    log = await PartitionLog.open(directory, options=SMALL, threads=threads, steps=hook)
+    log = await PartitionLog.open(directory, options=SMALL, threads=threads, failpoints=hook)
     await append(log, first)
     await append(log, *range(first + 1, first + 13))
 

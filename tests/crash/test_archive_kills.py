@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sulina.core.log.log_state import Appended
-from sulina.storage.steps import ARCHIVE_STEPS, Step, no_steps
+from sulina.failpoints import ARCHIVE_FAILPOINTS, Failpoint, no_failpoints
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, Version
 from tests.crash.archive_child import PADDING_BYTES, PARTITION, opened
@@ -36,8 +36,8 @@ class Told:
     epoch: int = 0
     start: int = 0
     is_retaining: bool = False
-    killed: tuple[Step, int] | None = None
-    counts: dict[Step, int] = field(default_factory=dict)
+    killed: tuple[Failpoint, int] | None = None
+    counts: dict[Failpoint, int] = field(default_factory=dict)
 
     def read(self, line: str) -> None:
         match json.loads(line):
@@ -52,12 +52,12 @@ class Told:
             case ["retained", start]:
                 self.start, self.is_retaining = start, False
             case ["killed", step, nth]:
-                self.killed = (Step(step), nth)
+                self.killed = (Failpoint(step), nth)
             case ["done", counts]:
-                self.counts = {Step(step): count for step, count in counts.items()}
+                self.counts = {Failpoint(step): count for step, count in counts.items()}
 
 
-def run(home: Path, kill: tuple[Step, int] | None = None) -> tuple[Told, int, str]:
+def run(home: Path, kill: tuple[Failpoint, int] | None = None) -> tuple[Told, int, str]:
     """Let a child work in `home` until it ends."""
     order = json.dumps({"home": str(home), "first": 0, "kill": kill})
     child = str(ROOT / "tests" / "crash" / "archive_child.py")
@@ -77,7 +77,7 @@ def run(home: Path, kill: tuple[Step, int] | None = None) -> tuple[Told, int, st
 
 
 @pytest.fixture(scope="session")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[Step, int]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[Failpoint, int]:
     """How often a child that lives reaches each step."""
     home = tmp_path_factory.mktemp("counted")
     told, code, error = run(home)
@@ -111,7 +111,7 @@ def check(home: Path, told: Told) -> None:
     async def brokers() -> None:
         number = max(told.ledger.sent, default=-1) + 1
         for epoch, broker in ((told.epoch + 1, told.broker), (told.epoch + 2, "D"), (told.epoch + 3, told.broker)):
-            log = await opened(str(home), broker, epoch, no_steps)
+            log = await opened(str(home), broker, epoch, no_failpoints)
             try:
                 await look(log, told)
                 told.start = log.view.start_offset
@@ -131,9 +131,9 @@ def check(home: Path, told: Told) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("step", ARCHIVE_STEPS, ids=str)
+@pytest.mark.parametrize("step", ARCHIVE_FAILPOINTS, ids=str)
 def test_u2_a_broker_killed_at_this_step_loses_nothing_to_whoever_comes_next(
-    step: Step, counted: dict[Step, int], tmp_path: Path, record_property: Callable[[str, object], None]
+    step: Failpoint, counted: dict[Failpoint, int], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """U6, U7, U8, L13: the same broker, and then another."""
     count = counted[step]

@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 
 from sulina.core.log.log_state import Appended
-from sulina.core.log.plan import Request
+from sulina.core.log.plan import Append
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.retention import Retention
 from sulina.core.records.batch import split
 from sulina.errors import LogStopped
-from sulina.storage.directory_log import Append, DirectoryLog
+from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.partition_log import PartitionLog
 from sulina.testing import SimulatedFile, SimulatedFiles, VirtualClock
 from sulina.testing.disk import Inode
@@ -257,7 +258,7 @@ class SimulatedRun:
     def append(self, numbers: Numbers) -> None:
         data = data_of(numbers)
         self.report.sent(numbers)
-        [answer] = self.log.append([Append(Request(split(data), txn_of(numbers)), memoryview(data))])
+        [answer] = self.log.append([Append(PublishRequest(data, txn_id=txn_of(numbers)), split(data))])
         if not isinstance(answer, Appended):
             raise answer
         self.report.acked(numbers, answer)
@@ -268,7 +269,7 @@ class SimulatedRun:
         before = self.files.operations
         for numbers in ((900,), (901,)):
             data = data_of(numbers)
-            [answer] = self.log.append([Append(Request(split(data)), memoryview(data))])
+            [answer] = self.log.append([Append(PublishRequest(data), split(data))])
             assert isinstance(answer, LogStopped)
         with suppress(LogStopped):
             self.log.retain(Retention(before_offset=Offset(10_000)))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.storage.steps import LOG_STEPS, Step
+from sulina.failpoints import LOG_FAILPOINTS, Failpoint
 from sulina.types import Offset
 from tests.support.children import (
     TIMEOUT_SECONDS,
@@ -44,9 +44,9 @@ class Scene:
 
     directory: Path | None  # None: there is none yet
     report: Report
-    counts: dict[Step, int]
+    counts: dict[Failpoint, int]
 
-    def run(self, directory: Path, kill: tuple[Step, int] | None = None) -> tuple[Report, int, str]:
+    def run(self, directory: Path, kill: tuple[Failpoint, int] | None = None) -> tuple[Report, int, str]:
         """Let a child work in a copy of this scene."""
         if self.directory is not None:
             shutil.copytree(self.directory, directory)
@@ -79,10 +79,10 @@ def counted(scene: Scene, directory: Path) -> Scene:
     done = report.event("done")
     assert done is not None
     check_recovery(directory, report)
-    return Scene(scene.directory, scene.report, {Step(step): count for step, count in done[0].items()})
+    return Scene(scene.directory, scene.report, {Failpoint(step): count for step, count in done[0].items()})
 
 
-def kill_points(scenes: list[Scene], step: Step) -> list[tuple[Scene, int]]:
+def kill_points(scenes: list[Scene], step: Failpoint) -> list[tuple[Scene, int]]:
     """The first occurrence of a step in a new log, and a later one in a log that has grown; or all of them."""
     reached = [(scene, scene.counts[step]) for scene in scenes if step in scene.counts]
     if LONG_KILLS:
@@ -94,9 +94,9 @@ def kill_points(scenes: list[Scene], step: Step) -> list[tuple[Scene, int]]:
 
 
 @pytest.mark.timeout(600 if LONG_KILLS else 120)
-@pytest.mark.parametrize("step", LOG_STEPS, ids=str)
+@pytest.mark.parametrize("step", LOG_FAILPOINTS, ids=str)
 def test_l7_a_process_killed_at_this_step_leaves_a_log_that_goes_on_from_its_last_commit(
-    step: Step, scenes: list[Scene], tmp_path: Path, record_property: Callable[[str, object], None]
+    step: Failpoint, scenes: list[Scene], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """L2, L5, L6, L8, L13 too: no acked batch lost, none torn, none twice, no gap; retries get one answer."""
     points = kill_points(scenes, step)
@@ -112,8 +112,8 @@ def test_l7_a_process_killed_at_this_step_leaves_a_log_that_goes_on_from_its_las
 
 def test_l7_every_step_of_the_log_is_a_kill_point(scenes: list[Scene]) -> None:
     reached = {step for scene in scenes for step in scene.counts}
-    assert reached == set(LOG_STEPS), "not reached by any child"
-    assert any(len(kill_points(scenes, step)) > 1 for step in LOG_STEPS)
+    assert reached == set(LOG_FAILPOINTS), "not reached by any child"
+    assert any(len(kill_points(scenes, step)) > 1 for step in LOG_FAILPOINTS)
 
 
 @pytest.mark.timeout(60 + 5 * RANDOM_KILLS)

@@ -32,7 +32,7 @@ async def make_topic(world: World, topic: str) -> None:
             await world.wait_served(topic)
             return await world.owner_of(topic, number) == to
 
-        await world.tell(f"/v1/topics{topic}/unload", {"force": True, "to": to, "partition": number})
+        await world.tell(f"/v1/topics{topic}/moves", {"force": True, "to": to, "partition": number})
         await until(f"{to} has {number}", moved)
     async with world.client() as client:
         for partition in (0, 1):
@@ -41,6 +41,11 @@ async def make_topic(world: World, topic: str) -> None:
 
 async def put(world: World, topic: str, body: dict[str, Any]) -> httpx.Response:
     return await world.http.put(f"{world.brokers['a'].url}/v1/topics{topic}/subscriptions/s", json=body)
+
+
+async def seek(world: World, topic: str, position: str) -> httpx.Response:
+    url = f"{world.brokers['a'].url}/v1/topics{topic}/subscriptions/s/seek"
+    return await world.http.post(url, json={"position": position})
 
 
 def offsets(world: World, topic: str) -> dict[str, int]:
@@ -53,13 +58,13 @@ async def test_p12_a_seek_by_http_moves_all_partitions_or_names_those_that_it_di
     topic = "/default/sought"
     await make_topic(world, topic)
     assert (await put(world, topic, {"start": "earliest"})).status_code == 201
-    moved = await put(world, topic, {"seek": "offset:3"})
+    moved = await seek(world, topic, "offset:3")
     assert moved.status_code == 200, moved.text
     assert offsets(world, topic) == {"0": 3, "1": 3}
     assert [cursor["offset"] for cursor in moved.json()["cursors"]] == [3, 3]
     world.brokers["b"].pause()
     try:
-        refused = await put(world, topic, {"seek": "earliest"})
+        refused = await seek(world, topic, "earliest")
     finally:
         world.brokers["b"].resume()
     assert (refused.status_code, refused.json()["code"]) == (503, "owners_not_reached"), refused.text

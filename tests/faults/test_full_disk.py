@@ -96,20 +96,20 @@ async def test_u2_a_move_that_fails_says_why_and_can_be_cancelled(world: World) 
     await world.unload(TOPIC, to="b")
 
     async def error() -> str | None:
-        found = await world.ask(f"/v1/topics{TOPIC}/unloads")
-        return found["unloads"][0]["error"] if found and found["unloads"] else None
+        found = await world.ask(f"/v1/topics{TOPIC}/moves")
+        return found["moves"][0]["error"] if found and found["moves"] else None
 
     print(f"the move says: {await until('the move says why it fails', error, 20.0)}")
     await wait_diagnosed(world, "warn moves", f"{TOPIC}/0 is leaving a to b", f"sulina topic cancel-move {TOPIC}")
-    answer = await world.tell(f"/v1/topics{TOPIC}/unloads", method="DELETE")
-    assert len(answer["unloads"]) == 1
+    answer = await world.tell(f"/v1/topics{TOPIC}/moves", method="DELETE")
+    assert len(answer["moves"]) == 1
     objects = Path(world.objects.removeprefix("file://"))
 
     async def is_clean() -> bool:
         return not [path for path in objects.rglob("topic=*/*/*.*") if path.is_file()]
 
     await until("what was put in vain is gone", is_clean, 10.0)
-    found = await world.ask(f"/v1/topics{TOPIC}/unloads")
-    assert found["unloads"] == []
+    found = await world.ask(f"/v1/topics{TOPIC}/moves")
+    assert found["moves"] == []
     assert await world.owner_of(TOPIC) == "a"
     assert await values(world) == acked

@@ -63,7 +63,7 @@ async def test_u3_a_subscription_with_a_consumer_at_one_owner_is_not_deleted_by_
     topic = "/default/guarded-partitions"
     await world.create_topic(topic, 2)
     for number, to in enumerate("ab"):
-        await world.tell(f"/v1/topics{topic}/unload", {"force": True, "to": to, "partition": number})
+        await world.tell(f"/v1/topics{topic}/moves", {"force": True, "to": to, "partition": number})
         await until(f"{to} has {number}", partial(owns, world, topic, number, to))
     connection = await WebSocketConnector(world.brokers["b"].url)()  # it attaches nowhere else
     try:

@@ -47,7 +47,7 @@ async def move(world: World, topic: str, number: int, to: str) -> None:
         await world.wait_served(topic)
         return await world.owner_of(topic, number) == to
 
-    await world.tell(f"/v1/topics{topic}/unload", {"force": True, "to": to, "partition": number})
+    await world.tell(f"/v1/topics{topic}/moves", {"force": True, "to": to, "partition": number})
     await until(f"{to} has {number}", moved)
 
 

@@ -31,7 +31,7 @@ class Stream:
     """A stream that is begun again for every batch, as after a restart of the driver."""
 
     def __init__(self, url: str, **more: str) -> None:
-        self._given = {"url": url, "topic": TOPIC, "startingOffsets": "earliest", **more}
+        self._given = {"url": url, "topic": TOPIC, "start": "earliest", **more}
 
     def _reader(self) -> SulinaStreamReader:
         return SulinaStreamReader(ReadOptions.of(self._given, is_stream=True))

@@ -41,7 +41,7 @@ async def test_f1_the_process_whose_copied_directory_serves_elsewhere_says_that_
     a = world.brokers["a"]
     assert (await world.http.get(f"{a.url}/ready")).status_code == 200
     copied = world.add("copy")
-    shutil.copytree(a.data, copied.data, ignore=shutil.ignore_patterns("*.lock", ".lock"))
+    shutil.copytree(a.data, copied.data, ignore=shutil.ignore_patterns("*.lock", "*.aside"))
     copied._arguments[copied._arguments.index("copy")] = "a"
     await copied.start()
 

@@ -129,7 +129,7 @@ class Increments:
         def take(rows: DataFrame, _batch: int) -> None:
             seen.extend(row.n for row in rows.select("n").collect())
 
-        rows = self._spark.readStream.format(OURS).option("startingVersion", "0").load(str(path))
+        rows = self._spark.readStream.format(OURS).option("start", "version:0").load(str(path))
         query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(self._folder / "checkpoint"))
         query.trigger(availableNow=True).start().awaitTermination()
         return sorted(seen)
@@ -178,7 +178,7 @@ def test_s3_a_topic_is_streamed_into_a_table_that_deltas_own_jar_writes(spark: S
         for run in range(2):
             client.publish_batch("/default/orders", [f"{run}-{n}" for n in range(100)])
             rows = spark.readStream.format("sulina").options(url=node.url, topic="/default/orders")
-            rows = rows.option("startingOffsets", "earliest")
+            rows = rows.option("start", "earliest")
             query = rows.load().writeStream.format(THEIRS).option("checkpointLocation", str(tmp_path / "checkpoint"))
             query.trigger(availableNow=True).start(str(tmp_path / "table")).awaitTermination()
         ends = [client.partition("/default/orders", number).end_offset for number in range(2)]

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.broker.topic import Topic
 from sulina.core.records.record import Record, decode, encode
 from sulina.core.records.routing import partition_of
 from sulina.listeners.http import HttpApp, make_app
@@ -191,7 +190,8 @@ async def test_keys_choose_the_partition(http: httpx.AsyncClient) -> None:
 async def test_keys_are_looked_at_once(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     await put(http, partitions=8)
     expected = partition_of(b"same", 8)
-    monkeypatch.setattr(Topic, "_choose", lambda *_: pytest.fail("the topic had to decode what was just encoded"))
+    decoding = "sulina.broker.topic.decode_rows"
+    monkeypatch.setattr(decoding, lambda *_, **__: pytest.fail("the topic had to decode what was just encoded"))
     record = {"key": "same", "value": "v" * size}
     spanning = [{**record, "key": str(n)} for n in range(20)]
     for more in ({}, {"timestamp": 1}):
@@ -359,12 +359,12 @@ async def test_a_partition_shows_its_log_and_its_commits(http: httpx.AsyncClient
     feed = (await http.get(f"{TOPIC}/partitions/0/commits")).json()
     assert [commit["version"] for commit in feed["commits"]] == [0, 1, 2, 3]
     assert feed["next_version"] == 4
-    some = (await http.get(f"{TOPIC}/partitions/0/commits", params={"from": 1, "to": 3})).json()
+    some = (await http.get(f"{TOPIC}/partitions/0/commits", params={"start": 1, "end": 3})).json()
     assert [commit["operations"][0]["txn_id"] for commit in some["commits"]] == ["t-a", "t-b"]
-    assert (await http.get(f"{TOPIC}/partitions/0/commits", params={"from": 9})).json() == {
+    assert (await http.get(f"{TOPIC}/partitions/0/commits", params={"start": 9})).json() == {
         "commits": [], "next_version": 9,
     }  # fmt: skip
-    refused(await http.get(f"{TOPIC}/partitions/0/commits", params={"from": 3, "to": 1}), 422, "invalid_input")
+    refused(await http.get(f"{TOPIC}/partitions/0/commits", params={"start": 3, "end": 1}), 422, "invalid_input")
     refused(await http.get(f"{TOPIC}/partitions/1/commits"), 404, "partition_not_found")
 
 
@@ -376,14 +376,17 @@ async def test_subscriptions_are_made_moved_and_deleted_p12(http: httpx.AsyncCli
     assert (made.status_code, made.json()["lag"]) == (201, 2)
     assert (await http.put(path, json={"kind": "shared"})).status_code == 200
     refused(await http.put(path, json={"kind": "exclusive"}), 409, "already_exists")
-    moved = (await http.put(path, json={"seek": "offset:1", "partition": 1})).json()
+    moved = (await http.post(f"{path}/seek", json={"position": "offset:1", "partition": 1})).json()
     assert [cursor["offset"] for cursor in moved["cursors"]] == [0, 1]
-    assert (await http.put(path, json={"seek": "latest"})).json()["lag"] == 0
+    assert (await http.post(f"{path}/seek", json={"position": "latest"})).json()["lag"] == 0
     listed = (await http.get(f"{TOPIC}/subscriptions")).json()["subscriptions"]
     assert listed == [(await http.get(path)).json()]
-    for body in ({"seek": "never"}, {"seek": "latest", "kind": "shared"}, {"partition": 0}, {"start": "x"}):
+    for body in ({"position": "latest"}, {"partition": 0}, {"start": "x"}):
         assert (await http.put(path, json=body)).status_code == 422, body
-    refused(await http.put(f"{TOPIC}/subscriptions/none", json={"seek": "latest"}), 404, "subscription_not_found")
+    for wrong in ({"position": "never"}, {"position": "latest", "kind": "shared"}, {"partition": 0}, {}, None):
+        assert (await http.post(f"{path}/seek", json=wrong)).status_code == 422, wrong
+    none = f"{TOPIC}/subscriptions/none/seek"
+    refused(await http.post(none, json={"position": "latest"}), 404, "subscription_not_found")
     assert (await http.delete(path)).status_code == 204
     refused(await http.get(path), 404, "subscription_not_found")
 

@@ -16,7 +16,7 @@ def test_the_path_of_records_names_topic_and_partition() -> None:
     assert targets.find(b"/v1/topics/default/orders/records") is found
     there = targets.find(b"/v1/topics/default/orders/partitions/7/records")
     assert there is not None
-    assert (there.partition, there.parameters) == (7, {"ns": "default", "topic": "orders", "p": "7"})
+    assert (there.partition, there.parameters) == (7, {"namespace": "default", "topic": "orders", "partition": "7"})
 
 
 def test_percent_encoding_of_plain_letters_is_the_same_name() -> None:

@@ -90,8 +90,7 @@ async def test_s7_names_topics_and_partitions_are_checked(http: httpx.AsyncClien
 async def test_s7_a_session_asks_by_name(http: httpx.AsyncClient, broker: Broker) -> None:
     await put(http)
     asked = {"reader": "nightly", "topic": "/default/orders"}
-    made, is_new = await call(broker, "put_reader", {**asked, "settings": {"positions": {0: 4}}})
-    assert is_new
+    made = await call(broker, "register_reader", {**asked, "settings": {"positions": {0: 4}}})
     shown = await call(broker, "reader", asked)
     assert isinstance(shown, ReaderInfo)
     assert shown == made
@@ -99,9 +98,9 @@ async def test_s7_a_session_asks_by_name(http: httpx.AsyncClient, broker: Broker
     assert page == ReaderPage(readers=[made], next=None)
     assert await call(broker, "readers", {}) == page
     for method, arguments, error in (
-        ("put_reader", asked, InvalidSettings),
-        ("put_reader", {**asked, "settings": {"positions": {}}}, InvalidSettings),
-        ("put_reader", {**asked, "settings": {"positions": {0: -1}}}, InvalidSettings),
+        ("register_reader", asked, InvalidSettings),
+        ("register_reader", {**asked, "settings": {"positions": {}}}, InvalidSettings),
+        ("register_reader", {**asked, "settings": {"positions": {0: -1}}}, InvalidSettings),
         ("reader", {"reader": "../x", "topic": "/default/orders"}, InvalidName),
         ("readers", {"topic": "orders"}, InvalidName),
         ("delete_reader", {"reader": "nightly"}, InvalidSettings),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records.record import Record
 from sulina.core.records.rows import decode_rows
 from sulina.errors import InvalidInput
@@ -133,4 +134,7 @@ def test_what_else_a_publish_says_is_kept() -> None:
     }  # fmt: skip
     for record in ({"value": "plain"}, {"value": "other", "timestamp": 1}):
         request = read_publish(json.dumps({"records": [record], **said}).encode(), NOW, 10)
-        assert request[1:] == ("t", 3, "s", None, "at_most_once", "drop")
+        assert (request.txn_id, request.expected_version, request.schema_id) == ("t", 3, "s")
+        assert request.options == PublishOptions(
+            delivery_policy=DeliveryPolicy.AT_MOST_ONCE, partition_behavior=PartitionBehavior.DROP
+        )

@@ -7,22 +7,22 @@ import pytest
 
 from sulina.errors import MetadataFailed
 from sulina.metadata.etcd import EtcdMetadata
-from sulina.metadata.etcd_channel import Endpoint, Endpoints
+from sulina.metadata.etcd_channel import EtcdEndpoint, EtcdEndpoints
 from sulina.ports import Put
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]
 
 
-def endpoints(timeout_seconds: float = 0.5) -> Endpoints:
-    return Endpoints(["127.0.0.1:1"], tls=None, user=None, password=None, timeout_seconds=timeout_seconds)
+def endpoints(timeout_seconds: float = 0.5) -> EtcdEndpoints:
+    return EtcdEndpoints(["127.0.0.1:1"], tls=None, user=None, password=None, timeout_seconds=timeout_seconds)
 
 
-async def answer(_: Endpoint, __: float) -> str:
+async def answer(_: EtcdEndpoint, __: float) -> str:
     return "answered"
 
 
-async def ask(store: Endpoints) -> str:
+async def ask(store: EtcdEndpoints) -> str:
     return await store.repeat(answer, deadline=store.deadline())
 
 

@@ -18,7 +18,7 @@ from sulina.errors import LeaseLost, MetadataFailed, QueueFull
 from sulina.metadata import etcd_txn
 from sulina.metadata.etcd import EtcdMetadata
 from sulina.metadata.etcd_calls import TXN, Method, Unanswered
-from sulina.metadata.etcd_channel import Endpoint
+from sulina.metadata.etcd_channel import EtcdEndpoint
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.ports import NO_REVISION, Compare, Put, TxnResult
 from tests.support.etcd import EtcdServer, etcd
@@ -54,7 +54,7 @@ class Network:
         late, self.late = self.late, []
         return [await send() for send in late]
 
-    def _put_between(self, endpoint: Endpoint) -> None:
+    def _put_between(self, endpoint: EtcdEndpoint) -> None:
         call = endpoint.call
 
         async def meet(method: Method[Any, Any], request: Any, seconds: float) -> Any:

@@ -9,8 +9,8 @@ import pytest
 
 from sulina.errors import Compacted, InvalidSettings, MetadataFailed
 from sulina.metadata import etcd_watch
-from sulina.metadata.etcd_calls import Refused, Unanswered
-from sulina.metadata.etcd_channel import Endpoints
+from sulina.metadata.etcd_calls import EtcdRefused, Unanswered
+from sulina.metadata.etcd_channel import EtcdEndpoints
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_watch import EtcdWatches
 from sulina.ports import Change
@@ -31,7 +31,7 @@ class Script:
         if not self._streams:
             raise Unanswered("there are no more streams")
         items = self._streams.pop(0)
-        if items and isinstance(items[0], Refused):
+        if items and isinstance(items[0], EtcdRefused):
             raise items[0]
         revision = request.create.start_revision  # the store has come that far, and no further
         return etcd_watch._Opened(_Stream(self, list(items)), revision)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ async def follow(
 ) -> list[list[Change]]:
     """What a reader gets: so many revisions."""
     monkeypatch.setattr(etcd_watch, "_open", script.open)
-    endpoints = Endpoints(["127.0.0.1:1"], tls=None, user=None, password=None, timeout_seconds=1.0)
+    endpoints = EtcdEndpoints(["127.0.0.1:1"], tls=None, user=None, password=None, timeout_seconds=1.0)
     watches = EtcdWatches(endpoints, name_of=lambda key: key.decode(), queue_changes_max=queue_changes_max)
     watch = watches.follow("/", b"/", b"0", after=after)
     try:
@@ -140,7 +140,7 @@ async def test_a_watch_that_may_not_be_is_told_and_one_that_was_dropped_comes_ba
     with pytest.raises(InvalidSettings):
         await follow(monkeypatch, Script([sent(canceled=True, cancel_reason=denied)]), 1)
     with pytest.raises(InvalidSettings):
-        await follow(monkeypatch, Script([Refused(grpc.StatusCode.UNAUTHENTICATED, denied)]), 1)
+        await follow(monkeypatch, Script([EtcdRefused(grpc.StatusCode.UNAUTHENTICATED, denied)]), 1)
     script = Script([sent(canceled=True, cancel_reason="etcdserver: no leader")], [sent((11, "/a"))])
     assert revisions(await follow(monkeypatch, script, 1)) == [(11,)]
 

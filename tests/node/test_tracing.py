@@ -18,7 +18,7 @@ from sulina.node.tracing import COUNT, Tracing
 from tests.support.otlp import Collector, attributes, collecting
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-ROUTE = "/v1/topics/{ns}/{topic}/partitions/{p}/records"
+ROUTE = "/v1/topics/{namespace}/{topic}/partitions/{partition}/records"
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def bronze(world: World, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("bronze")
     rows = world.spark.readStream.format("sulina").option("url", world.node.url).option("topic", world.topic)
     query = (
-        rows.option("startingOffsets", "earliest")
+        rows.option("start", "earliest")
         .load()
         .writeStream.format("sulina-delta")
         .option("path", str(folder / "table"))

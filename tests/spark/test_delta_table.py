@@ -357,7 +357,7 @@ class Stream:
 def test_s4_a_stream_begins_with_all_of_a_table_or_where_it_is_told(tmp_path: Path) -> None:
     for n in range(3):
         append(tmp_path, "n long", [[n]])
-    streams = [Stream(tmp_path), Stream(tmp_path, startingVersion="1"), Stream(tmp_path, startingVersion="latest")]
+    streams = [Stream(tmp_path), Stream(tmp_path, start="version:1"), Stream(tmp_path, start="latest")]
     assert [stream.at for stream in streams] == [{"version": -1, "snapshot": 2}, {"version": 0}, {"version": 2}]
     append(tmp_path, "n long", [[3]])
     assert [stream.batch() for stream in streams] == [[0, 1, 2, 3], [1, 2, 3], [3]]
@@ -391,7 +391,7 @@ def test_s4_a_batch_has_no_more_files_than_were_allowed_and_is_the_same_again(tm
 def test_s4_a_stream_passes_compactions_over_and_stops_where_rows_were_taken_away(tmp_path: Path) -> None:
     for n in range(3):
         append(tmp_path, "n long", [[n]])
-    stream = Stream(tmp_path, startingVersion="0")
+    stream = Stream(tmp_path, start="version:0")
     assert stream.batch() == [0, 1, 2]
     DeltaTable(tmp_path).optimize.compact()
     append(tmp_path, "n long", [[3]])
@@ -407,7 +407,7 @@ def test_s4_a_stream_passes_compactions_over_and_stops_where_rows_were_taken_awa
     for version in (0, 1):  # as when the log is cleaned up
         (tmp_path / "_delta_log" / f"{version:020d}.json").unlink()
     with pytest.raises(VersionNotRetained, match="version 1 is not retained; versions 2 to 5 are"):
-        Stream(tmp_path, startingVersion="1").batch()
+        Stream(tmp_path, start="version:1").batch()
 
 
 def test_s3_a_table_in_a_bucket_is_the_same(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.spark.steps import MARKS, STOP_AT, Step, step
+from sulina.failpoints import SPARK_FAILPOINTS
 from tests.support.cluster_world import World, cluster, until
 from tests.support.etcd import EtcdServer, etcd
 from tests.support.spark_kills import (
@@ -58,7 +58,7 @@ LATER = [
     "publish.all_done@copy:3",
     "source.ended:6",
     WORKERS,
-    "commit.done@orders:2",
+    "commit.done@orders:2=stop",
     "commit.begun@raw:2",
     "publish.done@copy:5",
     "commit.done@revenue:2",
@@ -109,7 +109,7 @@ async def kill_workers(driver: Driver, tables: Path, chance: random.Random) -> s
     return f"Spark went on after {WORKERS_KILLED} workers; then the driver"
 
 
-async def reach(driver: Driver, at: str, tables: Path, chance: random.Random) -> str:
+async def drive_to(driver: Driver, at: str, tables: Path, chance: random.Random) -> str:
     """Start it until it comes to a step: once, but for a machine that is too slow for Spark."""
     for _ in range(ATTEMPTS_MAX):
         driver.start(stop_at=None if at == WORKERS else at)
@@ -125,7 +125,7 @@ async def reach(driver: Driver, at: str, tables: Path, chance: random.Random) ->
 async def live(driver: Driver, at: str, tables: Path, chance: random.Random) -> str:
     """One life of a driver, to its kill. What was seen."""
     began = time.monotonic()
-    seen = await reach(driver, at, tables, chance)
+    seen = await drive_to(driver, at, tables, chance)
     processes = driver.kill()
     versions = {name: version_of(tables, name) for name in ("raw", "orders", "orders_quarantine", "revenue")}
     return f"{at}: {seen}; {processes} processes killed after {time.monotonic() - began:.1f} s; versions {versions}"
@@ -220,20 +220,4 @@ def test_a_row_that_is_missing_doubled_or_changed_is_seen(table: str) -> None:
 def test_every_step_has_its_kill() -> None:
     assert sum(map(len, runs(20).values())) == 20
     named = {at.partition("@")[0].partition(":")[0] for kills in runs(20).values() for at in kills}
-    assert named == {*Step, WORKERS}
-
-
-def test_a_step_stops_whoever_comes_to_it_for_the_nth_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda _pid, number: stopped.append(number))
-    step(Step.COMMIT_DONE, "/lake/orders")
-    monkeypatch.setenv(MARKS, str(tmp_path))
-    monkeypatch.setenv(STOP_AT, "commit.done@orders:2")
-    step(Step.COMMIT_DONE, "/lake/raw")
-    step(Step.COMMIT_BEGUN, "/lake/orders")
-    step(Step.COMMIT_DONE, "/lake/orders")
-    assert not stopped
-    step(Step.COMMIT_DONE, "/lake/orders")
-    step(Step.COMMIT_DONE, "/lake/orders")
-    assert len(stopped) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
+    assert named == {*SPARK_FAILPOINTS, WORKERS}

@@ -85,7 +85,7 @@ class Stream:
     options: dict[str, str] = field(default_factory=dict)
 
     def reader(self) -> SulinaStreamReader:
-        given = {"url": "http://127.0.0.1:1", "topic": str(ORDERS.topic), "startingOffsets": "earliest"}
+        given = {"url": "http://127.0.0.1:1", "topic": str(ORDERS.topic), "start": "earliest"}
         options = ReadOptions.of(given | self.options, is_stream=True)
         reader = SulinaStreamReader(options)
         reader._planner = Planner(options, cast(Logs, self.log))
@@ -148,7 +148,7 @@ def test_s1_a_planned_batch_whose_records_were_given_up_is_not_replayed_with_oth
 
 
 def test_s1_a_stream_that_is_begun_at_a_position_of_another_is_told_too() -> None:
-    given = {"startingOffsets": '{"/shop/orders": {"0": "20@3"}}'}
+    given = {"start": '{"/shop/orders": {"0": "20@3"}}'}
     assert Stream(BEFORE, given).reader().initialOffset() == at("20@3")
     with pytest.raises(StreamDiverged):
         Stream(GIVEN_UP, given).reader().initialOffset()

@@ -372,7 +372,7 @@ def test_s5_a_table_that_is_none_or_that_needs_more_than_we_do_is_refused(tmp_pa
 
 def test_s5_a_stream_sees_nothing_of_a_compaction_and_says_how_far_it_is(tmp_path: Path) -> None:
     appended(tmp_path, range(3))
-    stream = Stream(tmp_path, startingVersion="0", reader="shop.orders")
+    stream = Stream(tmp_path, start="version:0", reader="shop.orders")
     assert stream.batch() == [0, 1, 2]
     position = tmp_path / path_of("shop.orders")
     assert b'"version":-1' in position.read_bytes()
@@ -407,7 +407,7 @@ def test_s5_a_real_stream_goes_on_over_compaction_and_vacuum_without_gap_or_dupl
     source, target = tmp_path / "source", tmp_path / "target"
 
     def run() -> None:
-        options = {"startingVersion": "0", "reader": "copy", "maxFilesPerTrigger": "3"}
+        options = {"start": "version:0", "reader": "copy", "maxFilesPerTrigger": "3"}
         rows = spark.readStream.format("sulina-delta").options(**options).load(str(source))
         writer = rows.writeStream.format("sulina-delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start(str(target))
@@ -462,7 +462,7 @@ def test_s5_a_vacuum_keeps_what_a_registered_reader_has_not_read(tmp_path: Path)
     appended(tmp_path, range(4))
     place, originals = place_of(tmp_path), data_files(tmp_path)
     optimize(place)
-    reader, beginner = Stream(tmp_path, startingVersion="2", reader="slow"), Stream(tmp_path, reader="beginner")
+    reader, beginner = Stream(tmp_path, start="version:2", reader="slow"), Stream(tmp_path, reader="beginner")
     reader._reader.latestOffset(reader.at, reader._reader.getDefaultReadLimit())
     age(tmp_path, days=8)
     gone = {file.path for file in vacuum(place).files}
@@ -490,7 +490,7 @@ def test_s5_a_vacuum_by_a_clock_that_is_ahead_takes_nothing_that_is_young_by_the
     appended(tmp_path, range(3))
     place = place_of(tmp_path)
     optimize(place)
-    reader = Stream(tmp_path, startingVersion="0", reader="slow")
+    reader = Stream(tmp_path, start="version:0", reader="slow")
     reader._reader.latestOffset(reader.at, reader._reader.getDefaultReadLimit())
     done = vacuum(place, clock=lambda: time.time() + 40 * DAY_SECONDS)
     assert (done.files, done.files_kept, list(done.readers)) == ([], 3, ["slow"])

@@ -46,7 +46,7 @@ def pipeline_of(node: Serving, topic: str, folder: Path, name: str | None = None
             "name": name or f"shop{next(_numbers)}",
             "url": node.url,
             "tables": str(folder / "tables"),
-            "bronze": [{"table": "raw", "topic": topic, "starting": silver.pop("starting", "earliest")}],
+            "bronze": [{"table": "raw", "topic": topic, "start": silver.pop("start", "earliest")}],
             "silver": [
                 {
                     "table": "orders",
@@ -190,15 +190,15 @@ def test_s4_a_replay_begins_at_a_moment_a_version_or_an_offset_and_may_end_at_a_
         return sorted(row[column] for row in found)
 
     twice = [[n for n in range(30) for _ in range(2)][2 * first :] for first in (0, 10, 15, 25)]
-    assert replayed("raw", "since_version", "--starting", f"version:{second}") == twice[1]
-    assert replayed("raw", "since_moment", "--starting", f"timestamp:{MOMENT_MS + 1500}") == twice[2]
-    assert replayed("orders", "silver_since_moment", "--starting", "timestamp:2026-01-01T00:00:02.5Z") == twice[3]
-    assert replayed("raw", "since_offset", "--starting", "offset:25") == twice[3]
-    then = replayed("orders", "then", "--to-version", str(second))
+    assert replayed("raw", "since_version", "--start", f"version:{second}") == twice[1]
+    assert replayed("raw", "since_moment", "--start", f"timestamp:{MOMENT_MS + 1500}") == twice[2]
+    assert replayed("orders", "silver_since_moment", "--start", "timestamp:2026-01-01T00:00:02.5Z") == twice[3]
+    assert replayed("raw", "since_offset", "--start", "offset:25") == twice[3]
+    then = replayed("orders", "then", "--end", f"version:{second}")
     assert then == twice[0][:40], "the table as it was"
-    middle = replayed("orders", "middle", "--starting", f"version:{second}", "--to-version", str(second))
+    middle = replayed("orders", "middle", "--start", f"version:{second}", "--end", f"version:{second}")
     assert middle == twice[1][:20]
     with pytest.raises(InvalidSettings, match="already"):
         app(["pipeline", "replay", "orders", "then", str(file), "--master", "local[2]"])
     with pytest.raises(VersionNotRetained, match=f"^version 999 does not exist yet; the newest is {second + 1}$"):
-        app(["pipeline", "replay", "raw", "never", str(file), "--to-version", "999", "--master", "local[2]"])
+        app(["pipeline", "replay", "raw", "never", str(file), "--end", "version:999", "--master", "local[2]"])

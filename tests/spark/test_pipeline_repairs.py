@@ -41,7 +41,7 @@ _numbers = itertools.count()
 
 
 def pipeline_of(
-    node: Serving, topic: str, folder: Path, name: str | None = None, *, starting: str = "earliest", **silver: Any
+    node: Serving, topic: str, folder: Path, name: str | None = None, *, start: str = "earliest", **silver: Any
 ) -> Pipeline:
     return parse(
         {
@@ -50,7 +50,7 @@ def pipeline_of(
             "tables": str(folder / "tables"),
             "trigger_seconds": 0.5,
             "progress_topic": None,
-            "bronze": [{"table": "raw", "topic": topic, "starting": starting}],
+            "bronze": [{"table": "raw", "topic": topic, "start": start}],
             "silver": [{"table": "orders", "from": "raw", **silver}],
         }
     )
@@ -259,7 +259,7 @@ def test_s4_a_backfill_takes_nothing_that_the_stream_will_take(
 ) -> None:
     name = topic(2, schema=SCHEMA)
     client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(30)], split=True)
-    pipeline = pipeline_of(node, name, tmp_path, starting="latest")
+    pipeline = pipeline_of(node, name, tmp_path, start="latest")
     stages = Stages(spark, pipeline)
     with pytest.raises(BatchUnfinished, match="the stream of table raw has not begun: run the pipeline"):
         backfill(stages, "raw")
@@ -282,8 +282,8 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
 ) -> None:
     name = topic(2, schema=SCHEMA)
     client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(BEFORE)], split=True)
-    running = pipeline_of(node, name, tmp_path, starting="latest", expect=[{"name": "even", "that": "id % 2 = 0"}])
-    mended = Stages(spark, pipeline_of(node, name, tmp_path, running.name, starting="latest"))
+    running = pipeline_of(node, name, tmp_path, start="latest", expect=[{"name": "even", "that": "id % 2 = 0"}])
+    mended = Stages(spark, pipeline_of(node, name, tmp_path, running.name, start="latest"))
     is_over, sent = threading.Event(), Counter[str]()
     runner = Runner(Stages(spark, running), is_wanted=lambda: not is_over.is_set())
     failed: list[BaseException] = []

@@ -104,9 +104,9 @@ def test_s1_one_scan_reads_the_archive_and_the_tail_from_its_owner_each_offset_o
     places = [(bool(one.stored), one.start, one.end) for one in ranges(tasks)]
     assert places == [(True, 0, archived), (False, archived, archived + sum(TAIL))]
     assert offsets(tasks) == list(range(archived + sum(TAIL)))
-    assert offsets(planned(node, name, startingOffsets=f"offset:{archived - 3}")) == list(range(archived - 3, 92))
-    assert offsets(planned(node, name, startingOffsets=f"offset:{archived + 3}")) == list(range(archived + 3, 92))
-    assert offsets(planned(node, name, endingOffsets=f"offset:{archived + 3}")) == list(range(archived + 3))
+    assert offsets(planned(node, name, start=f"offset:{archived - 3}")) == list(range(archived - 3, 92))
+    assert offsets(planned(node, name, start=f"offset:{archived + 3}")) == list(range(archived + 3, 92))
+    assert offsets(planned(node, name, end=f"offset:{archived + 3}")) == list(range(archived + 3))
     assert offsets(planned(node, name, minPartitions=9)) == list(range(92))
     assert len(planned(node, name, minPartitions=9)) > len(tasks)
 
@@ -124,7 +124,7 @@ def test_s1_a_stream_goes_from_the_archive_into_the_tail_each_offset_once(
     client: SyncClient, node: Serving, topic: Topic
 ) -> None:
     name, archived = half_archived(client, topic)
-    reader = SulinaStreamReader(ReadOptions.of(options(node, name, startingOffsets="earliest"), is_stream=True))
+    reader = SulinaStreamReader(ReadOptions.of(options(node, name, start="earliest"), is_stream=True))
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     tasks = [task for task in reader.partitions(start, end) if isinstance(task, Task)]
@@ -224,7 +224,7 @@ def test_s1_a_range_that_gives_fewer_records_than_planned_is_an_error(
     name = topic()
     for _ in range(4):
         client.publish_batch(name, ["same size"] * 5)
-    [(wanted, reader)] = watched(node, name, endingOffsets="offset:18")
+    [(wanted, reader)] = watched(node, name, end="offset:18")
     whole = list(read_range(reader, wanted, ["offset"], fail_on_data_loss=True))
     assert [offset for batch in whole for offset in batch.column("offset").to_pylist()] == list(range(18))
     reader.kept_back = kept_back
@@ -255,16 +255,16 @@ def test_s4_a_scan_begins_at_a_moment_or_a_version_in_every_partition(
         return found
 
     for place in ({"url": node.url}, {"path": f"file://{node.data.parent}/objects"}, {"path": str(node.data)}):
-        assert read(place, startingTimestamp=AT + 1500) == {0: list(range(10, 20)), 1: []}
-        assert read(place, startingTimestamp="2026-01-01T00:00:01Z") == {0: list(range(5, 20)), 1: []}
-        assert read(place, startingVersion=versions[0]) == {0: list(range(15, 20)), 1: []}
-        assert read(place, startingVersion=versions[0] - 1) == {0: list(range(10, 20)), 1: []}
-        assert read(place, startingVersion=versions[1]) == {0: list(range(20)), 1: [0, 1, 2]}
-        assert read(place, endingVersion=versions[0] - 1) == {0: list(range(15)), 1: [0, 1, 2]}
+        assert read(place, start=f"timestamp:{AT + 1500}") == {0: list(range(10, 20)), 1: []}
+        assert read(place, start="timestamp:2026-01-01T00:00:01Z") == {0: list(range(5, 20)), 1: []}
+        assert read(place, start=f"version:{versions[0]}") == {0: list(range(15, 20)), 1: []}
+        assert read(place, start=f"version:{versions[0] - 1}") == {0: list(range(10, 20)), 1: []}
+        assert read(place, start=f"version:{versions[1]}") == {0: list(range(20)), 1: [0, 1, 2]}
+        assert read(place, end=f"version:{versions[0] - 1}") == {0: list(range(15)), 1: [0, 1, 2]}
         with pytest.raises(VersionNotRetained):
-            read(place, startingVersion=versions[0] + 2)
+            read(place, start=f"version:{versions[0] + 2}")
         with pytest.raises(VersionNotRetained):
-            read(place, endingVersion=versions[0] + 1)
+            read(place, end=f"version:{versions[0] + 1}")
 
 
 @dataclass

@@ -69,14 +69,14 @@ def test_s1_partitions_are_read_side_by_side_and_each_record_once(
     ("options", "expected"),
     [
         ({}, range(100)),
-        ({"startingOffsets": "latest"}, range(0)),
-        ({"startingOffsets": '{"TOPIC": {"0": 40}}'}, range(40, 100)),
-        ({"endingOffsets": '{"TOPIC": {"0": 40}}'}, range(40)),
-        ({"startingOffsets": "offset:35", "endingOffsets": "offset:36"}, range(35, 36)),
-        ({"startingVersion": "3"}, range(20, 100)),
-        ({"endingVersion": "3"}, range(30)),
-        ({"startingTimestamp": "2020-01-01T00:00:00Z"}, range(100)),
-        ({"startingTimestamp": "2100-01-01T00:00:00Z"}, range(0)),
+        ({"start": "latest"}, range(0)),
+        ({"start": '{"TOPIC": {"0": 40}}'}, range(40, 100)),
+        ({"end": '{"TOPIC": {"0": 40}}'}, range(40)),
+        ({"start": "offset:35", "end": "offset:36"}, range(35, 36)),
+        ({"start": "version:3"}, range(20, 100)),
+        ({"end": "version:3"}, range(30)),
+        ({"start": "timestamp:2020-01-01T00:00:00Z"}, range(100)),
+        ({"start": "timestamp:2100-01-01T00:00:00Z"}, range(0)),
     ],
 )
 def test_s1_a_scan_begins_and_ends_where_it_is_told(
@@ -133,13 +133,13 @@ def test_s1_the_archive_and_the_data_directory_are_read_without_a_broker(
     archive = f"file://{node.data.parent}/objects"
     assert values(read(spark, name, path=archive)) == expected
     assert values(read(spark, name, path=str(node.data))) == expected
-    for options in ({"startingVersion": 2}, {"startingOffsets": "offset:20"}):
+    for options in ({"start": "version:2"}, {"start": "offset:20"}):
         assert values(read(spark, name, path=archive, **options)) == expected[20:]
         assert values(read(spark, name, path=str(node.data), **options)) == expected[20:]
     versions = [row.version for row in read(spark, name, path=archive).orderBy("offset").collect()]
     assert versions == [row.version for row in read(spark, name, path=str(node.data)).orderBy("offset").collect()]
     assert versions == [row.version for row in read(spark, name, url=node.url).orderBy("offset").collect()]
-    moment = read(spark, name, path=archive, startingTimestamp="2020-01-01T00:00:00Z")
+    moment = read(spark, name, path=archive, start="timestamp:2020-01-01T00:00:00Z")
     assert moment.count() == 60
 
 
@@ -165,13 +165,12 @@ def test_s3_values_become_columns_by_the_schema_of_their_topic(
     [
         ({}, "say either url"),
         ({"url": "http://127.0.0.1:1", "path": "/x"}, "say either url"),
-        ({"url": "URL", "startingOfsets": "earliest"}, "did you mean startingOffsets"),
-        ({"url": "URL", "startingOffsets": "yesterday"}, "none of earliest, latest"),
-        ({"url": "URL", "startingOffsets": "latest", "startingVersion": "1"}, "say one of"),
+        ({"url": "URL", "strat": "earliest"}, "did you mean start"),
+        ({"url": "URL", "start": "yesterday"}, "none of earliest, latest"),
         ({"url": "URL", "columns": "ofset"}, "there is no 'ofset'"),
         ({"url": "URL", "topic": "/default/nobody-made-it"}, "there is no topic"),
         ({"url": "URL", "topic": "orders"}, "/namespace/topic"),
-        ({"url": "URL", "startingOffsets": "offset:999"}, "999"),
+        ({"url": "URL", "start": "offset:999"}, "999"),
     ],
 )
 def test_bad_options_are_told_at_once(

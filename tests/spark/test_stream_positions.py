@@ -26,7 +26,7 @@ READER = "copy-1"
 
 
 def stream(url: str, topic: str, **more: str) -> SulinaStreamReader:
-    given = {"url": url, "topic": topic, "startingOffsets": "earliest", "reader": READER} | more
+    given = {"url": url, "topic": topic, "start": "earliest", "reader": READER} | more
     return SulinaStreamReader(ReadOptions.of(given, is_stream=True))
 
 

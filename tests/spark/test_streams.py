@@ -19,7 +19,7 @@ Topic = Callable[..., str]
 
 
 def stream(spark: SparkSession, topic: str, url: str, **options: Any) -> DataFrame:
-    given = {"startingOffsets": "earliest"} | {name: str(value) for name, value in options.items()}
+    given = {"start": "earliest"} | {name: str(value) for name, value in options.items()}
     return spark.readStream.format("sulina").options(topic=topic, url=url, **given).load()
 
 

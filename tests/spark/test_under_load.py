@@ -131,7 +131,7 @@ def test_s1_scans_by_a_session_do_not_fail_because_others_publish(
     for number in range(SESSION_READS):
         end = client.partition(TOPIC).end_offset
         start = max(0, end - ROWS)
-        rows = spark.read.format("sulina").options(url=node.url, topic=TOPIC, startingOffsets=f"offset:{start}")
+        rows = spark.read.format("sulina").options(url=node.url, topic=TOPIC, start=f"offset:{start}")
         (found,) = rows.load().agg(F.count("*"), F.min("offset"), F.max("offset"), F.max("version")).collect()
         count, low, high, version = found
         assert low == start

@@ -1,4 +1,4 @@
-"""When an append is answered, and what passes through the gate to the archives."""
+"""Tests when an append is acknowledged."""
 
 import asyncio
 
@@ -7,7 +7,6 @@ import pytest
 from sulina.core.log.log_state import Appended
 from sulina.errors import ArchiveFailed, LeaseExpired, LogStopped
 from sulina.storage.acks import ACK_SECONDS_MAX, Acks, always
-from sulina.storage.gate import ByteGate
 from sulina.testing.clock import VirtualClock
 from sulina.types import Offset, Version
 
@@ -78,53 +77,3 @@ async def test_only_those_who_have_waited_long_are_told_that_the_archive_fails()
         await early
     acks.archived(Version(2))
     assert late.result() == appended(2)
-
-
-async def test_no_more_bytes_pass_the_gate_than_it_has_room_for_in_the_order_of_arrival() -> None:
-    gate = ByteGate(100)
-    held: list[int] = []
-    order: list[int] = []
-    go = {name: asyncio.Event() for name in range(5)}
-
-    async def hold(name: int, size: int) -> None:
-        async with gate.holding(size):
-            order.append(name)
-            held.append(min(size, 100))
-            assert sum(held) <= 100
-            await go[name].wait()
-            held.remove(min(size, 100))
-
-    async def turns() -> None:
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    sizes = [60, 30, 1000, 40, 5]
-    tasks = [asyncio.create_task(hold(name, size)) for name, size in enumerate(sizes)]
-    await turns()
-    assert order == [0, 1]
-    tasks[3].cancel()
-    go[0].set()
-    await turns()
-    assert order == [0, 1], "the large one needs all of it"
-    go[1].set()
-    await turns()
-    assert order == [0, 1, 2]
-    go[2].set()
-    go[4].set()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == [0, 1, 2, 4]
-    async with asyncio.timeout(5), gate.holding(100):
-        pass
-
-
-async def test_whoever_is_cancelled_when_its_turn_has_come_gives_it_back() -> None:
-    gate = ByteGate(10)
-    async with gate.holding(10):
-        entering = asyncio.create_task(gate.holding(10).__aenter__())
-        behind = asyncio.create_task(gate.holding(4).__aenter__())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    entering.cancel()
-    await asyncio.gather(entering, return_exceptions=True)
-    async with asyncio.timeout(5):
-        await behind

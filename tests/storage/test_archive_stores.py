@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from sulina.core.log.log_state import Appended
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.retention import Retention
 from sulina.core.log.segment import SegmentLimits
 from sulina.storage.archive import Archive
@@ -148,7 +149,7 @@ async def test_a_store_that_is_away_for_a_while_keeps_appends_waiting_and_loses_
         waiting: list[asyncio.Future[Appended]] = []
         for number in range(10, 20):
             ledger.sent.add(number)
-            waiting.append(log.append_nowait(batch(number), txn_id=f"t{number}"))
+            waiting.append(log.append_nowait(PublishRequest(batch(number), txn_id=f"t{number}")))
         await asyncio.wait_for(away.wait(), 30)
         assert log.view.next_offset == before
         assert not any(future.done() for future in waiting)

@@ -11,11 +11,12 @@ import pytest
 
 from sulina.core.log.commit import Checkpoint, checkpoint_name, checkpoint_version, commit_version, decode, encode
 from sulina.core.log.log_state import Appended, LogState
+from sulina.core.log.plan import Append
 from sulina.errors import CorruptCommit
-from sulina.storage.directory_log import Append, DirectoryLog
+from sulina.failpoints import Failpoint
+from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.files import VolatileFiles
 from sulina.storage.partition_log import LogThreads, PartitionLog
-from sulina.storage.steps import Step
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import SimulatedFiles
 from sulina.types import Offset, Version
@@ -90,14 +91,14 @@ async def test_l11_slow_checkpoints_of_many_logs_do_not_keep_appends_waiting(tmp
     released = threading.Event()
     held = threading.Semaphore(0)
 
-    def steps(step: Step) -> None:
-        if step is Step.CHECKPOINT_ASIDE_CREATED:
+    def failpoints(step: Failpoint) -> None:
+        if step is Failpoint.CHECKPOINT_ASIDE_CREATED:
             held.release()
             assert released.wait(60)
 
     threads = LogThreads.of(writers=1, readers=1)
     logs = [
-        await PartitionLog.open(str(tmp_path / str(n)), files=VolatileFiles(), threads=threads, steps=steps)
+        await PartitionLog.open(str(tmp_path / str(n)), files=VolatileFiles(), threads=threads, failpoints=failpoints)
         for n in range(3)
     ]
     try:

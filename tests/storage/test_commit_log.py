@@ -7,8 +7,8 @@ import pytest
 
 from sulina.core.log.commit import LAST_CHECKPOINT, Claim, Seal, checkpoint_name, commit_name
 from sulina.errors import CorruptCommit, CorruptLog, InvalidInput, StaleEpoch, VersionConflict, VersionNotRetained
+from sulina.failpoints import Failpoint
 from sulina.storage.commit_log import CommitLog
-from sulina.storage.steps import Step
 from sulina.testing.clock import VirtualClock
 from sulina.types import Epoch, Offset, Version
 
@@ -238,13 +238,13 @@ def test_nobody_is_sent_to_a_version_that_is_just_being_removed_l12() -> None:
     """A refusal names the oldest version that stays when the clean-up which is under way has ended."""
     seen: list[VersionNotRetained] = []
 
-    def look(step: Step) -> None:
-        if step == Step.CLEANUP_COMMIT_REMOVED:
+    def look(step: Failpoint) -> None:
+        if step == Failpoint.CLEANUP_COMMIT_REMOVED:
             with pytest.raises(VersionNotRetained) as gone:
                 log.entry(Version(len(seen)))  # the one that was removed last
             seen.append(gone.value)
 
-    log = CommitLog(DictStore(), clock=VirtualClock(), writer="a", steps=look)
+    log = CommitLog(DictStore(), clock=VirtualClock(), writer="a", failpoints=look)
     log.load()
     log.commit([Claim(epoch=Epoch(0), broker_id="a")], epoch=Epoch(0))
     go_on(log, 50)

@@ -9,10 +9,10 @@ from sulina.core.log.log_state import Appended
 from sulina.core.log.plan import Plan
 from sulina.core.log.retention import Retention
 from sulina.errors import CorruptCommit, CorruptLog, CorruptSegment, LogStopped, StaleEpoch, VersionConflict
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import DirectoryLog, LogOptions, _placed
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import SimulatedFiles
 from sulina.types import Epoch, Offset
@@ -22,8 +22,10 @@ from tests.support.ledger import append_of, contents
 COMMITS = f"{DIRECTORY}/_delta_log"
 
 
-def opened(files: SimulatedFiles, *, steps: Steps = no_steps, options: LogOptions = OPTIONS) -> DirectoryLog:
-    log = DirectoryLog(DIRECTORY, files=files, clock=VirtualClock(), options=options, steps=steps)
+def opened(
+    files: SimulatedFiles, *, failpoints: FailpointHook = no_failpoints, options: LogOptions = OPTIONS
+) -> DirectoryLog:
+    log = DirectoryLog(DIRECTORY, files=files, clock=VirtualClock(), options=options, failpoints=failpoints)
     log.open()
     return log
 
@@ -138,7 +140,7 @@ def test_bytes_past_the_last_commit_are_cut_l7() -> None:
     log.close()
     segment = f"{DIRECTORY}/{log.view.segments[-1].name}"
     size = files.size(segment)
-    files.open(segment).write(size, [bytes(append_of(9).data)])
+    files.open(segment).write(size, [bytes(append_of(9).request.data)])
     again = opened(files)
     assert files.size(segment) == size
     assert numbers(again) == [0, 1, 2, 3, 4]
@@ -235,11 +237,11 @@ def test_records_without_commits_never_start_at_0_again_l2() -> None:
     ]
 
 
-def rival_at(files: SimulatedFiles, at: Step, claim: bool) -> Steps:
+def rival_at(files: SimulatedFiles, at: Failpoint, claim: bool) -> FailpointHook:
     """Somebody who commits in our directory at a step of ours, once."""
     waiting = [True]
 
-    def steps(step: Step) -> None:
+    def failpoints(step: Failpoint) -> None:
         if step is at and waiting:
             waiting.clear()
             rival = CommitLog(DirectoryCommits(files, COMMITS), clock=VirtualClock(), writer="rival")
@@ -249,13 +251,13 @@ def rival_at(files: SimulatedFiles, at: Step, claim: bool) -> Steps:
             seal = Seal(segment=newest.name, offset_end=newest.next_offset, size=newest.size)
             rival.commit([Claim(epoch=epoch, broker_id="rival") if claim else seal], epoch=epoch)
 
-    return steps
+    return failpoints
 
 
 def test_a_lost_commit_is_taken_back_and_a_retry_succeeds_l3_l6() -> None:
     files = SimulatedFiles()
     filled(files).close()
-    log = opened(files, steps=rival_at(files, Step.APPEND_SYNCED, claim=False))
+    log = opened(files, failpoints=rival_at(files, Failpoint.APPEND_SYNCED, claim=False))
     lost = append(log, 5)
     assert isinstance(lost, VersionConflict)
     assert numbers(log) == [0, 1, 2, 3, 4]
@@ -267,7 +269,7 @@ def test_a_lost_commit_is_taken_back_and_a_retry_succeeds_l3_l6() -> None:
 def test_a_lost_commit_with_new_segments_is_taken_back_l6() -> None:
     files = SimulatedFiles()
     filled(files).close()
-    log = opened(files, steps=rival_at(files, Step.APPEND_DIRECTORY_SYNCED, claim=False))
+    log = opened(files, failpoints=rival_at(files, Failpoint.APPEND_DIRECTORY_SYNCED, claim=False))
     answers = log.append([append_of(number, padding_bytes=500) for number in range(5, 12)])
     assert all(isinstance(answer, VersionConflict) for answer in answers)
     known = {segment.name for segment in log.view.segments}
@@ -283,12 +285,12 @@ def test_what_a_winner_has_written_where_we_wrote_is_not_touched_l6() -> None:
     filled(files).close()
     winner = append_of(7, padding_bytes=100)
 
-    def steps(step: Step) -> None:
-        if step is Step.APPEND_SYNCED and len(rivals) == 0:
+    def failpoints(step: Failpoint) -> None:
+        if step is Failpoint.APPEND_SYNCED and len(rivals) == 0:
             rivals.append(CommitLog(DirectoryCommits(files, COMMITS), clock=VirtualClock(), writer="rival"))
             state = rivals[0].load()
             plan = Plan(state, OPTIONS.segments, VirtualClock().now())
-            plan.admit(winner.request)
+            plan.admit(winner)
             file = files.open(f"{DIRECTORY}/{state.segments[-1].name}")
             for placed in _placed(plan, [winner], state.epoch):
                 file.write(placed.position, placed.parts)
@@ -296,7 +298,7 @@ def test_what_a_winner_has_written_where_we_wrote_is_not_touched_l6() -> None:
             rivals[0].commit(plan.operations, epoch=state.epoch)
 
     rivals: list[CommitLog] = []
-    log = opened(files, steps=steps)
+    log = opened(files, failpoints=failpoints)
     assert isinstance(append(log, 5), VersionConflict)
     assert numbers(log) == [0, 1, 2, 3, 4, 7]
     assert isinstance(append(log, 6), Appended)
@@ -307,7 +309,7 @@ def test_what_a_winner_has_written_where_we_wrote_is_not_touched_l6() -> None:
 def test_a_claim_by_another_stops_the_old_owner() -> None:
     files = SimulatedFiles()
     filled(files).close()
-    log = opened(files, steps=rival_at(files, Step.APPEND_SYNCED, claim=True))
+    log = opened(files, failpoints=rival_at(files, Failpoint.APPEND_SYNCED, claim=True))
     stopped = append(log, 5)
     assert isinstance(stopped, LogStopped)
     assert isinstance(stopped.cause, StaleEpoch)

@@ -388,7 +388,7 @@ async def test_a_cancelled_append_is_withdrawn_or_waited_for(log: PartitionLog) 
     count = log.view.next_offset
     assert (await log.append(batch(0))).offset_start == count
     assert len(await values(log)) == count + 1
-    assert log._waiting_bytes == 0
+    assert log.is_quiet
 
 
 async def test_a_batch_that_lies_about_its_newest_time_is_refused(log: PartitionLog) -> None:

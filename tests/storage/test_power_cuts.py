@@ -12,8 +12,8 @@ import pytest
 
 from sulina.core.log.commit import commit_name, commit_version
 from sulina.core.log.log_state import Appended
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.storage.directory_log import DirectoryLog
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import Crashed, SimulatedFiles
 from sulina.types import Version
@@ -33,10 +33,14 @@ def opened(files: SimulatedFiles, *, is_staged: bool = False) -> DirectoryLog:
     return log
 
 
-def closed(files: SimulatedFiles, *, steps: Steps = no_steps, is_staged: bool = False) -> DirectoryLog:
+def closed(
+    files: SimulatedFiles, *, failpoints: FailpointHook = no_failpoints, is_staged: bool = False
+) -> DirectoryLog:
     """A log that has yet to be opened."""
     stager = Inline() if is_staged else None
-    return DirectoryLog(DIRECTORY, files=files, clock=VirtualClock(), options=OPTIONS, stager=stager, steps=steps)
+    return DirectoryLog(
+        DIRECTORY, files=files, clock=VirtualClock(), options=OPTIONS, stager=stager, failpoints=failpoints
+    )
 
 
 def append(log: DirectoryLog, numbers: range) -> list[Appended]:
@@ -118,12 +122,12 @@ def test_a_commit_that_an_open_has_shown_stays_whenever_the_power_goes_l4_l5() -
     """Its writer died after giving it its name and before that was durable; who opens the log must see to it."""
 
     def make() -> tuple[SimulatedFiles, Callable[[], object]]:
-        def die(step: Step) -> None:
-            if step is Step.COMMIT_LINKED and log.view.version == 1:
+        def die(step: Failpoint) -> None:
+            if step is Failpoint.COMMIT_LINKED and log.view.version == 1:
                 files.stop_after(1)
 
         files = SimulatedFiles()
-        log = closed(files, steps=die)
+        log = closed(files, failpoints=die)
         log.open()
         append(log, BEFORE)
         with pytest.raises(Crashed):
@@ -165,19 +169,19 @@ def test_a_group_has_one_commit_and_one_round_of_syncs_l17() -> None:
 
 
 def test_nothing_is_seen_before_its_commit_has_a_name_l1() -> None:
-    seen: list[tuple[Step, Version, int]] = []
+    seen: list[tuple[Failpoint, Version, int]] = []
 
-    def look(step: Step) -> None:
+    def look(step: Failpoint) -> None:
         if log.view.version > 0:
             seen.append((step, log.view.version, len(contents(log))))
 
-    log = closed(SimulatedFiles(), steps=look)
+    log = closed(SimulatedFiles(), failpoints=look)
     log.open()
     append(log, BEFORE)
     before = (log.view.version, len(contents(log)))
     seen.clear()
     append(log, GROUP)
-    linked = next(at for at, (step, *_) in enumerate(seen) if step is Step.COMMIT_LINKED)
+    linked = next(at for at, (step, *_) in enumerate(seen) if step is Failpoint.COMMIT_LINKED)
     assert linked > 3
     assert {entry[1:] for entry in seen[:linked]} == {before}
     assert (log.view.version, len(contents(log))) == (before[0] + 1, log.view.next_offset)

@@ -11,6 +11,7 @@ import pytest
 
 from sulina.core.log.commit import Commit
 from sulina.core.log.log_state import Appended
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.retention import Retention
 from sulina.errors import (
     ArchiveFailed,
@@ -51,7 +52,7 @@ async def test_an_archived_append_is_answered_and_seen_when_the_archive_has_it(w
     await appended(a, 0)
     world.objects["a"].is_cut = True
     before = a.view
-    waiting = a.append_nowait(batch(1), txn_id="t1")
+    waiting = a.append_nowait(PublishRequest(batch(1), txn_id="t1"))
     await asyncio.sleep(1.0)
     assert a._log.view.next_offset == end_of(0, 1), "it is on disk"
     assert not waiting.done()
@@ -94,7 +95,7 @@ async def test_an_append_that_waits_too_long_for_the_archive_is_told_and_can_be_
     with pytest.raises(ArchiveFailed):
         await a.append(batch(0), txn_id="t0")
     assert ACK_SECONDS_MAX <= world.clock.monotonic() - started < ACK_SECONDS_MAX + 10
-    waiting = a.append_nowait(batch(0), txn_id="t0")
+    waiting = a.append_nowait(PublishRequest(batch(0), txn_id="t0"))
     await asyncio.sleep(0.1)
     world.objects["a"].is_cut = False
     assert (await waiting).offset_start == 0
@@ -108,7 +109,7 @@ async def test_what_waits_for_the_archive_is_bounded(world: World) -> None:
     waiting: list[asyncio.Future[Appended]] = []
     with contextlib.suppress(QueueFull):
         while len(waiting) < 100:
-            waiting.append(a.append_nowait(batch(len(waiting), padding_bytes=50)))
+            waiting.append(a.append_nowait(PublishRequest(batch(len(waiting), padding_bytes=50))))
             await asyncio.sleep(0.01)
     assert 5 < len(waiting) < 40
     world.objects["a"].is_cut = False
@@ -126,7 +127,7 @@ async def test_u14_an_owner_that_may_not_ack_acks_nothing(world: World) -> None:
         with pytest.raises(LeaseExpired, match=f"broker {broker}"):
             await log.append(batch(1), txn_id="t1")
         with pytest.raises(LeaseExpired):
-            await log.append_nowait(batch(2))
+            await log.append_nowait(PublishRequest(batch(2)))
         world.may_ack = True
         [again] = await appended(log, 1)
         assert again.offset_start == end_of(0)
@@ -166,7 +167,7 @@ async def test_another_ack_level_takes_nothing_back(world: World) -> None:
     seen = a.view
     a.reconfigure(SMALL, ARCHIVED)
     assert (a.view.version, a.view.next_offset) == (seen.version, seen.next_offset)
-    waiting = a.append_nowait(batch(2))
+    waiting = a.append_nowait(PublishRequest(batch(2)))
     await asyncio.sleep(0.5)
     assert (a.view.next_offset, waiting.done()) == (seen.next_offset, False)
     a.reconfigure(SMALL, LOCAL)
@@ -483,7 +484,7 @@ async def test_l3_transactions_lose_to_whoever_commits_first(world: World) -> No
 @told
 async def test_a_log_that_is_closed_answers_those_who_wait(world: World) -> None:
     a = await world.open("a", 1)
-    waiting = [a.append_nowait(batch(number)) for number in range(3)]
+    waiting = [a.append_nowait(PublishRequest(batch(number))) for number in range(3)]
     await a.close()
     assert [(await future).offset_start for future in waiting] == [0, 1, 3]
     with pytest.raises(LogClosed):
@@ -492,7 +493,7 @@ async def test_a_log_that_is_closed_answers_those_who_wait(world: World) -> None
         await a.wait_for(offset=Offset(99), timeout_seconds=1)
     b = await world.open("b", 2)
     world.objects["b"].is_cut = True
-    lost = b.append_nowait(batch(3))
+    lost = b.append_nowait(PublishRequest(batch(3)))
     until = asyncio.create_task(b.wait_for(offset=Offset(99), timeout_seconds=1000))
     await asyncio.sleep(0)
     await b.close()

@@ -18,10 +18,10 @@ from sulina.errors import (
     StaleOrigin,
     VersionNotRetained,
 )
+from sulina.failpoints import Failpoint
 from sulina.ports import Clock
 from sulina.storage.leftovers import Fate
 from sulina.storage.partition_log import PartitionLog
-from sulina.storage.steps import Step
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, Version
 from tests.support.ledger import batch
@@ -332,12 +332,12 @@ async def test_u7_a_directory_that_is_taken_away_while_it_is_opened_is_not_begun
     await a.drain()
     await a.close()
 
-    def take_away(step: Step) -> None:
-        if step is Step.RESUME_DURABLE:
+    def take_away(step: Failpoint) -> None:
+        if step is Failpoint.RESUME_DURABLE:
             assert world.let_go("b") == (Fate.REMOVED, ())  # by mistake: nobody else has it yet
 
     with pytest.raises(CorruptLog, match="begins at offset 0"):
-        await world.open("b", 2, steps=take_away)
+        await world.open("b", 2, failpoints=take_away)
     b = await world.open("b", 3)
     assert (b.resumed.leftover.fate, b.view.next_offset) == (Fate.SET_ASIDE, end_of(*range(4)))
 

@@ -12,17 +12,18 @@ from crc32c import crc32c
 
 from sulina.core.log.commit import Checkpoint, checkpoint_version, decode, encode
 from sulina.core.log.log_state import Appended, MemoryLimits
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.resume import Stamp
 from sulina.core.log.txn_memory import TxnLimits
 from sulina.core.log.txn_run import is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, QueueFull, SulinaError, TxnMemoryFull
+from sulina.failpoints import no_failpoints
 from sulina.storage.archive import ORPHAN_SECONDS, Archive, NewSlice
 from sulina.storage.directory_log import DirectoryLog, LogOptions
 from sulina.storage.files import VolatileFiles
 from sulina.storage.leftovers import seed
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.slicing import next_slice
-from sulina.storage.steps import no_steps
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import SimulatedFiles
 from sulina.types import Epoch
@@ -372,7 +373,7 @@ def test_a_directory_that_begins_with_a_state_has_its_txn_ids_l13(tmp_path: Path
     world.archived(35)
     directory, files = str(tmp_path / "log"), VolatileFiles()
     state = world.opened().log_checkpoint(SMALL.memory)
-    seed(directory, Stamp(topic_id="t", holder="holder"), state, files=files, steps=no_steps)
+    seed(directory, Stamp(topic_id="t", holder="holder"), state, files=files, failpoints=no_failpoints)
     log = DirectoryLog(directory, files=files, clock=world.clock, options=SMALL)
     log.open()
     assert [published(log, number) for number in range(35)] == [published(world.log, number) for number in range(35)]
@@ -385,9 +386,9 @@ def test_a_directory_that_begins_with_a_state_has_its_txn_ids_l13(tmp_path: Path
 async def test_a_new_txn_id_is_refused_at_once_so_that_nobody_passes_it_l13(tmp_path: Path) -> None:
     options = LogOptions(memory=MemoryLimits(txns=TxnLimits(txn_ids_max=3)))
     async with await PartitionLog.open(str(tmp_path / "log"), options=options) as log:
-        waiting = [log.append_nowait(batch(0), txn_id=f"t{number}") for number in range(3)]
+        waiting = [log.append_nowait(PublishRequest(batch(0), txn_id=f"t{number}")) for number in range(3)]
         with pytest.raises(TxnMemoryFull, match="the limit is 3: try again"):
-            log.append_nowait(batch(0), txn_id="new")
+            log.append_nowait(PublishRequest(batch(0), txn_id="new"))
         answers = await asyncio.gather(*waiting)
         with pytest.raises(QueueFull) as refused:
             await log.append(batch(0), txn_id="new")

@@ -17,11 +17,12 @@ from typing import IO, Any
 from sulina.clock import SystemClock
 from sulina.core.log.commit import commit_version
 from sulina.core.log.log_state import Appended, MemoryLimits
-from sulina.core.log.plan import Request
+from sulina.core.log.plan import Append
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.segment import SegmentLimits, index_name
 from sulina.core.log.txn_memory import TxnLimits
 from sulina.core.records.batch import split
-from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE, Append, DirectoryLog, LogOptions
+from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE, DirectoryLog, LogOptions
 from sulina.storage.files import OsFiles
 from sulina.types import Offset, Version
 from tests.support.ledger import Ledger, batch, contents, records_of
@@ -166,7 +167,7 @@ def check_repeats(log: DirectoryLog, report: Report) -> None:
         if numbers[0] not in report.ledger.acked:
             continue
         data = data_of(numbers)
-        [answer] = log.append([Append(Request(split(data), txn_of(numbers)), memoryview(data))])
+        [answer] = log.append([Append(PublishRequest(data, txn_id=txn_of(numbers)), split(data))])
         first, last = report.ledger.acked[numbers[0]], report.ledger.acked[numbers[-1]]
         assert answer == Appended(first.offset_start, last.offset_end, first.version), f"{numbers}: {answer}"
     assert log.view == before
@@ -176,7 +177,7 @@ def append(log: DirectoryLog, report: Report, numbers: Numbers) -> Appended:
     """Append as a child does, and note it. The txn_id makes it a retry where it has been sent before."""
     data = data_of(numbers)
     report.sent(numbers)
-    [answer] = log.append([Append(Request(split(data), txn_of(numbers)), memoryview(data))])
+    [answer] = log.append([Append(PublishRequest(data, txn_id=txn_of(numbers)), split(data))])
     assert isinstance(answer, Appended), answer
     report.acked(numbers, answer)
     log.checkpoint()

@@ -28,6 +28,7 @@ from obstore.store import LocalStore, S3Store
 
 import sulina
 from sulina.client import Client, ClientOptions
+from sulina.failpoints import FAILPOINTS
 from sulina.wire.messages import ClusterInfo, PartitionPlacement, Placement, TopicState, UnloadInfo
 from tests.support import serving
 from tests.support.etcd import EtcdCluster, EtcdServer
@@ -91,7 +92,7 @@ class BrokerProcess:
     async def start(self, *, kill_at: str | None = None) -> None:
         """Return when it serves. `kill_at` names the step at which the process kills itself."""
         assert self._serving is None, f"{self.broker_id} runs"
-        environment = self._environment | ({"SULINA_KILL_AT": kill_at} if kill_at else {})
+        environment = self._environment | ({FAILPOINTS: kill_at} if kill_at else {})
         self._serving = await asyncio.to_thread(
             serving.start,
             self.data,
@@ -401,8 +402,8 @@ class World:
         self, topic: str, *, to: str | None = None, force: bool = True, via: str | None = None
     ) -> list[UnloadInfo]:
         """Ask for it; the answer comes at once."""
-        answer = await self.tell(f"/v1/topics{topic}/unload", {"force": force} | ({"to": to} if to else {}), via=via)
-        return msgspec.convert(answer["unloads"], list[UnloadInfo])
+        answer = await self.tell(f"/v1/topics{topic}/moves", {"force": force} | ({"to": to} if to else {}), via=via)
+        return msgspec.convert(answer["moves"], list[UnloadInfo])
 
     async def move(self, topic: str, to: str, *, force: bool = True) -> float:
         """All of it; how long it took until it was served there."""

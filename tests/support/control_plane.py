@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from sulina.broker.cluster import Cluster, ClusterOptions, ClusterSteps, no_cluster_steps
+from sulina.broker.cluster import Cluster, ClusterOptions
 from sulina.broker.events import Event, EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
@@ -30,6 +30,7 @@ from sulina.core.cluster.entries import (
     Unload,
 )
 from sulina.errors import MetadataFailed, SulinaError
+from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.metadata import MemoryMetadata
 from sulina.ports import (
     NO_REVISION,
@@ -414,7 +415,7 @@ class Member:
     """One broker."""
 
     def __init__(
-        self, world: "World", broker_id: str, store_id: str, line: Line, owner: Serving, steps: ClusterSteps
+        self, world: "World", broker_id: str, store_id: str, line: Line, owner: Serving, failpoints: FailpointHook
     ) -> None:
         self.owner = owner
         self.line = line
@@ -435,7 +436,7 @@ class Member:
             events=stream,
             clock=world.clock,
             options=world.options,
-            steps=steps,
+            failpoints=failpoints,
         )
         self.owner.cluster = self.cluster
 
@@ -504,7 +505,7 @@ class World:
         store_id: str | None = None,
         line: Line | None = None,
         owner: Serving | None = None,
-        steps: ClusterSteps = no_cluster_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> Member:
         if broker_id in self.members:
             self._left.append(self.members[broker_id])
@@ -514,7 +515,7 @@ class World:
             store_id or f"store-{broker_id}",
             line or Line(self.shared),
             owner or Serving(broker_id),
-            steps,
+            failpoints,
         )
         self.members[broker_id] = member
         await member.cluster.start()

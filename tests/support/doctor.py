@@ -13,6 +13,7 @@ async def diagnosis(world: World, *words: str, is_etcd_asked: bool = True) -> li
     if is_etcd_asked:
         flags += ["--metadata", f"{world.etcd.url}{world.prefix}", "--objects", world.objects]
     done = await asyncio.to_thread(ended, "doctor", "--cluster", *flags, *words, "--json")
+    assert done.out, done
     told = json.loads(done.out)
     assert done.code == (0 if told["is_healthy"] else 1), done
     return [

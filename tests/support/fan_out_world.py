@@ -9,14 +9,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sulina.core.delivery.attempts import REMEMBERED_MAX, Attempts, Hand, Report
-from sulina.core.delivery.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
+from sulina.core.delivery.attempts import REMEMBERED_MAX, Hand, NodeAttempts, SendReport
+from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
 from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
     DeliveryReport,
-    Member,
     PartitionBehavior,
     PubSubConfig,
+    SubscriberId,
     SubscriberStatus,
     TopicOptions,
 )
@@ -63,7 +63,7 @@ class Home:
     """A node: its subscribers, its attempts, and both directions of its link."""
 
     name: str
-    attempts: Attempts
+    attempts: NodeAttempts
     is_up: bool = False
     is_blocked: bool = False
     is_new_life: bool = True
@@ -112,8 +112,8 @@ class World:
             self.to_owner(node, 1)
             self.to_node(node, 2)
 
-    def _attempts(self) -> Attempts:
-        return Attempts(CONFIG, is_reliable=self.is_reliable, epoch=1)
+    def _attempts(self) -> NodeAttempts:
+        return NodeAttempts(CONFIG, is_reliable=self.is_reliable, epoch=1)
 
     @property
     def end(self) -> int:
@@ -130,7 +130,7 @@ class World:
                     assert self.homes[node].is_up
                     self.must_resume -= {f"{node}{handle}" for handle in handles}
                     self.homes[node].inbox.append(("resume", handles))
-                case Remove(member, _):
+                case RemoveSubscriber(member, _):
                     if self.homes[member.node].is_up:
                         self.homes[member.node].inbox.append(("removed", member.handle))
                 case Tell(type_, fields):
@@ -261,7 +261,7 @@ class World:
         assert not attempts.holds(sub.handle, attempt)
         self._report(self.homes[sub.node], reports)
 
-    def _report(self, home: Home, reports: list[Report]) -> None:
+    def _report(self, home: Home, reports: list[SendReport]) -> None:
         if home.is_up:
             home.outbox.extend(("report", report.report) for report in reports)
 
@@ -320,14 +320,14 @@ class World:
             if kind == "join":
                 self._joins(home, *rest)
             elif kind == "leave":
-                self.do(self.fan_out.leave(Member(node, rest[0].handle), self.now))
+                self.do(self.fan_out.leave(SubscriberId(node, rest[0].handle), self.now))
             else:
                 self._reported(node, *rest)
 
     def _joins(self, home: Home, sub: Sub, offset: int | None) -> None:
         known = sub.begin if offset is None else offset
         begin = max(self.log_start, known if known is not None else self.end if sub.start is None else sub.start)
-        member = Member(home.name, sub.handle)
+        member = SubscriberId(home.name, sub.handle)
         try:
             self.do(self.fan_out.join(member, sub.name, begin if self.is_reliable else None, self.now))
         except LimitReached:

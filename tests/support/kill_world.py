@@ -326,7 +326,7 @@ class Auditor:
         feed += commits
 
     async def _commits(self, partition: int, first: int) -> list[Committed]:
-        response = await self._client.get(f"{TOPIC_PATH}/partitions/{partition}/commits", params={"from": first})
+        response = await self._client.get(f"{TOPIC_PATH}/partitions/{partition}/commits", params={"start": first})
         if response.status_code == 503:
             return []
         if response.status_code != 200:

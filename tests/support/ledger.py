@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sulina.core.log.log_state import Appended
-from sulina.core.log.plan import Request
+from sulina.core.log.plan import Append
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.batch import split
 from sulina.core.records.record import Record, decode, encode
-from sulina.storage.directory_log import Append, DirectoryLog
+from sulina.storage.directory_log import DirectoryLog
 from sulina.types import Offset, Version
 
 
@@ -52,7 +53,7 @@ def append_of(
         producer_epoch=0 if producer_id >= 0 else -1,
         base_sequence=base_sequence,
     )
-    return Append(Request(split(data), txn_id, expected_version), memoryview(data))
+    return Append(PublishRequest(data, txn_id=txn_id, expected_version=expected_version), split(data))
 
 
 def contents(log: DirectoryLog, *, max_bytes: int = 4096, version: Version | None = None) -> list[Record]:

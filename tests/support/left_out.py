@@ -38,6 +38,7 @@ BUDGETS = {
     "interop": 5,
     "node": 5,
     "testing": 5,
+    "tools": 5,
     "wire": 5,
 }
 

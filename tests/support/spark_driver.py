@@ -23,7 +23,7 @@ def copying(pipeline: Pipeline, master: str, to: str, *, is_once: bool) -> Strea
     """Every record of the pipeline's topic goes to another topic."""
     assert pipeline.url is not None
     spark = session(pipeline.name, master=master, settings=pipeline.settings)
-    where = {"url": pipeline.url, "topic": pipeline.bronze[0].topic, "startingOffsets": "earliest"}
+    where = {"url": pipeline.url, "topic": pipeline.bronze[0].topic, "start": "earliest"}
     rows = spark.readStream.format("sulina").options(**where, minPartitions=TASKS_MIN).load()
     writer = rows.select("key", "value").writeStream.format("sulina").options(url=pipeline.url, topic=to)
     writer = writer.option("checkpointLocation", f"{pipeline.checkpoint_root}/copy").queryName("copy")

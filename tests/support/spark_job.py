@@ -65,7 +65,7 @@ def job(spark: SparkSession, folder: Path, url: str, topic: str, copy: str) -> s
     where = {"url": url, "topic": topic}
     rows = spark.read.format("sulina").options(**where).load().filter("offset >= 5")
     rows.write.format("sulina-delta").mode("append").save(str(folder / "batch"))
-    stream = spark.readStream.format("sulina").options(**where, startingOffsets="earliest").load()
+    stream = spark.readStream.format("sulina").options(**where, start="earliest").load()
     for sink, options in (
         ("sulina-delta", {"path": str(folder / "streamed")}),
         ("sulina", {"url": url, "topic": copy}),

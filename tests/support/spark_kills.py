@@ -24,7 +24,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from sulina.client import Client, Message
-from sulina.spark.steps import MARKS, STOP_AT
+from sulina.failpoints import FAILPOINTS, MARKS
 from tests.support.cluster_world import WAIT_SECONDS_MAX, until
 from tests.support.ledger import records_in
 
@@ -271,7 +271,7 @@ class Driver:
                 stdin=subprocess.PIPE,  # held open: it ends when we do
                 stdout=sink,
                 stderr=sink,
-                env=environment | ({STOP_AT: stop_at} if stop_at else {}),
+                env=environment | ({FAILPOINTS: f"{stop_at}=stop"} if stop_at else {}),
                 cwd=self._folder,
                 start_new_session=True,
             )

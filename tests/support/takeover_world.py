@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sulina.core.log.log_state import Appended, MemoryLimits
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.retention import Retention
 from sulina.core.log.segment import SegmentLimits
 from sulina.core.log.txn_memory import TxnLimits
@@ -136,7 +137,7 @@ class World:
                 self.ledger.sent.add(number)
             try:
                 data = batch(number, padding_bytes=PADDING_BYTES)
-                owner.appends[number] = owner.log.append_nowait(data, txn_id=f"t{number}")
+                owner.appends[number] = owner.log.append_nowait(PublishRequest(data, txn_id=f"t{number}"))
             except (LogStopped, LogClosed, QueueFull):
                 self.unknown.append(number)
 

@@ -10,12 +10,12 @@ from sulina.core.log.commit import SegmentRef
 from sulina.core.log.log_state import Appended
 from sulina.core.log.resume import witnesses
 from sulina.core.log.segment import SegmentLimits
+from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import VolatileFiles
 from sulina.storage.leftovers import Fate, let_go
 from sulina.storage.partition_log import LogThreads
-from sulina.storage.steps import Steps, no_steps
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch, Offset
 from tests.client.virtual_time import VirtualTimeLoop
@@ -82,7 +82,7 @@ class World:
         sealed: Sealed | None = None,
         must_resume: bool = False,
         is_adopted: bool = False,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> TieredLog:
         log = await TieredLog.open(
             self.directory(broker),
@@ -101,7 +101,7 @@ class World:
             clock=self.clock,
             threads=LogThreads(Inline(), Inline(), None, Inline(), Inline()),
             hooks=self.told,
-            steps=steps,
+            failpoints=failpoints,
         )
         self.opened.append(log)
         return log

@@ -96,5 +96,5 @@ class Archives:
             f"{partition.directory}/{topic_id}",
             cache=self._cache,
             readers=self._readers,
-            steps=self._options.steps,
+            failpoints=self._options.failpoints,
         )

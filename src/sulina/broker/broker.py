@@ -25,22 +25,21 @@ from sulina.broker.pubsub.totals import Taken
 from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
-from sulina.broker.topic import NO_OPTIONS, Accepted, Topic, refuse_consumers
+from sulina.broker.topic import Accepted, Topic, refuse_consumers
 from sulina.broker.troubles import first_of_each_kind, late_consumers, partition_troubles, put_aside_troubles
 from sulina.broker.whole import whole
 from sulina.core.cluster.entries import Registration
 from sulina.core.delivery.cursor import Cursor
-from sulina.core.delivery.pubsub import PublishOptions, SubscriberInfo
+from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.commit import Commit
 from sulina.core.log.position import LATEST, Position
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import Record, encode
 from sulina.errors import (
     AlreadyExists,
     InvalidInput,
     LimitReached,
-    LogClosed,
-    LogStopped,
     NotReliable,
     NotServing,
     NotYet,
@@ -49,7 +48,7 @@ from sulina.errors import (
     SulinaError,
     TopicNotFound,
 )
-from sulina.ports import Bytes, Clock, Files, MetadataStore
+from sulina.ports import Clock, Files, MetadataStore
 from sulina.storage.partition_log import LogThreads
 from sulina.types import Offset, PartitionName, TopicName, Version, checked_subscription
 from sulina.wire.messages import (
@@ -268,40 +267,17 @@ class Broker(ClusterMember):
 
     # Records
 
-    async def accept(
-        self,
-        topic: str,
-        data: Bytes,
-        *,
-        partition: int | None = None,
-        txn_id: str | None = None,
-        expected_version: int | None = None,
-        schema_id: str | None = None,
-        topic_id: str | None = None,
-        may_skip: bool = False,
-        options: PublishOptions = NO_OPTIONS,
-    ) -> Accepted:
-        """Take batches without waiting for them to be durable: the answer's future says when they are."""
+    async def accept(self, topic: str, request: PublishRequest) -> Accepted:
+        """Take batches without waiting for them to be durable: the answer's future says when they are.
+
+        Raises:
+            SulinaError: nothing was appended.
+        """
         self._check_serving()
         if topic not in self._by_text:
             await self.hear_of(TopicName.parse(topic))
-        with self._rejecting(topic):
-            return await self.topic_named(topic).accept(
-                data,
-                partition=partition,
-                txn_id=txn_id,
-                expected_version=expected_version,
-                schema_id=schema_id,
-                topic_id=topic_id,
-                may_skip=may_skip,
-                options=options,
-            )
-
-    @contextlib.contextmanager
-    def _rejecting(self, topic: str) -> Iterator[None]:
-        """What is refused here is counted, and told."""
         try:
-            yield
+            return await self.topic_named(topic).accept(request)
         except SulinaError as error:
             known = self._by_text.get(topic)
             if known is not None:
@@ -310,35 +286,15 @@ class Broker(ClusterMember):
                 self._unplaced.rejected[reason] += 1
             raise
 
-    async def publish(
-        self,
-        name: TopicName,
-        data: Bytes,
-        *,
-        partition: int | None = None,
-        txn_id: str | None = None,
-        expected_version: int | None = None,
-        schema_id: str | None = None,
-        is_own: bool = False,
-        options: PublishOptions = NO_OPTIONS,
-    ) -> Published:
-        """Append encoded batches to one partition, all or nothing. `is_own`: this process has just encoded them."""
-        self._check_serving()
-        with self._rejecting(str(name)):
-            accepted = await self._topic(name).accept(
-                data,
-                partition=partition,
-                txn_id=txn_id,
-                expected_version=expected_version,
-                schema_id=schema_id,
-                is_own=is_own,
-                options=options,
-            )
-        if accepted.appended is not None:
-            # Whatever it raises, the answer says in the words of the cluster.
-            with contextlib.suppress(LogClosed, LogStopped):
-                await accepted.appended
-        return accepted.published()
+    async def publish(self, name: TopicName, request: PublishRequest) -> Published:
+        """Append batches to one partition, all or none; return when they are as durable as the topic wants.
+
+        Raises:
+            LeaseExpired: the partition was lost meanwhile, and the outcome is unknown.
+            SulinaError: nothing was appended.
+        """
+        accepted = await self.accept(str(name), request)
+        return await accepted.wait()
 
     async def publish_records(
         self,
@@ -353,15 +309,15 @@ class Broker(ClusterMember):
         """Append records, in one batch. Those without a timestamp get the time of now."""
         now_ms = int(self._clock.now() * 1000)
         stamped = [record if record.timestamp_ms >= 0 else replace(record, timestamp_ms=now_ms) for record in records]
-        return await self.publish(
-            name,
+        request = PublishRequest(
             encode(stamped),
             partition=partition,
             txn_id=txn_id,
             expected_version=expected_version,
             schema_id=schema_id,
-            is_own=True,
+            is_trusted=True,
         )
+        return await self.publish(name, request)
 
     async def fetch(
         self,

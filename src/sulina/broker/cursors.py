@@ -10,7 +10,6 @@
 """
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import structlog
 
 from sulina.errors import MetadataFailed, NotServing
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
+from sulina.waiting import wait_or_timeout
 
 DELAY_SECONDS = 0.2
 NOTES_SECONDS = 1.0  # between two transactions with notes
@@ -136,9 +136,7 @@ class CursorWriter:
                 continue
             if self._closing.is_set():
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._delay_seconds):
-                    await self._closing.wait()
+            await wait_or_timeout(self._closing, self._delay_seconds)
 
     async def _is_due(self) -> bool:
         """Whether something is to be written now. Else wait until that may be so."""
@@ -146,11 +144,7 @@ class CursorWriter:
         if self._waiting or self._closing.is_set() or due <= _now():
             return True
         self._wake.clear()
-        try:
-            async with asyncio.timeout(None if due == math.inf else due - _now()):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_or_timeout(self._wake, None if due == math.inf else due - _now())
         return False
 
     def _set_due(self) -> None:

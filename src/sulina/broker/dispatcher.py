@@ -15,7 +15,7 @@ from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.dead_letter import HOPS_MAX, hops_of
-from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, Sending
+from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, PlannedDelivery
 from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
 from sulina.core.delivery.ranges import Range
 from sulina.core.log.stored import bounds
@@ -25,6 +25,7 @@ from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
 from sulina.storage.directory_log import Slice
 from sulina.types import Offset, PartitionName
+from sulina.waiting import wait_or_timeout
 
 READ_BYTES = 256 << 10
 FAILURE_PAUSE_SECONDS = 1.0
@@ -184,7 +185,7 @@ class Dispatcher:
         first = places[0][2]
         return [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in places]
 
-    def _deliver(self, sending: Sending, data: memoryview, places: Sequence[tuple[int, int, int, int]]) -> None:
+    def _deliver(self, sending: PlannedDelivery, data: memoryview, places: Sequence[tuple[int, int, int, int]]) -> None:
         numbers = sending.batches
         if numbers[-1] - numbers[0] + 1 == len(numbers):
             data = data[places[numbers[0]][0] : places[numbers[-1]][1]]
@@ -196,14 +197,7 @@ class Dispatcher:
 
     async def _pause(self, now: float) -> None:
         due = self.dispatch.next_tick()
-        if due is None:
-            await self._wake.wait()
-            return
-        try:
-            async with asyncio.timeout(max(0.0, due - now)):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_or_timeout(self._wake, None if due is None else max(0.0, due - now))
 
     def _skip(self) -> None:
         """Retention has overtaken the subscription."""

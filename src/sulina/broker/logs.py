@@ -21,6 +21,7 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
 from sulina.broker.troubles import is_disk_full, trouble_of
+from sulina.byte_budget import ByteBudget
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import MemoryLimits
 from sulina.core.log.retention import KnownTime, Retention
@@ -79,6 +80,7 @@ class Logs:
         self._metrics = metrics
         self._events = events
         self._tiers = tiers  # None: there is no archive
+        self._waiting = ByteBudget(options.waiting_bytes_max)  # to be committed, in all logs together
         self._background: set[asyncio.Task[None]] = set()
         self._opened: dict[Partition, None] = {}  # in the order in which they were
         self._troubles: dict[Partition, _Trouble] = {}
@@ -423,6 +425,7 @@ class Logs:
         mine = LogOptions(
             broker_id=self._options.broker_id,
             waiting_bytes_max=self._options.partition_waiting_bytes_max,
+            node_budget=self._waiting,
             compress_checkpoints=self._options.compress_checkpoints,
         )
         if topic is None:  # it is being deleted

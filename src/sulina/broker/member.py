@@ -30,7 +30,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import BrokerMode, GivenUp, LoadReport, Registration, Step
 from sulina.core.delivery.holder import Admission, Holder, admit
 from sulina.core.log.position import LATEST
-from sulina.core.topic import Delivery, TopicSettings
+from sulina.core.topic import DeliveryGuarantee, TopicSettings
 from sulina.errors import (
     ArchiveFailed,
     BrokerNotFound,
@@ -149,7 +149,7 @@ class ClusterMember(Topics):
             clock=self._clock,
             options=options,
             verify=memory.verify,
-            steps=self.options.steps,
+            failpoints=self.options.failpoints,
         )
         self._standing.cluster = cluster
         self._memory = memory
@@ -313,7 +313,7 @@ class ClusterMember(Topics):
         topic = self._topics.get(partition.topic)
         if topic is None or partition.partition >= topic.stored.partitions:
             return None
-        return topic.stored.delivery == Delivery.RELIABLE
+        return topic.stored.delivery == DeliveryGuarantee.RELIABLE
 
     def topic_id(self, partition: PartitionName) -> str | None:
         """Return the id of its topic; None when there is no such topic."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sulina.core.delivery.pubsub import PubSubConfig
+from sulina.failpoints import FailpointHook, no_failpoints
 
 Span = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
 
@@ -13,10 +14,6 @@ Span = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
 def no_span(_name: str, _attributes: dict[str, Any]) -> AbstractContextManager[Any]:
     """Nobody traces."""
     return nullcontext()
-
-
-def no_steps(_step: str) -> None:
-    """Nobody is watching."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +41,13 @@ class BrokerOptions:
     compress_checkpoints: bool = False  # of the logs, as gzip
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)  # deliveries to subscribers
     span: Span = no_span  # around each phase of what takes long
-    steps: Callable[[str], None] = no_steps  # told of every point at which a test may end the process
+    failpoints: FailpointHook = no_failpoints  # where a test may end the process
 
 
 @dataclass(slots=True)
 class Counts:
     """What grows with what clients do."""
 
-    waiting_bytes: int = 0
     published_bytes: int = 0
     partitions: int = 0
     subscriptions: int = 0

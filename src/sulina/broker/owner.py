@@ -22,8 +22,10 @@ from sulina.broker.topic import Topic
 from sulina.broker.unloading import Outcome, Unloading
 from sulina.core.cluster.entries import Epoch, LoadReport, Unload
 from sulina.errors import NotServing, SulinaError
+from sulina.failpoints import Failpoint
 from sulina.ports import Clock, MetadataStore
 from sulina.types import PartitionName, TopicName
+from sulina.waiting import wait_or_timeout
 
 AT_ONCE = 16  # partitions that are taken over or let go
 OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
@@ -174,7 +176,7 @@ class Owner:
                 # Whatever it is: what is ours must be served, so it is tried again, and said.
                 self._standing.troubles[partition] = str(error)
                 _logger.error("partition_not_converged", partition=str(partition), error=str(error), kind=type(error))
-                await _pause(wanted.wake, RETRY_SECONDS)
+                await wait_or_timeout(wanted.wake, RETRY_SECONDS)
 
     def _cannot_be_ready(self, partition: PartitionName, wanted: _Wanted) -> bool:
         """Return whether a partition can only leave: something is missing, or making it ready has failed."""
@@ -183,7 +185,7 @@ class Owner:
         return wanted.unload.give_up or partition in self._standing.troubles
 
     async def _acquire(self, partition: PartitionName, wanted: _Wanted) -> None:
-        self._options.steps("owner.assigned")
+        self._options.failpoints(Failpoint.OWNER_ASSIGNED)
         topic = await self._topic(partition.topic)
         epoch, revision = wanted.epoch, wanted.revision
         if epoch is None:
@@ -202,7 +204,7 @@ class Owner:
         place.serve()
         wanted.ready = revision
         self._standing.troubles.pop(partition, None)
-        self._options.steps("owner.served")
+        self._options.failpoints(Failpoint.OWNER_SERVED)
         self._events.emit("partition_served", partition.topic, partition=partition.partition, epoch=epoch.epoch)
         self.cluster.report_load_soon()
         if topic.is_reliable and await asyncio.to_thread(self._logs.has_left, partition):
@@ -254,7 +256,7 @@ class Owner:
                     is_known = self._catalogue.topic_if_known(partition.topic) is topic  # else it goes with the topic
                     if is_known and not self._comes_back(partition):
                         await self._let_go(partition, topic)
-                self._options.steps("unload.local_removed")
+                self._options.failpoints(Failpoint.UNLOAD_LOCAL_REMOVED)
             else:
                 topic.dismiss_passing(error)
 
@@ -342,11 +344,3 @@ class Owner:
                 await self._unloading(topic, partition.partition, wanted.held).leave()
             except (SulinaError, OSError) as error:
                 _logger.warning("partition_not_given_back", partition=str(partition), error=str(error))
-
-
-async def _pause(wake: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await wake.wait()
-    except TimeoutError:
-        pass

@@ -10,11 +10,9 @@ from contextlib import asynccontextmanager
 
 from sulina.broker.place import Place
 from sulina.core.log.commit import offset_before
-from sulina.core.log.log_state import Appended
 from sulina.core.log.position import At, Position
 from sulina.core.log.retention import Sightings
 from sulina.errors import LogClosed, NotOwner, NotServing, StaleEpoch, VersionNotRetained
-from sulina.ports import Bytes
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, Offset, Version
@@ -41,13 +39,22 @@ class Partition:
         """Note where the log ends now, by the monotonic clock; all that was noted under this epoch."""
         if log.view.epoch != self._sighted_epoch:
             self._sightings, self._sighted_epoch = Sightings(), log.view.epoch
-        self._sightings.note(log.end_offset if isinstance(log, TieredLog) else log.view.next_offset, now)
+        self._sightings.note(log.end_offset, now)
         return self._sightings
 
     @property
     def log_if_open(self) -> Log | None:
         """The log, if it is open; good until the next await."""
         return self._log
+
+    async def open(self) -> None:
+        """Open the log, unless it is open. It may be closed again at the next await; `using` keeps it open.
+
+        Raises:
+            LogLocked, Corrupt, NotServing, LimitReached: it cannot be opened here, or not now.
+        """
+        async with self.using():
+            pass
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[Log]:
@@ -148,21 +155,6 @@ class Partition:
         assert self._turn is not None
         await asyncio.shield(self._turn)
 
-    def append_nowait(
-        self,
-        log: Log,
-        data: Bytes,
-        *,
-        txn_id: str | None,
-        expected_version: int | None,
-        is_own: bool,
-        may_skip: bool,
-    ) -> asyncio.Future[Appended]:
-        """Append to the open log. What is refused at once raises, the rest is the future's."""
-        self.place.check()
-        version = None if expected_version is None else Version(expected_version)
-        return log.append_nowait(data, txn_id=txn_id, expected_version=version, is_own=is_own, may_skip=may_skip)
-
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""
         if self.place.is_here:
@@ -208,7 +200,7 @@ class Partition:
                     for segment in view.segments
                 ],
                 error=str(log.stopped or log.damage or "") or None,
-                archived_offset=log.archived.next_offset if isinstance(log, TieredLog) else None,
+                archived_offset=log.archived_offset,
                 is_stale=self.is_stale,
             )
 

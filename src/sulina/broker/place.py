@@ -8,7 +8,7 @@ import asyncio
 from typing import Protocol
 
 from sulina.core.cluster.entries import Epoch
-from sulina.errors import Draining, NotServing
+from sulina.errors import Draining, LeaseExpired, LogClosed, LogStopped, NotServing, StaleEpoch, SulinaError
 from sulina.ports import Compare
 from sulina.types import PartitionName
 from sulina.wire.messages import TopicState
@@ -82,6 +82,17 @@ class Place:
         if self.state is TopicState.ACTIVE:
             return self.rights.lapsed()
         return self.rights.elsewhere(self.name)
+
+    def explained(self, error: LogClosed | LogStopped, *, is_taken: bool = True) -> SulinaError:
+        """Return what the end of the log means to a publisher; `is_taken`: its records may be in the log.
+
+        If the partition was lost, a publisher that asks the new owner again, under the same origin or txn_id, gets
+        the first answer.
+        """
+        is_fenced = isinstance(error, LogStopped) and isinstance(error.cause, StaleEpoch)
+        if self.is_here and not is_fenced:
+            return error
+        return LeaseExpired(broker=self.broker_id) if is_taken else self.refusal()
 
     @property
     def fence(self) -> Compare | None:

@@ -19,10 +19,18 @@ from sulina.broker.partition import Partition
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current
-from sulina.core.delivery.readers import NeededOffsets, Reader, ReaderKey, ReaderPosition, gone_back, grouped, needed
+from sulina.core.delivery.readers import (
+    NeededOffsets,
+    ReaderKey,
+    ReaderPosition,
+    RegisteredReader,
+    gone_back,
+    grouped,
+    needed,
+)
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import NO_EPOCH
-from sulina.core.topic import Delivery
+from sulina.core.topic import DeliveryGuarantee
 from sulina.errors import (
     CorruptCommit,
     InvalidInput,
@@ -54,7 +62,7 @@ End = tuple[int | None, int]  # where a log begins, if that is known, and ends
 class _Found:
     """What a listing had."""
 
-    readers: dict[ReaderKey, Reader]
+    readers: dict[ReaderKey, RegisteredReader]
     entries: dict[str, Entry]
     damage: dict[PartitionName, CorruptCommit]  # positions that cannot be read
 
@@ -105,7 +113,7 @@ class Readers:
             found = await self._list(keys.reader_prefix(name, topic))
             if not settings.force:
                 found.check()
-            reader = found.readers.get((name, topic)) or Reader(name, topic)
+            reader = found.readers.get((name, topic)) or RegisteredReader(name, topic)
             back = gone_back(reader.positions, settings.positions, settings.epochs)
             if back is not None and not settings.force:
                 raise ReaderAhead(
@@ -201,7 +209,7 @@ class Readers:
             raise TopicNotFound(topic=str(topic))
         stored, mark = known
         for number in sorted(partitions):
-            if stored.delivery != Delivery.RELIABLE:
+            if stored.delivery != DeliveryGuarantee.RELIABLE:
                 raise NotReliable(topic=str(topic))
             if not 0 <= number < stored.partitions:
                 raise PartitionNotFound(topic=str(topic), partition=number, partitions=stored.partitions)
@@ -216,7 +224,7 @@ class Readers:
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
 
-    def _written(self, reader: Reader, settings: ReaderSettings) -> dict[int, ReaderPosition]:
+    def _written(self, reader: RegisteredReader, settings: ReaderSettings) -> dict[int, ReaderPosition]:
         """The positions as they will be: what was not said stays as it was."""
         known = reader.newest if reader.positions else ReaderPosition(offset=0, updated_ms=0)
         expires = known.expires_seconds if settings.expires_seconds is None else settings.expires_seconds
@@ -277,7 +285,7 @@ class Readers:
             if self._needed is not None:
                 self._needed.setdefault(partition, NeededOffsets()).add(position.offset, position.epoch)
 
-    async def _sweep(self, found: _Found, readers: Sequence[Reader]) -> None:
+    async def _sweep(self, found: _Found, readers: Sequence[RegisteredReader]) -> None:
         """Delete readers, unless they have come back meanwhile."""
         for reader in readers:
             names = [PartitionName(reader.topic, number) for number in sorted(reader.positions)]
@@ -290,7 +298,7 @@ class Readers:
 
     # What is shown
 
-    async def _infos(self, readers: Iterable[Reader], looks_max: int | None = None) -> list[ReaderInfo]:
+    async def _infos(self, readers: Iterable[RegisteredReader], looks_max: int | None = None) -> list[ReaderInfo]:
         shown = list(readers)
         names = {PartitionName(reader.topic, number) for reader in shown for number in reader.positions}
         ends = await self._ends(sorted(names), looks_max)
@@ -358,7 +366,7 @@ def _text(key: ReaderKey) -> str:
     return f"{key[0]}{key[1]}"
 
 
-def _info(reader: Reader, ends: Mapping[PartitionName, End], now_ms: int) -> ReaderInfo:
+def _info(reader: RegisteredReader, ends: Mapping[PartitionName, End], now_ms: int) -> ReaderInfo:
     newest = reader.newest
     positions = []
     for number, position in sorted(reader.positions.items()):

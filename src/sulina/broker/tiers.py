@@ -26,6 +26,7 @@ from sulina.core.log.commit import SegmentRef
 from sulina.core.log.resume import Witness, witnesses
 from sulina.core.topic import Ack, Policy
 from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
+from sulina.failpoints import Failpoint
 from sulina.ports import Clock, Compare, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
@@ -105,7 +106,7 @@ class Tiers:
             resuming_from=log.end_offset,
         )
         self.tell_leftover(partition.name, log.resumed.leftover)
-        self._options.steps("owner.opened")
+        self._options.failpoints(Failpoint.OWNER_OPENED)
         return log
 
     async def _open(
@@ -138,7 +139,7 @@ class Tiers:
             threads=self._threads,
             metrics=self._metrics,
             hooks=hooks,
-            steps=self._options.steps,
+            failpoints=self._options.failpoints,
         )
 
     async def _check_assigned(self, place: Place, revision: int, stale: StaleEpoch) -> None:
@@ -224,7 +225,7 @@ class Tiers:
         self._topic_ids.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
         left = await asyncio.to_thread(
-            let_go, directory, archive, topic_id=topic_id, files=self._files, steps=self._options.steps
+            let_go, directory, archive, topic_id=topic_id, files=self._files, failpoints=self._options.failpoints
         )
         self.tell_leftover(partition, left)
 

@@ -5,6 +5,7 @@ state; what the log accepts is the log's to say.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,40 +26,33 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.delivery.dead_letter import is_end
 from sulina.core.delivery.dispatch import DispatchRules
-from sulina.core.delivery.pubsub import PublishOptions, PubSubEventType, TopicOptions
+from sulina.core.delivery.pubsub import PubSubEventType, TopicOptions
 from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.log_state import Appended
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.batch import NO_PRODUCER, BatchHeader, BatchLimits, split
-from sulina.core.records.compression import Codec
-from sulina.core.records.routing import partition_of, partitions_of
+from sulina.core.records.compression import Bytes, Codec
+from sulina.core.records.routing import chosen_partition
 from sulina.core.records.rows import decode_rows
 from sulina.core.records.values import check_values, checker
-from sulina.core.topic import Ack, Delivery, Policy, Schema, TopicSettings, needs_check, resolved
+from sulina.core.topic import Ack, DeliveryGuarantee, Policy, Schema, TopicSettings, needs_check, resolved
 from sulina.errors import (
     Draining,
-    KeysSpanPartitions,
-    LeaseExpired,
     LogClosed,
     LogStopped,
     NotReliable,
     PartitionNotFound,
-    QueueFull,
     SchemaConflict,
-    StaleEpoch,
     SubscriptionBusy,
     SulinaError,
     TopicNotFound,
 )
-from sulina.ports import Bytes
-from sulina.storage.tiered_log import TieredLog
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import Published, SubscriptionSettings, TopicInfo, TopicState
 
 CHOOSE_BYTES_MAX = 32 << 10  # looking for the keys of more would hold up everybody else
 CHECK_BYTES_MAX = 4 << 10  # checking the values of more would hold up everybody else
 BATCH_RECORDS_MAX = 65_536  # so that a cursor within a batch stays small
-
-NO_OPTIONS = PublishOptions()
 
 _logger = structlog.get_logger("sulina.topic")
 
@@ -73,43 +67,43 @@ def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], su
 
 @dataclass(slots=True)
 class Accepted:
-    """A publish that was taken; `appended` is done when it is what the topic's ack level says, or has failed."""
+    """A publish that a partition has taken. `pending` is done when it is as durable as its topic wants, or failed."""
 
     place: Place
     ack: Ack
-    appended: asyncio.Future[Appended] | None  # None: acked at once
+    pending: asyncio.Future[Appended] | None  # None: it is acknowledged already
     count: int = 0
     base_offset: int | None = None
 
-    @property
-    def partition(self) -> int:
-        """Where it went."""
-        return self.place.name.partition
+    async def wait(self) -> Published:
+        """Return the answer when it is acknowledged.
+
+        Raises:
+            LeaseExpired: the partition was lost meanwhile, and the outcome is unknown.
+            SulinaError: it was not appended.
+        """
+        if self.pending is not None:
+            with contextlib.suppress(LogClosed, LogStopped):  # `published` says what that means
+                await self.pending
+        return self.published()
 
     def published(self) -> Published:
-        """The answer, once `appended` is done; or its error."""
-        if self.appended is None:
-            return Published(
-                partition=self.partition, base_offset=self.base_offset, count=self.count, version=None, ack=self.ack
-            )
-        try:
-            answer = self.appended.result()
-        except (LogClosed, LogStopped) as error:
-            if self.place.is_here and not _is_fenced(error):
-                raise
-            # Its outcome is unknown; who asks the new owner again, under the same origin or txn_id, is told.
-            raise LeaseExpired(broker=self.place.broker_id) from None
+        """Return the answer, once `pending` is done.
+
+        Raises:
+            LeaseExpired: the partition was lost meanwhile, and the outcome is unknown.
+            SulinaError: it was not appended.
+        """
+        start, count, version = self.base_offset, self.count, None
+        if self.pending is not None:
+            try:
+                appended = self.pending.result()
+            except (LogClosed, LogStopped) as error:
+                raise self.place.explained(error) from None
+            start, count, version = appended.offset_start, appended.offset_end - appended.offset_start, appended.version
         return Published(
-            partition=self.partition,
-            base_offset=answer.offset_start,
-            count=answer.offset_end - answer.offset_start,
-            version=answer.version,
-            ack=self.ack,
+            partition=self.place.name.partition, base_offset=start, count=count, version=version, ack=self.ack
         )
-
-
-def _is_fenced(error: LogClosed | LogStopped) -> bool:
-    return isinstance(error, LogStopped) and isinstance(error.cause, StaleEpoch)
 
 
 FixSchema = Callable[["Topic"], Awaitable[None]]
@@ -159,7 +153,7 @@ class Topic:
         self.taken = Taken()
         self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
-        if stored.delivery == Delivery.RELIABLE:
+        if stored.delivery == DeliveryGuarantee.RELIABLE:
             self.partitions = [Partition(place, opener) for place in self.places]
         else:
             self.channels = [Channel(name, p, metrics) for p in range(stored.partitions)]
@@ -167,7 +161,7 @@ class Topic:
     @property
     def is_reliable(self) -> bool:
         """Whether it is a log."""
-        return self.stored.delivery == Delivery.RELIABLE
+        return self.stored.delivery == DeliveryGuarantee.RELIABLE
 
     def partition(self, number: int) -> Partition:
         """PartitionNotFound, NotReliable."""
@@ -183,111 +177,87 @@ class Topic:
 
     # Publishing
 
-    async def accept(
-        self,
-        data: Bytes,
-        *,
-        partition: int | None = None,
-        txn_id: str | None = None,
-        expected_version: int | None = None,
-        schema_id: str | None = None,
-        topic_id: str | None = None,
-        is_own: bool = False,
-        may_skip: bool = False,
-        options: PublishOptions = NO_OPTIONS,
-    ) -> Accepted:
+    async def accept(self, request: PublishRequest) -> Accepted:
         """Take batches for one partition. A call that is made when another has returned is appended after it.
 
-        `is_own`: this process has just encoded them, and they are not checked again. `may_skip`: their producer leaves
-        out sequences that were refused.
+        Raises:
+            NotServing: the partition is not served here, or not now.
+            SulinaError: nothing was appended.
         """
         if self.state != TopicState.ACTIVE:
             raise Draining(topic=str(self.name))
-        if topic_id is not None and topic_id != self.stored.topic_id:
+        if request.topic_id is not None and request.topic_id != self.stored.topic_id:
             raise TopicNotFound(topic=str(self.name))
-        if schema_id is not None and schema_id != self.schema_id:
-            raise SchemaConflict(topic=str(self.name), ours=schema_id, current=self.schema_id)
-        if partition is not None:
-            self.check_number(partition)
-        elif len(data) <= CHOOSE_BYTES_MAX:
-            partition = self._choose(data, txn_id)
-        else:
-            partition = await asyncio.to_thread(self._choose, data, txn_id)
-        place = self.places[partition]
-        place.check()
         checked_id = self.schema_id
-        if needs_check(self.schema, self.policy, schema_id):
-            await self._check(data)
-        if not self.is_fixed and self.is_reliable:
-            await self._fix_schema(self)
-        if self.schema_id != checked_id:  # it changed meanwhile
-            raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
-        if not self.is_reliable:
-            if expected_version is not None:
-                raise NotReliable(topic=str(self.name))
-            return self._pass_on(data, place, options)
-        owned = self.partitions[partition]
-        log = owned.log_if_open
-        if log is not None:
-            future = self._append(owned, log, data, txn_id, expected_version, is_own, may_skip)
+        if request.schema_id is not None and request.schema_id != checked_id:
+            raise SchemaConflict(topic=str(self.name), ours=request.schema_id, current=checked_id)
+        number = request.partition
+        if number is not None:
+            self.check_number(number)
+        elif self.stored.partitions == 1:
+            number = 0
+        elif len(request.data) <= CHOOSE_BYTES_MAX or request.keys == ():
+            number = self._choose(request)
         else:
-            async with owned.using() as log:
-                future = self._append(owned, log, data, txn_id, expected_version, is_own, may_skip)
-        if isinstance(log, TieredLog) and log.is_ack_archived:
-            return Accepted(place, Ack.ARCHIVED, future)
-        if self.policy.ack == Ack.MEMORY and self._can_fail_no_more(data, txn_id, expected_version):
-            future.add_done_callback(self._report_loss)
-            return Accepted(place, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(data)))
-        return Accepted(place, Ack.LOCAL, future)
+            number = await asyncio.to_thread(self._choose, request)
+        place = self.places[number]
+        has_values_to_check = needs_check(self.schema, self.policy, request.schema_id)
+        while True:
+            # The check before the append. Whatever is awaited below is followed by another turn, so nothing is
+            # awaited between the last check and the append.
+            place.check()
+            if self.schema_id != checked_id:  # it changed meanwhile
+                raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
+            if has_values_to_check:
+                await self._check(request.data)
+                has_values_to_check = False
+            elif not self.is_reliable:
+                return self._deliver_best_effort(request, place)
+            elif not self.is_fixed:
+                await self._fix_schema(self)
+            elif (log := self.partitions[number].log_if_open) is None:
+                await self.partitions[number].open()
+            else:
+                return self._append(request, place, log)
 
-    def _append(
-        self,
-        owned: Partition,
-        log: Log,
-        data: Bytes,
-        txn_id: str | None,
-        expected_version: int | None,
-        is_own: bool,
-        may_skip: bool,
-    ) -> asyncio.Future[Appended]:
-        waiting_bytes, limit = self._counts.waiting_bytes, self._options.waiting_bytes_max
-        if waiting_bytes + len(data) > limit:
-            raise QueueFull(waiting_bytes=waiting_bytes, limit_bytes=limit)
+    def _append(self, request: PublishRequest, place: Place, log: Log) -> Accepted:
         if log.stopped is not None:
-            raise owned.place.refusal() if _is_fenced(log.stopped) else log.stopped
-        future = owned.append_nowait(
-            log, data, txn_id=txn_id, expected_version=expected_version, is_own=is_own, may_skip=may_skip
-        )
-        self._counts.waiting_bytes += len(data)
-        future.add_done_callback(partial(self._settled, len(data), owned.place))
-        return future
+            raise place.explained(log.stopped, is_taken=False)
+        pending = log.append_nowait(request)
+        pending.add_done_callback(partial(self._count_answer, len(request.data), place))
+        if log.is_ack_archived:
+            return Accepted(place, Ack.ARCHIVED, pending)
+        if self.policy.ack == Ack.MEMORY and self._only_disk_can_refuse(request):
+            pending.add_done_callback(self._report_loss)
+            return Accepted(place, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(request.data)))
+        return Accepted(place, Ack.LOCAL, pending)
 
-    def _can_fail_no_more(self, data: Bytes, txn_id: str | None, expected_version: int | None) -> bool:
+    def _only_disk_can_refuse(self, request: PublishRequest) -> bool:
         """Whether only the disk can still keep the records from the log, so that a memory ack is no lie."""
         return (
-            txn_id is None
-            and expected_version is None
-            and all(h.codec == Codec.NONE and h.producer_id == NO_PRODUCER for h in self._headers(data))
+            request.txn_id is None
+            and request.expected_version is None
+            and all(h.codec == Codec.NONE and h.producer_id == NO_PRODUCER for h in self._headers(request.data))
         )
 
-    def _choose(self, data: Bytes, txn_id: str | None) -> int:
-        count = self.stored.partitions
-        if count == 1:
-            return 0
-        named = partitions_of((record.key for record in decode_rows(data, limits=self.batch_limits)), count)
-        if len(named) > 1:
-            raise KeysSpanPartitions(topic=str(self.name), partitions=", ".join(map(str, sorted(named))))
-        if named:
-            return named.pop()
-        if txn_id is not None:
-            # A repeat must come to the partition that knows its txn_id, also after a restart.
-            return partition_of(txn_id.encode(errors="replace"), count)
-        turn = next(self._turns)
-        for _ in range(count):  # one that is served here, if there is any
-            if self.places[turn].is_here:
+    def _choose(self, request: PublishRequest) -> int:
+        """Return the partition that the keys or the txn_id name; else the next in turn that is served here.
+
+        Raises:
+            KeysSpanPartitions: the keys name several.
+        """
+        count, keys = self.stored.partitions, request.keys
+        if keys is None:
+            keys = [record.key for record in decode_rows(request.data, limits=self.batch_limits)]
+        number = chosen_partition(keys, request.txn_id, count, topic=str(self.name))
+        if number is not None:
+            return number
+        number = next(self._turns)
+        for _ in range(count):
+            if self.places[number].is_here:
                 break
-            turn = next(self._turns)
-        return turn
+            number = next(self._turns)
+        return number
 
     async def _check(self, data: Bytes) -> None:
         """Check values by the schema: a few at once, more in a thread. InvalidRecord, InvalidBatch."""
@@ -302,21 +272,21 @@ class Topic:
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
 
-    def _pass_on(self, data: Bytes, place: Place, options: PublishOptions) -> Accepted:
-        place.check()  # it may have been lost while the values were checked
+    def _deliver_best_effort(self, request: PublishRequest, place: Place) -> Accepted:
+        if request.expected_version is not None:
+            raise NotReliable(topic=str(self.name))
         number = place.name.partition
         start, end = self.channels[number].publish(
-            data,
+            request.data,
             self.batch_limits,
             [group.members for group in self.passing.values()],
             self.feeds.get(number),
-            self.options.with_publish(options),
+            self.options.with_publish(request.options),
         )
-        self._count_published(end - start, len(data), place)
+        self._count_published(end - start, len(request.data), place)
         return Accepted(place, Ack.MEMORY, None, count=end - start, base_offset=start)
 
-    def _settled(self, size_bytes: int, place: Place, done: asyncio.Future[Appended]) -> None:
-        self._counts.waiting_bytes -= size_bytes
+    def _count_answer(self, size_bytes: int, place: Place, done: asyncio.Future[Appended]) -> None:
         if done.cancelled():
             return
         if (error := done.exception()) is None:
@@ -326,7 +296,7 @@ class Topic:
             self.rejected(error)
 
     def rejected(self, error: SulinaError) -> None:
-        """A publish was not taken; if the fault is the message's, or the moment's, that is a reject."""
+        """Count and tell a publish that was not taken, if the fault is the message's or the moment's."""
         reason = reject_reason(error)
         if reason is not None:
             self.taken.rejected[reason] += 1

@@ -27,6 +27,7 @@ from sulina.core.delivery.dead_letter import (
     is_end,
     txn_id_of,
 )
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import Record, encode
 from sulina.core.records.routing import partition_of
 from sulina.core.records.values import checker
@@ -325,9 +326,8 @@ class Topics(KnownTopics):
         if self.others is not None and not topic.places[partition].is_here:
             await self.others.publish(PartitionName(topic.name, partition), record, txn_id, schema_id)
             return
-        accepted = await topic.accept(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
-        if accepted.appended is not None:
-            await accepted.appended
+        request = PublishRequest(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
+        await (await topic.accept(request)).wait()
 
     @whole
     async def _create_if_absent(self, name: TopicName) -> None:

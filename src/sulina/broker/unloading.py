@@ -26,6 +26,7 @@ from sulina.core.log.commit import timestamp_text
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.resume import DIRECTORY
 from sulina.errors import Corrupt, LogIncomplete, NotOwner, NotServing, SubscriptionBusy, SulinaError
+from sulina.failpoints import Failpoint
 from sulina.ports import Clock, Compare, MetadataStore, Put
 from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
@@ -244,11 +245,11 @@ class Unloading:
             with self._span("quiesce"):
                 await self._quiesce()
                 record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.QUIESCED)
-                self._options.steps("unload.quiesced")
+                self._options.failpoints(Failpoint.UNLOAD_QUIESCED)
             with self._span("commit"):
                 await self._pause()
                 record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.PAUSED)
-                self._options.steps("unload.paused")
+                self._options.failpoints(Failpoint.UNLOAD_PAUSED)
             with self._span("seal"):
                 self._drained = await self._seal()
                 await self._cluster.advance_unload(name, unload, record_revision, step=Step.SEALED)
@@ -257,7 +258,7 @@ class Unloading:
                 is_done = await self._cluster.unassign(name, self._revision, reason=Reason.UNLOADED, to=unload.to)
                 if not is_done:
                     raise NotOwner(topic=str(name.topic), partition=self._number)
-                self._options.steps("unload.unassigned")
+                self._options.failpoints(Failpoint.UNLOAD_UNASSIGNED)
 
     async def _quiesce(self) -> None:
         if self._place.revision != self._revision:
@@ -284,7 +285,7 @@ class Unloading:
             if not self._may_leave_without(error):
                 raise
             return None  # the archive says where to go on; a sealed state is only a witness of it
-        self._options.steps("unload.sealed_archive")
+        self._options.failpoints(Failpoint.UNLOAD_SEALED_ARCHIVE)
         epoch = self._place.epoch
         assert epoch is not None
         sealed = Sealed(
@@ -298,7 +299,7 @@ class Unloading:
         state = Put(keys.sealed_state(self._place.name), msgspec.json.encode(sealed))
         async with self._place.saying:
             await self._standing.say_archived(self._place, self._revision, True, puts=(state,))
-        self._options.steps("unload.sealed_state")
+        self._options.failpoints(Failpoint.UNLOAD_SEALED_STATE)
         return drained
 
     def _span(self, phase: str) -> AbstractContextManager[Any]:

@@ -62,12 +62,16 @@ class Source:
     ] = None
 
     def check(self) -> None:
-        """InvalidSettings when both are said; a URL in the environment does not count."""
+        """Check that the options name one log; a URL from the environment does not count.
+
+        Raises:
+            InvalidSettings: both --url and --path are given.
+        """
         if self.path is not None and self.url is not None and self.url != os.environ.get(URL_VARIABLE):
             raise InvalidSettings("say either --url (of a node) or --path (of an archive or a data directory)")
 
     def place(self) -> "Place":
-        """As the Spark part knows it."""
+        """Return the location in the form that the data source takes."""
         from sulina.spark.options import Place
 
         url = None if self.path is not None else self.url or DEFAULT_URL
@@ -146,7 +150,11 @@ def audit(
 
 
 def _check_spark() -> None:
-    """SparkUnavailable."""
+    """Check that PySpark and delta-rs are installed.
+
+    Raises:
+        SparkUnavailable: one of them is missing.
+    """
     try:
         import deltalake  # noqa: F401
         import pyspark  # noqa: F401
@@ -164,7 +172,7 @@ def _session(name: str, master: str | None, remote: str | None) -> "SparkSession
 
 
 def show(report: "AuditReport") -> None:
-    """One line for each partition, then the findings, then the verdict."""
+    """Print one line for each partition, then the findings, then the verdict."""
     rare = RARE if report.table is not None else (*RARE, "table")
     terminal.print_table(COLUMNS, map(_row, report.partitions), right=COLUMNS, rare=rare)
     if report.findings:
@@ -196,7 +204,7 @@ def _row(one: "PartitionAudit") -> tuple[object, ...]:
 
 
 def verdict(report: "AuditReport") -> str:
-    """One sentence."""
+    """Return the outcome as one sentence."""
     count = len(report.findings) + report.findings_left_out
     if count:
         return f"{report.topic} does not hold: {terminal.counted(count, 'finding')}."

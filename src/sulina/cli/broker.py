@@ -52,7 +52,7 @@ def drain(
     wait
         Show how it goes until nothing is left.
     """
-    draining = _Draining(broker, is_silent=remote.json)
+    draining = _DrainProgress(broker, is_silent=remote.json)
     info = remote.run(lambda client: draining.run(client, waits=wait))
     if remote.json:
         terminal.print_json(info)
@@ -96,7 +96,7 @@ def row(info: "BrokerInfo") -> tuple[Any, ...]:
     )
 
 
-class _Draining:
+class _DrainProgress:
     """A broker that is being emptied, as it is seen."""
 
     def __init__(self, broker: str, *, is_silent: bool) -> None:

@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, Disk
-from sulina.cli.doctor import Finding, Grade
+from sulina.cli.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts
+from sulina.cli.doctor import CheckResult, Grade
 from sulina.config import Settings
 from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Seen, partitions_of, topics_of
@@ -38,7 +38,9 @@ ETCD_ADVICE = "check that etcd has a quorum, and the rights of --metadata-user"
 Answer = TypeVar("Answer")
 
 
-async def gather(settings: Settings, *, urls: Sequence[str], data: str | None, etcd: Finding | None) -> ClusterFacts:
+async def gather(
+    settings: Settings, *, urls: Sequence[str], data: str | None, etcd: CheckResult | None
+) -> ClusterFacts:
     """Read everything that the settings name. `urls`: brokers to ask first; `etcd`: what its own check found."""
     disk = None if data is None else await asyncio.to_thread(read_disk, data)
     known, by_etcd, objects_error = None, None, None
@@ -48,7 +50,7 @@ async def gather(settings: Settings, *, urls: Sequence[str], data: str | None, e
         except SulinaError as error:
             if etcd is not None and etcd.grade != Grade.FAIL:
                 found = f"{settings.metadata} cannot be read: {error}"
-                etcd = Finding(check="etcd", grade=Grade.FAIL, found=found, advice=ETCD_ADVICE)
+                etcd = CheckResult(check="etcd", grade=Grade.FAIL, found=found, advice=ETCD_ADVICE)
     if disk is not None and data is not None:
         # After the reports: a log that its broker writes to meanwhile must not look as if it ended before them.
         disk = replace(disk, ends=await asyncio.to_thread(_ends, data))
@@ -191,7 +193,7 @@ def stored_policies(stored: Mapping[str, bytes]) -> dict[TopicName, Policy]:
 # A data directory
 
 
-def read_disk(data: str) -> Disk:
+def read_disk(data: str) -> BrokerDisk:
     """Return what a data directory has, but the ends of its logs. Blocks. InvalidSettings: there is none."""
     from sulina.broker.cluster.memory import SEEN_FILE
     from sulina.node.cluster import STORE_ID_FILE
@@ -215,7 +217,7 @@ def read_disk(data: str) -> Disk:
         pass  # it was never part of a cluster
     except Corrupt as error:
         damage = str(error)
-    return Disk(
+    return BrokerDisk(
         path=data,
         free_bytes=shutil.disk_usage(data).free,
         store_id=None if store_id is None else store_id.decode("ascii", "replace"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from sulina.cli import records
-from sulina.cli.records import Format, Received
+from sulina.cli.records import Format, PrintableRecord
 from sulina.cli.remote import HERE, Remote, topic_name
 from sulina.cli.subscription import Kind
 from sulina.core.log.position import Position
@@ -107,7 +107,7 @@ def tail(
     remote.run(work)
 
 
-async def _print(source: "Reader", count: int | None, show: Callable[[Received], None]) -> None:
+async def _print(source: "Reader", count: int | None, show: Callable[[PrintableRecord], None]) -> None:
     """Every record of `source`, pushed out as they come."""
     left = count
     async with source as reader:
@@ -127,7 +127,7 @@ async def _subscribe(
     start: str,
     count: int | None,
     follow: bool,
-    show: Callable[[Received], None],
+    show: Callable[[PrintableRecord], None],
 ) -> None:
     """Print, then ack: a record that was not printed is delivered again, to whoever comes next."""
     left = count
@@ -159,10 +159,10 @@ async def _is_drained(client: "Client", topic: str, subscription: str) -> bool:
     return sum(cursor.lag - cursor.in_flight for cursor in info.cursors) <= 0
 
 
-async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]) -> list[Received]:
+async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]) -> list[PrintableRecord]:
     """The newest `lines` records of all partitions, by their time. `ends` gets where each partition ended."""
     info = await client.topic(topic)
-    newest: list[Received] = []
+    newest: list[PrintableRecord] = []
     for number in range(info.settings.partitions):
         part = await client.partition(topic, number)
         ends[number] = part.end_offset
@@ -175,7 +175,9 @@ async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]
     return newest
 
 
-async def _follow(client: "Client", topic: str, starts: dict[int, int], show: Callable[[Received], None]) -> None:
+async def _follow(
+    client: "Client", topic: str, starts: dict[int, int], show: Callable[[PrintableRecord], None]
+) -> None:
     """The records of all partitions from these offsets on, as they come."""
     async with asyncio.TaskGroup() as tasks:
         for number, start in starts.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sulina.cli import terminal
-from sulina.cli.doctor import FREE_BYTES_LOW, FREE_BYTES_NONE, Finding, Grade
+from sulina.cli.doctor import FREE_BYTES_LOW, FREE_BYTES_NONE, CheckResult, Grade
 from sulina.cli.doctor_cluster import FULL_ADVICE, PRESSED_ADVICE
 from sulina.core.cluster import history, keys
 from sulina.core.cluster.entries import Epoch, GivenUp, Registration
@@ -49,7 +49,7 @@ class BrokerAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class BrokerDisk:
     """What the data directory of a broker has."""
 
     path: str
@@ -72,20 +72,20 @@ class ClusterFacts:
     cluster: ClusterInfo | None = None  # by a broker that is in touch with etcd, or by etcd itself
     policies: Mapping[TopicName, Policy] | None = None  # of all topics, as they work
     metadata: str | None = None  # the URL of etcd, if it was asked
-    etcd: Finding | None = None
+    etcd: CheckResult | None = None
     known: Known | None = None  # what etcd, memories and archives know
     objects: str | None = None  # the URL of the archive, if it was asked for
     objects_error: str | None = None
-    disk: Disk | None = None
+    disk: BrokerDisk | None = None
 
 
-def diagnose(facts: ClusterFacts) -> list[Finding]:
+def diagnose(facts: ClusterFacts) -> list[CheckResult]:
     """Return what every check finds, in the order of the table."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
-def _result(check: str, found: Sequence[Finding], well: str) -> list[Finding]:
-    return list(found) or [Finding(check=check, grade=Grade.OK, found=well)]
+def _result(check: str, found: Sequence[CheckResult], well: str) -> list[CheckResult]:
+    return list(found) or [CheckResult(check=check, grade=Grade.OK, found=well)]
 
 
 def _some(names: Iterable[object]) -> str:
@@ -100,12 +100,12 @@ def _counted_some(names: Sequence[object], one: str) -> str:
     return f"{terminal.counted(len(names), one)} ({_some(names)})"
 
 
-def _each(check: str, grade: Grade, found: Sequence[tuple[str, str]], count: int, more: str) -> Iterator[Finding]:
+def _each(check: str, grade: Grade, found: Sequence[tuple[str, str]], count: int, more: str) -> Iterator[CheckResult]:
     """Make a finding of each (what, what to do) up to a few, and one that counts the others."""
     for what, advice in found[:NAMES_MAX]:
-        yield Finding(check=check, grade=grade, found=what, advice=advice)
+        yield CheckResult(check=check, grade=grade, found=what, advice=advice)
     if (left := count - min(len(found), NAMES_MAX)) > 0:
-        yield Finding(check=check, grade=grade, found=f"{left:,} more {more}", figures={"count": float(count)})
+        yield CheckResult(check=check, grade=grade, found=f"{left:,} more {more}", figures={"count": float(count)})
 
 
 def _answering(facts: ClusterFacts) -> list[NodeInfo]:
@@ -131,7 +131,7 @@ def _place(trouble: Trouble) -> str:
 # Brokers
 
 
-def check_brokers(facts: ClusterFacts) -> list[Finding]:
+def check_brokers(facts: ClusterFacts) -> list[CheckResult]:
     """Whether every broker answers and is ready, and why not."""
     asked = facts.brokers
     away = "start that broker; if it runs, check the network to it, or correct --url"
@@ -142,13 +142,13 @@ def check_brokers(facts: ClusterFacts) -> list[Finding]:
         what = "no broker is registered in etcd"
         if facts.known is None:
             what, advice = "nobody knows where brokers are: etcd does not answer", "name brokers with --url"
-        found.append(Finding(check="brokers", grade=Grade.FAIL, found=what, advice=advice))
+        found.append(CheckResult(check="brokers", grade=Grade.FAIL, found=what, advice=advice))
     found += _unready(facts)
     gone = [info for info in _infos(facts) if info.state == "unreachable"]
     if gone:
         names = [info.broker_id for info in gone]
         found.append(
-            Finding(
+            CheckResult(
                 check="brokers",
                 grade=Grade.WARN,
                 found=f"{_counted_some(names, 'broker')} unreachable: the lease ran out",
@@ -171,7 +171,7 @@ UNREADY = {
 }
 
 
-def _unready(facts: ClusterFacts) -> Iterator[Finding]:
+def _unready(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Find brokers that answer and are not ready, with why."""
     found = []
     for answer in facts.brokers:
@@ -189,7 +189,7 @@ def _unready(facts: ClusterFacts) -> Iterator[Finding]:
     yield from _each("brokers", Grade.FAIL, found, len(found), "brokers are not ready")
 
 
-def _shared_stores(facts: ClusterFacts) -> Iterator[Finding]:
+def _shared_stores(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Find brokers of different names whose data directories are copies of one."""
     owners: defaultdict[str, set[str]] = defaultdict(set)
     for answer in facts.brokers:
@@ -201,7 +201,7 @@ def _shared_stores(facts: ClusterFacts) -> Iterator[Finding]:
             owners[registration.store_id].add(registration.broker_id)
     for store_id, names in sorted(owners.items()):
         if len(names) > 1:
-            yield Finding(
+            yield CheckResult(
                 check="brokers",
                 grade=Grade.FAIL,
                 found=f"brokers {_some(sorted(names))} have one data directory, or copies of it (store {store_id})",
@@ -209,14 +209,14 @@ def _shared_stores(facts: ClusterFacts) -> Iterator[Finding]:
             )
 
 
-def check_leader(facts: ClusterFacts) -> list[Finding]:
+def check_leader(facts: ClusterFacts) -> list[CheckResult]:
     """Whether somebody assigns partitions, and compacts etcd's history."""
     if facts.cluster is None:
         return []
     found = []
     if facts.cluster.leader is None:
         found.append(
-            Finding(
+            CheckResult(
                 check="leader",
                 grade=Grade.FAIL,
                 found="no broker leads: nothing is assigned, nothing fails over, and nobody compacts etcd's history",
@@ -226,7 +226,7 @@ def check_leader(facts: ClusterFacts) -> list[Finding]:
     return _result("leader", found, f"{facts.cluster.leader} leads")
 
 
-def check_clocks(facts: ClusterFacts) -> list[Finding]:
+def check_clocks(facts: ClusterFacts) -> list[CheckResult]:
     """Whether the clocks of brokers agree: retention by time is paused where one is off."""
     if facts.cluster is None:
         return []
@@ -241,7 +241,7 @@ def check_clocks(facts: ClusterFacts) -> list[Finding]:
     return _result("clocks", found, "the clocks of all brokers agree")
 
 
-def check_disks(facts: ClusterFacts) -> list[Finding]:
+def check_disks(facts: ClusterFacts) -> list[CheckResult]:
     """Whether there is room on the disks of brokers."""
     nodes = _answering(facts)
     free = {node.broker_id: node.disk_free_bytes for node in nodes if node.disk_free_bytes is not None}
@@ -250,7 +250,7 @@ def check_disks(facts: ClusterFacts) -> list[Finding]:
     if not free:
         return []
     advice = "make room, or set retention on topics, or move partitions away: sulina broker drain BROKER"
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     for grade, least_bytes, most_bytes in (
         (Grade.FAIL, -1, FREE_BYTES_NONE),
         (Grade.WARN, FREE_BYTES_NONE, FREE_BYTES_LOW),
@@ -265,7 +265,7 @@ def check_disks(facts: ClusterFacts) -> list[Finding]:
 # The metadata store
 
 
-def check_etcd(facts: ClusterFacts) -> list[Finding]:
+def check_etcd(facts: ClusterFacts) -> list[CheckResult]:
     """Whether etcd answers and has room, by itself, or by what a broker says of it."""
     if facts.etcd is not None:
         return [facts.etcd]
@@ -277,14 +277,14 @@ def check_etcd(facts: ClusterFacts) -> list[Finding]:
     found = []
     if space.is_full:
         found.append(
-            Finding(check="etcd", grade=Grade.FAIL, found=f"FULL (NOSPACE): {used}{quota}", advice=FULL_ADVICE)
+            CheckResult(check="etcd", grade=Grade.FAIL, found=f"FULL (NOSPACE): {used}{quota}", advice=FULL_ADVICE)
         )
     elif history.is_pressed(is_full=False, used_bytes=space.used_bytes, quota_bytes=space.quota_bytes):
-        found.append(Finding(check="etcd", grade=Grade.WARN, found=f"{used}{quota} in use", advice=PRESSED_ADVICE))
+        found.append(CheckResult(check="etcd", grade=Grade.WARN, found=f"{used}{quota} in use", advice=PRESSED_ADVICE))
     return _result("etcd", found, f"{used}{quota} in use")
 
 
-def check_history(facts: ClusterFacts) -> list[Finding]:
+def check_history(facts: ClusterFacts) -> list[CheckResult]:
     """Whether etcd still has what brokers, disks and archive have seen in it."""
     shown = [trouble.what for _, trouble in _troubles(facts, WENT_BACK) if trouble.partition is None]
     known, seen = facts.known, _seen(facts)
@@ -299,7 +299,7 @@ def check_history(facts: ClusterFacts) -> list[Finding]:
     found = []
     if foreign and known is not None and known.identity is not None:
         found.append(
-            Finding(
+            CheckResult(
                 check="history",
                 grade=Grade.FAIL,
                 found=f"etcd is of cluster {known.identity.cluster_id}, disk or archive of {_some(sorted(foreign))}",
@@ -308,7 +308,7 @@ def check_history(facts: ClusterFacts) -> list[Finding]:
         )
     elif shown:
         found.append(
-            Finding(
+            CheckResult(
                 check="history",
                 grade=Grade.FAIL,
                 found=f"etcd went back to an older state, or was emptied: {shown[0]}{_lost(facts)}",
@@ -356,7 +356,7 @@ def _lost(facts: ClusterFacts) -> str:
     return f"; {', '.join(parts)}" if parts else ""
 
 
-def check_topics(facts: ClusterFacts) -> list[Finding]:
+def check_topics(facts: ClusterFacts) -> list[CheckResult]:
     """Whether a topic vanished that the newest memories still know, without a delete mark."""
     known = facts.known
     if known is None or not known.memories:
@@ -374,7 +374,7 @@ def check_topics(facts: ClusterFacts) -> list[Finding]:
     found = []
     if vanished:
         found.append(
-            Finding(
+            CheckResult(
                 check="topics",
                 grade=Grade.FAIL,
                 found=f"{_counted_some(vanished, 'topic')} vanished from etcd without a delete mark",
@@ -384,7 +384,7 @@ def check_topics(facts: ClusterFacts) -> list[Finding]:
     return _result("topics", found, f"{terminal.counted(len(there), 'topic')}, none vanished without a delete mark")
 
 
-def check_epochs(facts: ClusterFacts) -> list[Finding]:
+def check_epochs(facts: ClusterFacts) -> list[CheckResult]:
     """Whether archives were claimed under epochs that etcd did not give, or gave to another broker."""
     found: list[tuple[str, str]] = []
     recover = f"etcd went back: {_recover(facts)}"
@@ -410,17 +410,17 @@ def check_epochs(facts: ClusterFacts) -> list[Finding]:
 # Partitions
 
 
-def check_archive(facts: ClusterFacts) -> list[Finding]:
+def check_archive(facts: ClusterFacts) -> list[CheckResult]:
     """Whether the archive has everything that was reported of it."""
     if facts.objects is None:
         return []
     if facts.objects_error is not None:
         advice = "check --objects, --objects-endpoint and the credentials in the environment"
         found = f"{facts.objects} cannot be read: {facts.objects_error}"
-        return [Finding(check="archive", grade=Grade.FAIL, found=found, advice=advice)]
+        return [CheckResult(check="archive", grade=Grade.FAIL, found=found, advice=advice)]
     if facts.known is None:
         what, advice = "there is no etcd to compare it with", "name an etcd that answers with --metadata"
-        return [Finding(check="archive", grade=Grade.WARN, found=what, advice=advice)]
+        return [CheckResult(check="archive", grade=Grade.WARN, found=what, advice=advice)]
     lacking: list[tuple[str, str]] = []
     for partition, view in sorted(facts.known.archives.items()):
         end = End(view.next_offset, view.log_version, view.epoch)
@@ -461,7 +461,7 @@ def _give_up(what: str, partition: PartitionName) -> str:
     )
 
 
-def check_disk_logs(facts: ClusterFacts) -> list[Finding]:
+def check_disk_logs(facts: ClusterFacts) -> list[CheckResult]:
     """Whether the logs in a data directory reach as far as their broker reported."""
     disk, known = facts.disk, facts.known
     if disk is None or known is None:
@@ -486,14 +486,14 @@ def check_disk_logs(facts: ClusterFacts) -> list[Finding]:
     )
 
 
-def check_partitions(facts: ClusterFacts) -> list[Finding]:
+def check_partitions(facts: ClusterFacts) -> list[CheckResult]:
     """Whether every partition takes records at its owner, and why not."""
     nodes = _answering(facts)
     if not nodes:
         return []
     apart = {*UNREADY, *EPOCH_TROUBLES, *ELSEWHERE}
     kinds = sorted({kind for node in nodes for kind in node.trouble_counts} - apart)
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     for kind in kinds:
         items = [
             (f"{_place(one)} at {broker}: {one.what}", _remedy(kind, one)) for broker, one in _troubles(facts, kind)
@@ -519,7 +519,7 @@ def _names(trouble: Trouble) -> tuple[TopicName, int]:
     return TopicName.parse(trouble.topic or ""), trouble.partition or 0
 
 
-def check_owners(facts: ClusterFacts) -> list[Finding]:
+def check_owners(facts: ClusterFacts) -> list[CheckResult]:
     """Whether every partition has an owner, or for which broker it waits."""
     cluster = facts.cluster
     if cluster is None:
@@ -542,7 +542,7 @@ def check_owners(facts: ClusterFacts) -> list[Finding]:
         names = [f"{one.topic}/{one.partition}" for one in late]
         longest = terminal.seconds_text(max(one.since_seconds for one in late))
         found.append(
-            Finding(
+            CheckResult(
                 check="owners",
                 grade=Grade.FAIL,
                 found=f"{_counted_some(names, 'partition')} without an owner for {longest}",
@@ -553,7 +553,7 @@ def check_owners(facts: ClusterFacts) -> list[Finding]:
     return _result("owners", found, f"{terminal.counted(cluster.partitions, 'partition')}, none waits for an owner")
 
 
-def check_moves(facts: ClusterFacts) -> list[Finding]:
+def check_moves(facts: ClusterFacts) -> list[CheckResult]:
     """Whether moves, unloads and drains come to an end."""
     cluster = facts.cluster
     if cluster is None:
@@ -562,7 +562,7 @@ def check_moves(facts: ClusterFacts) -> list[Finding]:
     items = [(_stuck(one), f"see to that, or take it back: sulina topic cancel-move {one.topic}") for one in stuck]
     found = list(_each("moves", Grade.WARN, items, len(items), "moves fail or hang"))
     found += [
-        Finding(
+        CheckResult(
             check="moves",
             grade=Grade.WARN,
             found=f"{info.broker_id} is draining, and has {terminal.counted(info.partitions, 'partition')} left",
@@ -592,7 +592,7 @@ def _hangs(cluster: ClusterInfo, broker: BrokerInfo) -> bool:
 # What is kept
 
 
-def check_directories(facts: ClusterFacts) -> list[Finding]:
+def check_directories(facts: ClusterFacts) -> list[CheckResult]:
     """Whether directories wait for somebody to look at them."""
     orphaned = [f"{one.what} at {broker}" for broker, one in _troubles(facts, TroubleKind.DIRECTORY_ORPHANED)]
     aside = [f"{one.what} at {broker}" for broker, one in _troubles(facts, TroubleKind.DIRECTORY_SET_ASIDE)]
@@ -605,7 +605,7 @@ def check_directories(facts: ClusterFacts) -> list[Finding]:
     found = []
     if orphaned:
         found.append(
-            Finding(
+            CheckResult(
                 check="directories",
                 grade=Grade.FAIL,
                 found=f"kept, because the topic vanished without a delete mark: {_some(orphaned)}",
@@ -615,7 +615,7 @@ def check_directories(facts: ClusterFacts) -> list[Finding]:
         )
     if aside:
         found.append(
-            Finding(
+            CheckResult(
                 check="directories",
                 grade=Grade.WARN,
                 found=f"set aside, with records that are nowhere else: {_some(aside)}",
@@ -626,7 +626,7 @@ def check_directories(facts: ClusterFacts) -> list[Finding]:
     return _result("directories", found, "none is orphaned or set aside")
 
 
-def check_given_up(facts: ClusterFacts) -> list[Finding]:
+def check_given_up(facts: ClusterFacts) -> list[CheckResult]:
     """Whether records were given up, as it is on record."""
     if facts.known is None:
         return []
@@ -636,7 +636,7 @@ def check_given_up(facts: ClusterFacts) -> list[Finding]:
     advice = "nothing brings them back here; if a disk or a backup has them, publish them again"
     found = []
     if news:
-        found.append(Finding(check="given up", grade=Grade.WARN, found=_some(news), advice=advice))
+        found.append(CheckResult(check="given up", grade=Grade.WARN, found=_some(news), advice=advice))
     ranges = terminal.counted(len(given), "range")
     return _result("given up", found, f"{ranges} on record, none in the last 7 days")
 
@@ -651,7 +651,7 @@ def _given_up(facts: ClusterFacts, partition: PartitionName, one: GivenUp) -> st
     return f"{partition}: records [{one.start}, {end}) were given up {ago} ago, because {one.reason}"
 
 
-def check_dead_letters(facts: ClusterFacts) -> list[Finding]:
+def check_dead_letters(facts: ClusterFacts) -> list[CheckResult]:
     """Whether dead letters come to an end, in a topic that exists."""
     policies = facts.policies
     if policies is None:
@@ -671,7 +671,7 @@ def check_dead_letters(facts: ClusterFacts) -> list[Finding]:
     if absent:
         names = [f"{target} of {topic}" for topic, target in absent]
         found.append(
-            Finding(
+            CheckResult(
                 check="dead letters",
                 grade=Grade.WARN,
                 found=f"{_counted_some(names, 'dead-letter topic')} not there",
@@ -693,7 +693,7 @@ def _endless(topic: TopicName, policies: Mapping[TopicName, Policy]) -> list[Top
     return []
 
 
-def check_consumers(facts: ClusterFacts) -> list[Finding]:
+def check_consumers(facts: ClusterFacts) -> list[CheckResult]:
     """Whether consumers ack what they are sent."""
     if not _answering(facts):
         return []
@@ -704,7 +704,7 @@ def check_consumers(facts: ClusterFacts) -> list[Finding]:
     return _result("consumers", findings, "all ack in time")
 
 
-CHECKS: list[Callable[[ClusterFacts], list[Finding]]] = [
+CHECKS: list[Callable[[ClusterFacts], list[CheckResult]]] = [
     check_brokers,
     check_leader,
     check_etcd,

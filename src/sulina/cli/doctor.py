@@ -46,7 +46,7 @@ class Grade(StrEnum):
     FAIL = "fail"
 
 
-class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One check: what was found, and what to do about it."""
 
     check: str
@@ -102,7 +102,7 @@ def doctor(
     return 0 if _is_healthy(findings) else 1
 
 
-def _checks(settings: Settings) -> Iterator[Callable[[Settings], Finding]]:
+def _checks(settings: Settings) -> Iterator[Callable[[Settings], CheckResult]]:
     yield from CHECKS
     if settings.etcd is not None or settings.objects is not None:
         from sulina.cli import doctor_cluster
@@ -113,7 +113,7 @@ def _checks(settings: Settings) -> Iterator[Callable[[Settings], Finding]]:
             yield doctor_cluster.check_objects
 
 
-def _cluster_findings(settings: Settings, url: str | None, data: str | None) -> Iterator[Finding]:
+def _cluster_findings(settings: Settings, url: str | None, data: str | None) -> Iterator[CheckResult]:
     import asyncio
 
     from sulina.cli import doctor_cluster
@@ -131,11 +131,11 @@ def _cluster_findings(settings: Settings, url: str | None, data: str | None) -> 
         terminal.say(f"not looked at, because not given: {', '.join(left)}")
 
 
-def _is_healthy(findings: list[Finding]) -> bool:
+def _is_healthy(findings: list[CheckResult]) -> bool:
     return all(finding.grade != Grade.FAIL for finding in findings)
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: CheckResult) -> None:
     from rich.text import Text
 
     colour = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "red"}[finding.grade]
@@ -146,16 +146,16 @@ def _show(finding: Finding) -> None:
         terminal.out().print(Text(f"{'':18}{finding.advice}", style="dim"), soft_wrap=True)
 
 
-def check_python(_settings: Settings) -> Finding:
+def check_python(_settings: Settings) -> CheckResult:
     """The interpreter and the system under it."""
     found = (
         f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     cores = os.cpu_count() or 1
-    return Finding(check="python", grade=Grade.OK, found=f"{found}, {terminal.counted(cores, 'core')}")
+    return CheckResult(check="python", grade=Grade.OK, found=f"{found}, {terminal.counted(cores, 'core')}")
 
 
-def check_data(settings: Settings) -> Finding:
+def check_data(settings: Settings) -> CheckResult:
     """Whether the data directory can be written, and how much fits."""
     place = _existing(settings.data)
     try:
@@ -165,7 +165,7 @@ def check_data(settings: Settings) -> Finding:
             os.write(number, b"sulina")
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Finding(
+        return CheckResult(
             check="data",
             grade=Grade.FAIL,
             found=f"{settings.data} cannot be written: {error.strerror or error}",
@@ -177,18 +177,18 @@ def check_data(settings: Settings) -> Finding:
     if free < FREE_BYTES_LOW:
         grade = Grade.FAIL if free < FREE_BYTES_NONE else Grade.WARN
         advice = "make room, or set retention on the topics"
-        return Finding(check="data", grade=grade, found=found, advice=advice, figures=figures)
-    return Finding(check="data", grade=Grade.OK, found=found, figures=figures)
+        return CheckResult(check="data", grade=grade, found=found, advice=advice, figures=figures)
+    return CheckResult(check="data", grade=Grade.OK, found=found, figures=figures)
 
 
-def check_fsync(settings: Settings) -> Finding:
+def check_fsync(settings: Settings) -> CheckResult:
     """How long a small write takes to be durable: what every ack waits for."""
     place = _existing(settings.data)
     try:
         with _file_in(place) as number:
             times = _sync_times(number)
     except OSError as error:
-        return Finding(
+        return CheckResult(
             check="fsync",
             grade=Grade.FAIL,
             found=f"a write in {place} cannot be made durable: {error.strerror or error}",
@@ -199,14 +199,14 @@ def check_fsync(settings: Settings) -> Finding:
     found = f"{p50:.2f} ms in the middle, {p99:.2f} ms at the 99th percentile"
     if _is_memory(place):
         advice = "this directory is in memory: nothing in it survives a restart; choose a disk with --data"
-        return Finding(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+        return CheckResult(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
     if p50 > SLOW_MS:
         advice = f"an ack takes at least {p50:.0f} ms here; batches and many producers at once make up for it"
-        return Finding(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
-    return Finding(check="fsync", grade=Grade.OK, found=found, figures=figures)
+        return CheckResult(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+    return CheckResult(check="fsync", grade=Grade.OK, found=found, figures=figures)
 
 
-def check_clock(settings: Settings) -> Finding:
+def check_clock(settings: Settings) -> CheckResult:
     """Whether the wall clock, the file system's and the monotonic clock go together."""
     place = _existing(settings.data)
     wall, steady = time.time(), time.monotonic()
@@ -222,17 +222,19 @@ def check_clock(settings: Settings) -> Finding:
     advice = "let a time service set the clock: timestamps, retention by age and leases go by it"
     if time.gmtime(wall).tm_year < 2024:
         found = f"it is not {time.strftime('%Y-%m-%d', time.gmtime(wall))}"
-        return Finding(check="clock", grade=Grade.FAIL, found=found, advice=advice, figures=figures)
+        return CheckResult(check="clock", grade=Grade.FAIL, found=found, advice=advice, figures=figures)
     if abs(apart) > CLOCK_SECONDS_MAX:
         found = f"the file system's clock is {apart:+.1f} s from this machine's"
-        return Finding(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+        return CheckResult(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
     if abs(jump) > 0.02:
         found = f"the wall clock went {1000 * jump:+.0f} ms from the monotonic one within a moment"
-        return Finding(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
-    return Finding(check="clock", grade=Grade.OK, found="wall, file system and monotonic clock agree", figures=figures)
+        return CheckResult(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
+    return CheckResult(
+        check="clock", grade=Grade.OK, found="wall, file system and monotonic clock agree", figures=figures
+    )
 
 
-def check_port(settings: Settings) -> Finding:
+def check_port(settings: Settings) -> CheckResult:
     """Whether the port is free, or a node answers there."""
     address = address_text(settings.http_host, settings.http_port)
     family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
@@ -241,12 +243,12 @@ def check_port(settings: Settings) -> Finding:
         try:
             listener.bind((settings.http_host, settings.http_port))
             listener.listen(1)
-            return Finding(check="port", grade=Grade.OK, found=f"{address} is free")
+            return CheckResult(check="port", grade=Grade.OK, found=f"{address} is free")
         except OSError as error:
             reason = error.strerror or str(error)
     if _answers(f"http://{address}/health"):
-        return Finding(check="port", grade=Grade.OK, found=f"a node answers at http://{address}")
-    return Finding(
+        return CheckResult(check="port", grade=Grade.OK, found=f"a node answers at http://{address}")
+    return CheckResult(
         check="port",
         grade=Grade.FAIL,
         found=f"cannot listen on {address}: {reason}",
@@ -254,28 +256,28 @@ def check_port(settings: Settings) -> Finding:
     )
 
 
-def check_open_files(settings: Settings) -> Finding:
+def check_open_files(settings: Settings) -> CheckResult:
     """How many files and connections a process may have open."""
     try:
         import resource
     except ImportError:
-        return Finding(check="open files", grade=Grade.OK, found="no limit is known on this system")
+        return CheckResult(check="open files", grade=Grade.OK, found="no limit is known on this system")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a node takes what the system grants
     if most == resource.RLIM_INFINITY:
-        return Finding(check="open files", grade=Grade.OK, found="no limit")
+        return CheckResult(check="open files", grade=Grade.OK, found="no limit")
     figures = {"most": float(most)}
     if most < OPEN_FILES_LOW:
-        return Finding(
+        return CheckResult(
             check="open files",
             grade=Grade.WARN,
             found=f"at most {most:,}; a node may hold {settings.limits.connections_max:,} connections and its segments",
             advice="raise the hard limit: `ulimit -Hn`, LimitNOFILE= of systemd, or nofile in limits.conf",
             figures=figures,
         )
-    return Finding(check="open files", grade=Grade.OK, found=f"at most {most:,}", figures=figures)
+    return CheckResult(check="open files", grade=Grade.OK, found=f"at most {most:,}", figures=figures)
 
 
-def check_java(_settings: Settings) -> Finding:
+def check_java(_settings: Settings) -> CheckResult:
     """Spark needs Java; nothing else does."""
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else "java"
@@ -283,18 +285,18 @@ def check_java(_settings: Settings) -> Finding:
     try:
         told = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return Finding(check="java", grade=Grade.WARN, found="there is none", advice=advice)
+        return CheckResult(check="java", grade=Grade.WARN, found="there is none", advice=advice)
     version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', told.stderr + told.stdout)
     if version is None:
-        return Finding(check="java", grade=Grade.WARN, found="its version is not known", advice=advice)
+        return CheckResult(check="java", grade=Grade.WARN, found="its version is not known", advice=advice)
     number = int(version[1])
     found = f"Java {version[1]}{version[2]}"
     if number not in JAVA_VERSIONS:
-        return Finding(check="java", grade=Grade.WARN, found=found, advice=advice)
-    return Finding(check="java", grade=Grade.OK, found=found)
+        return CheckResult(check="java", grade=Grade.WARN, found=found, advice=advice)
+    return CheckResult(check="java", grade=Grade.OK, found=found)
 
 
-CHECKS: list[Callable[[Settings], Finding]] = [
+CHECKS: list[Callable[[Settings], CheckResult]] = [
     check_python,
     check_data,
     check_fsync,

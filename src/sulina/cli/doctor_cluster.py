@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from sulina.cli import terminal
-from sulina.cli.doctor import CLOCK_SECONDS_MAX, Finding, Grade
+from sulina.cli.doctor import CLOCK_SECONDS_MAX, CheckResult, Grade
 from sulina.config import EtcdAddress, Settings
 from sulina.core.cluster import history
 from sulina.errors import MetadataFailed, SulinaError
@@ -35,7 +35,7 @@ PRESSED_ADVICE = (
 TIME_ADVICE = "let a time service set the clocks of both machines"
 
 
-def check_etcd(settings: Settings) -> Finding:
+def check_etcd(settings: Settings) -> CheckResult:
     """Whether the members of etcd let us in, how old they are, and how long an answer takes."""
     etcd = settings.etcd
     assert etcd is not None
@@ -73,16 +73,16 @@ def check_etcd(settings: Settings) -> Finding:
         grade, advice = Grade.FAIL, "Sulina needs etcd 3.4 or newer"
     if any(status.is_full for status in statuses):
         grade, advice = Grade.FAIL, FULL_ADVICE
-    return Finding(check="etcd", grade=grade, found=found, advice=advice, figures=figures)
+    return CheckResult(check="etcd", grade=grade, found=found, advice=advice, figures=figures)
 
 
-def _etcd_away(settings: Settings, fault: SulinaError) -> Finding:
+def _etcd_away(settings: Settings, fault: SulinaError) -> CheckResult:
     found = f"{settings.metadata}: {fault}"
     advice = "correct the settings that begin with metadata"
     if isinstance(fault, MetadataFailed):
         found = f"{settings.metadata} does not answer: {fault.cause}"
         advice = "start it, or correct --metadata"
-    return Finding(check="etcd", grade=Grade.FAIL, found=found, advice=advice)
+    return CheckResult(check="etcd", grade=Grade.FAIL, found=found, advice=advice)
 
 
 async def _ask_etcd(settings: Settings) -> "tuple[EtcdStatus, list[float]]":
@@ -142,7 +142,7 @@ def _etcd_clock(etcd: EtcdAddress, settings: Settings) -> float | None:
         return None
 
 
-def check_objects(settings: Settings) -> Finding:
+def check_objects(settings: Settings) -> CheckResult:
     """Whether the object store takes, gives and refuses what it must, and how long that takes."""
     from sulina.storage.objects import open_objects
 
@@ -167,12 +167,12 @@ def check_objects(settings: Settings) -> Finding:
         advice = "check --objects, --objects-endpoint and the credentials in the environment"
         if settings.objects.startswith("file:"):
             advice = "choose a directory that this user may write, with --objects"
-        return Finding(check="objects", grade=Grade.FAIL, found=f"{settings.objects}: {error}", advice=advice)
+        return CheckResult(check="objects", grade=Grade.FAIL, found=f"{settings.objects}: {error}", advice=advice)
     p50, p99 = _percentiles(times)
     found = f"{settings.objects}: a put takes {p50:.1f} ms in the middle, {p99:.1f} ms at the 99th percentile"
     figures = {"p50_ms": p50, "p99_ms": p99, "clock_seconds": round(apart, 1)}
     if not (is_first and is_refused and is_same):
-        return Finding(
+        return CheckResult(
             check="objects",
             grade=Grade.FAIL,
             found=f"{settings.objects}: of two that put the same object, both are told that they were first",
@@ -184,7 +184,7 @@ def check_objects(settings: Settings) -> Finding:
         warning = f"its clock is {apart:+.0f} s from this machine's; {TIME_ADVICE}"
     elif p50 > SLOW_OBJECTS_MS:
         warning = "acks of the level `archived`, and moves, wait for it: put it nearer"
-    return Finding(
+    return CheckResult(
         check="objects", grade=Grade.WARN if warning else Grade.OK, found=found, advice=warning, figures=figures
     )
 

@@ -15,7 +15,7 @@ READ_AHEAD_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
 
 
-class Lines:
+class InputLines:
     """Lines of a blocking stream. Bounded: the reader waits while it is `READ_AHEAD_BYTES` ahead."""
 
     def __init__(self, stream: FileIO) -> None:

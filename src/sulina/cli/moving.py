@@ -32,7 +32,7 @@ REFUSED = "refused"
 
 
 @dataclass(slots=True, kw_only=True)
-class Move:
+class PartitionMove:
     """One partition's."""
 
     topic: str
@@ -96,11 +96,11 @@ class Move:
         }
 
 
-def begun(asked: "Iterable[UnloadInfo]", before: "Placement") -> list[Move]:
+def begun(asked: "Iterable[UnloadInfo]", before: "Placement") -> list[PartitionMove]:
     """What was asked for, and how it was before."""
     epochs = {place.partition: place.epoch for place in before.partitions}
     return [
-        Move(
+        PartitionMove(
             topic=info.topic,
             partition=info.partition,
             from_broker=info.from_broker,
@@ -115,7 +115,7 @@ def begun(asked: "Iterable[UnloadInfo]", before: "Placement") -> list[Move]:
     ]
 
 
-async def watch(client: "Client", topic: str, moves: list[Move], *, since: float, is_silent: bool) -> None:
+async def watch(client: "Client", topic: str, moves: list[PartitionMove], *, since: float, is_silent: bool) -> None:
     """Show how partitions go, until each has arrived or will not. Whoever has had enough leaves it to itself.
 
     `since` is when it was asked for, by the monotonic clock.
@@ -144,7 +144,7 @@ async def watch(client: "Client", topic: str, moves: list[Move], *, since: float
         raise
 
 
-def _tell(move: Move, *, is_silent: bool) -> None:
+def _tell(move: PartitionMove, *, is_silent: bool) -> None:
     if not is_silent and not sys.stderr.isatty():
         terminal.say(move.line())
 
@@ -161,7 +161,7 @@ def drawing(show: "Callable[[], RenderableType]", *, is_silent: bool) -> Iterato
         yield lambda: live.update(show(), refresh=True)
 
 
-def table(moves: list[Move]) -> "RenderableType":
+def table(moves: list[PartitionMove]) -> "RenderableType":
     """All of them, with how far each has come."""
     from rich.console import Group
     from rich.table import Table
@@ -177,7 +177,7 @@ def table(moves: list[Move]) -> "RenderableType":
     return Group(grid, *errors)
 
 
-def _way(move: Move) -> Any:
+def _way(move: PartitionMove) -> Any:
     from rich.text import Text
 
     if move.step not in STEPS:
@@ -190,7 +190,7 @@ def _way(move: Move) -> Any:
     return Text.assemble(*parts[:-1])
 
 
-def conclude(moves: list[Move], *, as_json: bool) -> int:
+def conclude(moves: list[PartitionMove], *, as_json: bool) -> int:
     """The result, and the exit code: 0 if all have arrived."""
     if as_json:
         terminal.print_json([move.summary() for move in moves])

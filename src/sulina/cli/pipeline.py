@@ -153,12 +153,12 @@ def replay(
     file: File = DEFAULT,
     /,
     *,
-    starting: str = "earliest",
-    to_version: int | None = None,
+    start: str = "earliest",
+    end: str = "latest",
     master: str | None = None,
     remote: str | None = None,
 ) -> None:
-    """Make a bronze or silver table anew from the log, under another name.
+    """Make a bronze or silver table again from the log, under another name.
 
     Parameters
     ----------
@@ -166,10 +166,10 @@ def replay(
         A table of the pipeline.
     into
         The name of the new one.
-    starting
+    start
         Where to begin: earliest, offset:N, timestamp:…, version:N.
-    to_version
-        End with this version of the log: the table is as it was then.
+    end
+        Where to end: latest, offset:N, timestamp:…, or version:N for the table as it was at that version.
     master
         Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
     remote
@@ -178,7 +178,7 @@ def replay(
     stages = _stages(file, master, remote)
     from sulina.spark.pipeline.replaying import replay as made
 
-    count = made(stages, table, into, starting=starting, ending_version=to_version)
+    count = made(stages, table, into, start=start, end=end)
     terminal.done(f"{into} has {terminal.counted(count, 'row')}: {stages.pipeline.table_uri(into)}")
 
 
@@ -237,7 +237,7 @@ def retry(
 
 
 def row(one: "TableProgress") -> tuple[Any, ...]:
-    """A table's progress in a table."""
+    """Return the progress of a table as a row to print."""
     return (
         one.table,
         one.stage,
@@ -266,7 +266,7 @@ def _check_spark() -> None:
 
 
 def _stages(file: Path, master: str | None, remote: str | None) -> "Stages":
-    """A pipeline on a session: starting one takes seconds, so it is said."""
+    """Return a pipeline on a new session, and say so: starting one takes seconds."""
     from sulina.spark.pipeline.definition import load
 
     pipeline = load(file)
@@ -287,7 +287,7 @@ def _stop_file(pipeline: "Pipeline") -> Path:
 
 @contextlib.contextmanager
 def _stopping(path: Path) -> Iterator[Callable[[], bool]]:
-    """Whether it is still wanted: no signal has come, and nobody has asked it to stop."""
+    """Yield a function that tells whether the pipeline should go on: no signal has come, no stop file is there."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     stopped: list[int] = []

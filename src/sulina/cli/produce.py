@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter, validators
 
 from sulina.cli import terminal
-from sulina.cli.lines import Lines
+from sulina.cli.lines import InputLines
 from sulina.cli.remote import HERE, Remote, topic_name
 from sulina.errors import InvalidInput, SulinaError
 
@@ -32,7 +32,7 @@ Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
+class _LineFormat:
     """What the records of one command have in common."""
 
     key: bytes | None
@@ -52,7 +52,7 @@ class _Shape:
 
 
 @dataclass(slots=True)
-class _Totals:
+class _ProducedTotals:
     """What has been acknowledged."""
 
     records: int = 0
@@ -124,12 +124,12 @@ def produce(
         raise InvalidInput("--rate and --size are for generated records: say how many with --count")
     if count is not None and (file or whole or key_separator):
         raise InvalidInput("--count generates records: it does not go with --file, --whole or --key-separator")
-    shape = _Shape(
+    shape = _LineFormat(
         key=None if key is None else key.encode(),
         separator=key_separator.encode() if key_separator else None,
         headers=tuple(_header(text) for text in header),
     )
-    totals = _Totals()
+    totals = _ProducedTotals()
     with contextlib.ExitStack() as stack:
         if count is not None:
             source = _generated(count, rate, size, batch, shape)
@@ -144,7 +144,7 @@ def produce(
     _tell(totals, name, as_json=remote.json)
 
 
-def _tell(totals: _Totals, topic: str, *, as_json: bool) -> None:
+def _tell(totals: _ProducedTotals, topic: str, *, as_json: bool) -> None:
     summary = totals.summary(topic)
     if as_json:
         return terminal.print_json(summary)
@@ -185,7 +185,7 @@ async def _publish_all(
     topic: str,
     partition: int | None,
     source: "AsyncIterator[list[Message]]",
-    totals: _Totals,
+    totals: _ProducedTotals,
     expected: int | None,
     as_json: bool,
 ) -> None:
@@ -232,7 +232,7 @@ async def _publish_all(
             await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
 
 
-def _count(totals: _Totals, parts: "Sequence[PublishPart]", messages: "list[Message]") -> None:
+def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "list[Message]") -> None:
     for part in parts:
         if not part.is_accepted:
             continue
@@ -268,7 +268,7 @@ def _progress(expected: int | None, *, quiet: bool) -> Iterator[Any]:
 
 
 async def _generated(
-    count: int, rate: float | None, size: int, batch: int, shape: _Shape
+    count: int, rate: float | None, size: int, batch: int, shape: _LineFormat
 ) -> "AsyncIterator[list[Message]]":
     """Values of `size` bytes that begin with their number. With a rate, batches small enough to be even."""
     filler = os.urandom(size).hex().encode()[: size - 16]
@@ -281,12 +281,12 @@ async def _generated(
         yield [shape.message(b"%015d " % number + filler, key=shape.key) for number in numbers]
 
 
-async def _read(stream: FileIO, whole: bool, batch: int, shape: _Shape) -> "AsyncIterator[list[Message]]":
+async def _read(stream: FileIO, whole: bool, batch: int, shape: _LineFormat) -> "AsyncIterator[list[Message]]":
     """Lines as they come. A thread reads, and waits when it is far ahead."""
     if whole:
         yield [shape.message(await asyncio.to_thread(stream.readall))]
         return
-    lines = Lines(stream)
+    lines = InputLines(stream)
     try:
         while got := await lines.take(batch):
             yield [shape.message(line) for line in got]

@@ -14,7 +14,7 @@ Format = Literal["text", "json", "raw"]
 SHOWN_MAX = 400  # characters of a value in text
 
 
-class Received(Protocol):
+class PrintableRecord(Protocol):
     """What a record of the client has, whether it was read or delivered."""
 
     @property
@@ -33,7 +33,7 @@ class Received(Protocol):
     def headers(self) -> Any: ...
 
 
-def printer(form: Format) -> Callable[[Received], None]:
+def printer(form: Format) -> Callable[[PrintableRecord], None]:
     """Prints one record; `flush` pushes out what was printed."""
     show = {"text": _text, "json": _json, "raw": _raw}[form]
     return lambda record: terminal.write(show(record))
@@ -44,11 +44,11 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def _raw(record: Received) -> bytes:
+def _raw(record: PrintableRecord) -> bytes:
     return (record.value or b"") + b"\n"
 
 
-def _json(record: Received) -> bytes:
+def _json(record: PrintableRecord) -> bytes:
     fields: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -70,7 +70,7 @@ def _put(fields: dict[str, Any], name: str, data: bytes | None) -> dict[str, Any
     return fields
 
 
-def _text(record: Received) -> bytes:
+def _text(record: PrintableRecord) -> bytes:
     moment = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).astimezone()
     parts = [f"{record.partition}:{record.offset}", f"{moment:%H:%M:%S}.{record.timestamp_ms % 1000:03d}"]
     parts.append("-" if record.key is None else _shown(record.key))

@@ -175,7 +175,7 @@ def _files(count: int, size_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar, where somebody looks."""
+    """Show a progress bar if standard error is a terminal."""
     if not is_shown or not terminal.err().is_terminal:
         yield lambda _done, _total: None
         return
@@ -187,7 +187,12 @@ def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 def _place(table: str, asked: Asked) -> "TablePlace":
-    """SparkUnavailable, InvalidSettings."""
+    """Return where a table is.
+
+    Raises:
+        SparkUnavailable: delta-rs is missing.
+        InvalidSettings: the path cannot be a table's.
+    """
     try:
         import deltalake  # noqa: F401
         import pyspark  # noqa: F401
@@ -200,7 +205,7 @@ def _place(table: str, asked: Asked) -> "TablePlace":
 
 @contextlib.contextmanager
 def _naming(place: "TablePlace") -> Iterator[None]:
-    """Whoever names a folder that is no table is told of those that are."""
+    """Add the tables below a folder to the error that it is not a table itself."""
     try:
         yield
     except TableNotFound as error:

@@ -398,7 +398,7 @@ class _Going:
                     texts.append(str(missing))
         return texts
 
-    async def _ask(self, client: "Client", *, waits: bool) -> list[moving.Move]:
+    async def _ask(self, client: "Client", *, waits: bool) -> list[moving.PartitionMove]:
         if self._to is not None:
             await check_broker(client, self._to)
         before, since = await client.lookup(self._topic), time.monotonic()

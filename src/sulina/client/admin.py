@@ -1,14 +1,15 @@
-"""What is asked about namespaces, topics, subscriptions and subscribers.
+"""Administration: the operations of `wire.operations` as methods.
 
-What any broker knows is asked of the home. What only the owner of a partition knows is asked of that one; what several
-owners know is put together here.
+What any broker knows is asked of the home. What only the owner of a partition knows is asked of that owner; what
+several owners know is put together here.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from sulina.client.checks import (
     PositionLike,
@@ -16,70 +17,91 @@ from sulina.client.checks import (
     checked,
     checked_number,
     checked_seconds,
-    checked_text,
     position_text,
     topic_text,
 )
-from sulina.client.in_flight import InFlight
-from sulina.client.merging import merged, merged_all
+from sulina.client.merging import merged, merged_all, summed
+from sulina.client.move_watch import MoveWatch, OnProgress
 from sulina.client.places import Place
-from sulina.client.route import Routes
+from sulina.client.route import PAUSE_SECONDS_MIN, Routes
+from sulina.core.backoff import ElapsedBackoff
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.core.log.commit import Commit
-from sulina.core.topic import Delivery, Policy, Schema, TopicSettings
+from sulina.core.topic import DeliveryGuarantee, Policy, Schema, TopicSettings
+from sulina.errors import Disconnected, InvalidSettings, NotServing
 from sulina.types import TopicName
+from sulina.wire import operations
 from sulina.wire.frames import Call, Fetch
 from sulina.wire.messages import (
+    BrokerInfo,
+    ClusterInfo,
     Fetched,
     NamespaceInfo,
     NodeInfo,
     PartitionInfo,
+    Placement,
     ProducerInfo,
+    PubSubMetrics,
     ReaderInfo,
-    ReaderPage,
     ReaderSettings,
+    Rebalanced,
     SubscriptionInfo,
     SubscriptionSettings,
     TopicInfo,
-    TopicPage,
+    UnloadInfo,
 )
+from sulina.wire.operations import READERS_MAX, TOPICS_MAX, Operation
 
-PAGE = 1000
+POLL_SECONDS_MAX = 0.5
+MOVE_SECONDS = 600.0  # everything that is not in the archive yet must be brought there
 
 PolicyLike = Policy | Mapping[str, Any]
 SchemaLike = Schema | Mapping[str, Any]
-T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Admin:
-    """Reads are repeated after a disconnect. Changes are not, once they have been sent: their outcome is unknown."""
+    """Namespaces, topics, subscriptions, readers, brokers: how to list, create, change, move and delete them.
+
+    Reads are repeated after a disconnect. Changes are not, once they have been sent: their outcome is unknown.
+    """
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._options = routes.brokers.options
 
     # Namespaces
 
     async def create_namespace(self, namespace: str, policy: PolicyLike | None = None) -> NamespaceInfo:
-        """Create it, or give it another policy."""
-        plain = msgspec.to_builtins(checked(policy or {}, Policy))
-        answer: tuple[NamespaceInfo, bool] = await self._change(
-            "put_namespace", tuple[NamespaceInfo, bool], namespace=namespace, policy=plain
-        )
-        return answer[0]
+        """Create a namespace, or change its policy.
+
+        Raises:
+            InvalidSettings: the policy or the name is not valid.
+            LimitReached: the cluster has as many namespaces as it allows.
+        """
+        return await self._ask(operations.CREATE_NAMESPACE, namespace, checked(policy or {}, Policy))
 
     async def namespace(self, namespace: str) -> NamespaceInfo:
-        """NamespaceNotFound."""
-        return await self._read("namespace", NamespaceInfo, namespace=namespace)
+        """Return a namespace.
+
+        Raises:
+            NamespaceNotFound: there is no such namespace.
+        """
+        return await self._ask(operations.NAMESPACE, namespace)
 
     async def namespaces(self) -> list[NamespaceInfo]:
-        """All of them."""
-        return await self._read("namespaces", list[NamespaceInfo])
+        """Return all namespaces, by name."""
+        return (await self._ask(operations.NAMESPACES)).namespaces
 
     async def delete_namespace(self, namespace: str) -> None:
-        """NamespaceNotEmpty."""
-        await self._change("delete_namespace", None, namespace=namespace)
+        """Delete a namespace without topics.
+
+        Raises:
+            NamespaceNotFound: there is no such namespace.
+            NamespaceNotEmpty: it has topics.
+        """
+        await self._ask(operations.DELETE_NAMESPACE, namespace)
 
     # Topics
 
@@ -88,57 +110,68 @@ class Admin:
         topic: TopicLike,
         partitions: int = 1,
         *,
-        delivery: Delivery | str = Delivery.RELIABLE,
+        delivery: DeliveryGuarantee | str = DeliveryGuarantee.RELIABLE,
         policy: PolicyLike | None = None,
         schema: SchemaLike | None = None,
     ) -> TopicInfo:
-        """Create it; one that exists gets this policy and, while it has no data, this schema.
+        """Create a topic; one that exists gets this policy and, while it has no data, this schema.
 
-        AlreadyExists, SchemaConflict, InvalidSettings, NamespaceNotFound.
+        Raises:
+            AlreadyExists: it exists with another number of partitions or another delivery.
+            SchemaConflict: it has data and another schema.
+            InvalidSettings: the settings are not valid.
+            NamespaceNotFound: its namespace does not exist.
+            LimitReached: the cluster has as many topics as it allows.
         """
         settings = TopicSettings(
             partitions=partitions,
-            delivery=checked(delivery, Delivery),
+            delivery=checked(delivery, DeliveryGuarantee),
             policy=checked(policy or {}, Policy),
             value_schema=checked(schema or {}, Schema),
         )
-        plain = msgspec.to_builtins(settings)
-        checked(plain, TopicSettings)  # the bounds are only looked at here
-        answer: tuple[TopicInfo, bool] = await self._change(
-            "put_topic", tuple[TopicInfo, bool], topic=topic_text(topic), settings=plain
-        )
-        return answer[0]
+        return await self._ask(operations.CREATE_TOPIC, topic, settings)
 
-    async def topic(self, topic: TopicLike, timeout_seconds: float | None = None) -> TopicInfo:
-        """TopicNotFound."""
-        return await self._read("topic", TopicInfo, timeout_seconds, topic=topic_text(topic))
+    async def topic(self, topic: TopicLike) -> TopicInfo:
+        """Return a topic.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        return await self._ask(operations.TOPIC, topic)
 
     async def topics(self, *, namespace: str | None = None) -> list[TopicInfo]:
-        """All of them, or those of one namespace, by name."""
+        """Return all topics, or those of one namespace, by name."""
         found: list[TopicInfo] = []
         after: str | None = None
         while True:
-            page = await self._read("topics", TopicPage, namespace=namespace, after=after, limit=PAGE)
+            page = await self._ask(operations.TOPICS, namespace, after, TOPICS_MAX)
             found += page.topics
             after = page.next
             if after is None:
                 return found
 
     async def delete_topic(self, topic: TopicLike, *, force: bool = False) -> None:
-        """With all its data. SubscriptionBusy while consumers are attached, unless forced."""
-        await self._change("delete_topic", None, topic=topic_text(topic), force=force)
+        """Delete a topic with all its records and subscriptions.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            SubscriptionBusy: consumers are attached; `force` detaches them.
+            OwnersNotReached: an owner does not answer, so consumers may be attached there; `force` goes on.
+        """
+        await self._ask(operations.DELETE_TOPIC, topic, force=force)
 
     async def partition(self, topic: TopicLike, partition: int = 0) -> PartitionInfo:
-        """Its offsets, version and segments."""
-        return await self._read_at(topic, partition, "partition", PartitionInfo)
+        """Return the offsets, the version and the segments of a partition."""
+        return await self._ask_owner(partition, operations.PARTITION, topic, partition)
 
     async def commits(self, topic: TopicLike, partition: int = 0, *, start: int, end: int) -> list[Commit]:
-        """The commits of versions [start, end), a thousand at most."""
-        return await self._read_at(topic, partition, "commits", list[Commit], start=start, end=end)
+        """Return the commits of versions [start, end), a thousand at most."""
+        page = await self._ask_owner(partition, operations.COMMITS, topic, partition, start=start, end=end)
+        return page.commits
 
     async def locate(self, topic: TopicLike, position: PositionLike, partition: int = 0) -> int:
-        """The offset that a position means now."""
-        return await self._read_at(topic, partition, "locate", int, position=position_text(position))
+        """Return the offset that a position means now."""
+        return await self._ask_owner(partition, operations.LOCATE, topic, position, partition)
 
     async def fetch(
         self,
@@ -155,7 +188,7 @@ class Admin:
     ) -> Fetched:
         """Read batches as they are stored, waiting up to `wait_seconds` for the first.
 
-        Who reads on passes the `epoch` of the answer before, and so hears of offsets that were given up since.
+        To read on, pass the `epoch` of the answer before: then offsets that were given up since are reported.
 
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
@@ -175,7 +208,7 @@ class Admin:
             lambda number: Fetch(
                 number, name, partition, offset, max_bytes, version, min_version, wait_ms, min_offset, epoch
             ),
-            timeout_seconds=self._options.timeout_seconds + wait_seconds,
+            timeout_seconds=self._routes.brokers.options.timeout_seconds + wait_seconds,
             room=self._routes.brokers.rooms.fetches,
         )
         return checked(answer, Fetched)
@@ -190,67 +223,85 @@ class Admin:
         kind: SubscriptionKind | str = SubscriptionKind.EXCLUSIVE,
         start: PositionLike = "latest",
     ) -> SubscriptionInfo:
-        """Create it, with its cursors at `start`. AlreadyExists when it is of another kind."""
+        """Create a subscription with its cursors at `start`; one that exists stays as it is.
+
+        Raises:
+            AlreadyExists: it exists and is of another kind.
+            NotReliable: the topic stores no records.
+            OffsetOutOfRange: `start` is outside the log.
+        """
         settings = SubscriptionSettings(kind=checked(kind, SubscriptionKind), start=position_text(start))
-        arguments = {
-            "topic": topic_text(topic), "subscription": subscription, "settings": msgspec.to_builtins(settings),
-        }  # fmt: skip
-        made: list[tuple[SubscriptionInfo, bool]] = await self._change_at_owners(
-            topic, "put_subscription", tuple[SubscriptionInfo, bool], arguments
-        )
-        return merged([info for info, _ in made])
+        return merged(await self._change_at_owners(operations.CREATE_SUBSCRIPTION, topic, subscription, settings))
 
     async def subscription(self, topic: TopicLike, subscription: str) -> SubscriptionInfo:
-        """With the cursors of all partitions that are served now. SubscriptionNotFound."""
-        arguments = {"topic": topic_text(topic), "subscription": subscription}
-        return merged(await self._read_owners(topic, "subscription", SubscriptionInfo, arguments))
+        """Return a subscription with the cursors of all partitions that are served now.
+
+        Raises:
+            SubscriptionNotFound: there is no such subscription.
+        """
+        return merged(await self._ask_owners(operations.SUBSCRIPTION, topic, subscription))
 
     async def subscriptions(self, topic: TopicLike) -> list[SubscriptionInfo]:
-        """All of a topic, by name."""
-        arguments = {"topic": topic_text(topic)}
-        return merged_all(await self._read_owners(topic, "subscriptions", list[SubscriptionInfo], arguments))
+        """Return the subscriptions of a topic, by name."""
+        found = await self._ask_owners(operations.SUBSCRIPTIONS, topic)
+        return merged_all(one.subscriptions for one in found)
 
     async def delete_subscription(self, topic: TopicLike, subscription: str, *, force: bool = False) -> None:
-        """With its cursors. SubscriptionBusy while consumers are attached at any broker, unless forced."""
-        arguments = {"topic": topic_text(topic), "subscription": subscription, "force": force}
-        await self._change_at(topic, await self._lowest(topic), "delete_subscription", None, arguments)
+        """Delete a subscription with its cursors.
+
+        Raises:
+            SubscriptionNotFound: there is no such subscription.
+            SubscriptionBusy: consumers are attached, at any broker; `force` detaches them.
+            OwnersNotReached: an owner does not answer, so consumers may be attached there; `force` goes on.
+        """
+        lowest = next(iter((await self._place(topic)).owners().values()), 0)
+        await self._ask_owner(lowest, operations.DELETE_SUBSCRIPTION, topic, subscription, force=force)
 
     async def seek(
         self, topic: TopicLike, subscription: str, position: PositionLike, partition: int | None = None
     ) -> SubscriptionInfo:
-        """Move its cursors, in one partition or in all. Its consumers go on from there by themselves."""
-        arguments = {
-            "topic": topic_text(topic), "subscription": subscription, "position": position_text(position),
-            "partition": partition,
-        }  # fmt: skip
+        """Move the cursors of a subscription, in one partition or in all. Its consumers go on from there.
+
+        Raises:
+            SubscriptionNotFound: there is no such subscription.
+            OffsetOutOfRange: the position is outside the log.
+        """
         if partition is not None:
-            answer: SubscriptionInfo = await self._change_at(
-                topic, checked_number("partition", partition), "seek", SubscriptionInfo, arguments
-            )
-            return answer
-        infos: list[SubscriptionInfo] = await self._change_at_owners(topic, "seek", SubscriptionInfo, arguments)
+            return await self._ask_owner(partition, operations.SEEK, topic, subscription, position, partition)
+        infos = await self._change_at_owners(operations.SEEK, topic, subscription, position)
         place = await self._place(topic)
         if not place.is_alone:
-            # A partition that nobody served, or that moved from one owner to another meanwhile, has not been sought.
+            # A partition that had no owner, or that moved from one owner to another meanwhile, has not been sought.
             sought = {cursor.partition for info in infos for cursor in info.cursors}
             for number in sorted({at.partition for at in place.partitions} - sought):
-                own = {**arguments, "partition": number}
-                infos.append(await self._change_at(topic, number, "seek", SubscriptionInfo, own))
+                infos.append(await self._ask_owner(number, operations.SEEK, topic, subscription, position, number))
         return merged(infos)
 
     async def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, list[str]]:
         """Return the ids of consumers that are attached at the owner of a partition, by subscription."""
-        return await self._read_at(topic, partition, "consumers", dict[str, list[str]])
+        return await self._ask_owner(partition, operations.CONSUMERS, topic, partition)
+
+    # Publish/subscribe
 
     async def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
-        """Who is sent all that is published to a topic, by node and name; once for each partition that is served."""
-        lists = await self._read_owners(topic, "subscribers", list[SubscriberInfo], {"topic": topic_text(topic)})
-        found = [info for infos in lists for info in infos]
+        """Return the subscribers of a topic, by node and name; once for each partition that is served."""
+        lists = await self._ask_owners(operations.SUBSCRIBERS, topic)
+        found = [info for one in lists for info in one.subscribers]
         return sorted(found, key=lambda info: (info.node, info.name, info.handle, info.partition))
 
     async def producers(self, topic: TopicLike) -> list[ProducerInfo]:
         """Return who publishes to a topic over a session, by name, with the broker that each is connected to."""
-        return await self._read("producers", list[ProducerInfo], topic=topic_text(topic))
+        return (await self._ask(operations.PRODUCERS, topic)).producers
+
+    async def pubsub_metrics(self, topic: TopicLike | None = None) -> PubSubMetrics:
+        """Return what became of messages, of one topic or of all, at all brokers together since each was started."""
+        if topic is not None:
+            return summed(await self._ask_owners(operations.PUBSUB_METRICS, topic))
+        urls = [info.url for info in (await self.cluster()).brokers if info.state != "unreachable"]
+        sessions = {self._routes.brokers.session(url) for url in urls}
+        make = _call(operations.PUBSUB_METRICS, {})
+        answers = await asyncio.gather(*(session.request(make, is_repeatable=True) for session in sessions))
+        return summed([msgspec.convert(answer, PubSubMetrics) for answer in answers])
 
     # Registered readers
 
@@ -266,129 +317,253 @@ class Admin:
         force: bool = False,
         epochs: Mapping[int, int] | None = None,
     ) -> ReaderInfo:
-        """Say where a query is, by partition: retention keeps what lies there and after it.
+        """Register where a query is, by partition: retention keeps everything from there on.
 
-        It counts until it has not been heard of for `expires_seconds`, at first 7 days: say it again now and then, also
-        when nothing has come. What is None stays as it was, and so do partitions that are not named. ReaderAhead when
-        it would go back, unless forced; PartitionNotFound, NotReliable, LimitReached.
+        The registration counts for `expires_seconds`, at first 7 days: register again now and then, also when nothing
+        has come. What is None stays as it was, and so do partitions that are not named.
 
         `epochs` are those of the answers in which everything before these positions was read. If that is given up,
         retention keeps the log from where it goes on, and the reader may go back to there.
+
+        Raises:
+            ReaderAhead: it would go back; `force` allows it.
+            PartitionNotFound: the topic has no such partition.
+            NotReliable: the topic stores no records.
+            LimitReached: the cluster has as many readers as it allows.
         """
         given = {
-            "positions": positions, "expires_seconds": expires_seconds, "kind": kind, "description": description,
-            "force": force,
+            "positions": dict(positions) if isinstance(positions, Mapping) else positions,
+            "expires_seconds": expires_seconds, "kind": kind, "description": description, "force": force,
+            "epochs": dict(epochs or {}),
         }  # fmt: skip
-        for what, text in (("kind", kind), ("description", description)):
-            if text is not None:
-                checked_text(what, text)
-        if isinstance(positions, Mapping):
-            given["positions"] = dict(positions)
-        if epochs is not None:
-            given["epochs"] = dict(epochs)
-        settings = msgspec.to_builtins(checked(given, ReaderSettings))
-        answer: tuple[ReaderInfo, bool] = await self._change(
-            "put_reader",
-            tuple[ReaderInfo, bool],
-            reader=checked_text("reader", name),
-            topic=topic_text(topic),
-            settings=settings,
-        )
-        return answer[0]
+        return await self._ask(operations.REGISTER_READER, name, topic, checked(given, ReaderSettings))
 
     async def reader(self, name: str, topic: TopicLike) -> ReaderInfo:
-        """Its positions, and its lag as far as the node that answers knows. ReaderNotFound."""
-        return await self._read("reader", ReaderInfo, reader=checked_text("reader", name), topic=topic_text(topic))
+        """Return a reader's positions, and its lag as far as the broker that answers knows it.
+
+        Raises:
+            ReaderNotFound: no such reader is registered.
+        """
+        return await self._ask(operations.READER, name, topic)
 
     async def readers(self, topic: TopicLike | None = None) -> list[ReaderInfo]:
-        """All of them, or those of one topic, by name."""
-        of = None if topic is None else topic_text(topic)
+        """Return all registered readers, or those of one topic, by name."""
         found: list[ReaderInfo] = []
         after: str | None = None
         while True:
-            page = await self._read("readers", ReaderPage, topic=of, after=after, limit=PAGE)
+            page = await self._ask(operations.READERS, topic, after, READERS_MAX)
             found += page.readers
             after = page.next
             if after is None:
                 return found
 
     async def delete_reader(self, name: str, topic: TopicLike) -> None:
-        """It holds nothing back any more. ReaderNotFound."""
-        await self._change("delete_reader", None, reader=checked_text("reader", name), topic=topic_text(topic))
+        """Delete a registered reader: retention does not wait for it any more.
+
+        Raises:
+            ReaderNotFound: no such reader is registered.
+        """
+        await self._ask(operations.DELETE_READER, name, topic)
+
+    # The cluster
 
     async def info(self) -> NodeInfo:
-        """The node that answers."""
-        return await self._read("info", NodeInfo)
+        """Return the node that answers."""
+        return await self._ask(operations.INFO)
 
-    # The home
+    async def cluster(self) -> ClusterInfo:
+        """Return the cluster as the home sees it."""
+        return await self._ask(operations.CLUSTER)
 
-    async def _read(
+    async def lookup(self, topic: TopicLike) -> Placement:
+        """Return where the partitions of a topic are served, as the home knows it.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        return await self._routes.places.ask(TopicName.parse(topic_text(topic)))
+
+    async def unloads(self, topic: TopicLike) -> list[UnloadInfo]:
+        """Return the moves of a topic that are under way."""
+        return (await self._ask(operations.MOVES, topic)).moves
+
+    async def unload(
         self,
-        method: str,
-        kind: type[T],
-        timeout_seconds: float | None = None,
-        room: InFlight | None = None,
-        **arguments: object,
-    ) -> T:
-        answer = await self._routes.brokers.read(_call(method, arguments), timeout_seconds=timeout_seconds, room=room)
-        return msgspec.convert(answer, kind)
+        topic: TopicLike,
+        *,
+        force: bool = False,
+        to: str | None = None,
+        partition: int | None = None,
+        give_up: bool = False,
+        wait: bool = True,
+        on_progress: OnProgress | None = None,
+        timeout_seconds: float = MOVE_SECONDS,
+    ) -> list[UnloadInfo]:
+        """Move the partitions of a topic, or one of them, to `to` or to the broker that the leader picks.
 
-    async def _change(self, method: str, kind: Any, **arguments: object) -> Any:
-        answer = await self._routes.brokers.change(_call(method, arguments))
-        return msgspec.convert(answer, kind)
+        Returns the moves when they have ended; without `wait` at once. Partitions that are at `to` already stay, and
+        are not in the answer. `on_progress` is called for every step. `give_up` lets a partition go on that is closed
+        because records are missing (LogIncomplete): they are lost for good.
 
-    # Owners
+        Raises:
+            SubscriptionBusy: consumers are attached; with `force` they follow by themselves.
+            InvalidSettings: there is no broker `to`, or the node is not part of a cluster.
+            NotServing: it takes longer than `timeout_seconds`; the moves go on.
+        """
+        checked_seconds("timeout_seconds", timeout_seconds)
+        before = await self.lookup(topic)
+        begun = await self._ask(operations.MOVE_TOPIC, topic, to, partition, force, give_up)
+        if not wait or not begun.moves:
+            return begun.moves
+        watch = MoveWatch(topic_text(topic), begun.moves, before, on_progress)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._wait_moved(topic, watch)
+        except TimeoutError:
+            raise watch.timed_out(timeout_seconds) from None
+        return watch.moves
+
+    async def cancel_unloads(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
+        """Cancel the moves of a topic, all or that of one partition, and return them. What has moved stays moved."""
+        return (await self._ask(operations.CANCEL_MOVES, topic, partition=partition)).moves
+
+    async def move(
+        self,
+        topic: TopicLike,
+        to: str,
+        *,
+        force: bool = False,
+        partition: int | None = None,
+        wait: bool = True,
+        on_progress: OnProgress | None = None,
+        timeout_seconds: float = MOVE_SECONDS,
+    ) -> list[UnloadInfo]:
+        """Move a topic to one broker, as `unload` does.
+
+        Raises:
+            InvalidSettings: there is no such broker.
+        """
+        return await self.unload(
+            topic,
+            force=force,
+            to=to,
+            partition=partition,
+            wait=wait,
+            on_progress=on_progress,
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def drain_broker(self, broker_id: str) -> BrokerInfo:
+        """Move all partitions away from a broker, and assign no more to it.
+
+        Raises:
+            BrokerNotFound: there is no such broker.
+        """
+        return await self._ask(operations.DRAIN_BROKER, broker_id)
+
+    async def activate_broker(self, broker_id: str) -> BrokerInfo:
+        """Let a broker own partitions again.
+
+        Raises:
+            BrokerNotFound: there is no such broker.
+        """
+        return await self._ask(operations.ACTIVATE_BROKER, broker_id)
+
+    async def rebalance(self) -> Rebalanced:
+        """Move partitions from the most loaded brokers to the least loaded ones, and return the moves."""
+        return await self._ask(operations.REBALANCE)
+
+    async def _wait_moved(self, topic: TopicLike, watch: MoveWatch) -> None:
+        time = asyncio.get_running_loop().time
+        backoff = ElapsedBackoff(PAUSE_SECONDS_MIN, POLL_SECONDS_MAX, self._routes.brokers.rng.random)
+        while True:
+            if await self._has_moved(topic, watch):
+                return
+            await asyncio.sleep(backoff.next(time()))
+
+    async def _has_moved(self, topic: TopicLike, watch: MoveWatch) -> bool:
+        """Return whether all partitions are served by their next owner; the home may be away for a while."""
+        try:
+            # In this order: what is not under way any more has moved by then.
+            under_way = await self.unloads(topic)
+            place = await self._routes.places.look_up(TopicName.parse(topic_text(topic)))
+        except (Disconnected, NotServing):
+            if self._routes.brokers.is_closed:
+                raise
+            return False
+        return watch.see(under_way, place)
+
+    # How operations are asked for
 
     async def _place(self, topic: TopicLike) -> Place:
-        """Where it is, as far as is known."""
+        """Return where a topic is served, as far as is known."""
         return await self._routes.places.get(TopicName.parse(topic_text(topic)))
 
-    async def _lowest(self, topic: TopicLike) -> int:
-        """The first partition that somebody serves."""
-        return next(iter((await self._place(topic)).owners().values()), 0)
+    async def _ask(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the home's answer."""
+        make = _call(operation, _plain(operation.arguments(*args, **kwargs)))
+        brokers = self._routes.brokers
+        answer = await (brokers.change(make) if operation.changes else brokers.read(make))
+        return msgspec.convert(answer, operation.result)
 
-    async def _read_at(self, topic: TopicLike, partition: int, method: str, kind: type[T], **arguments: object) -> T:
-        """Of the owner of one partition."""
-        name, number = TopicName.parse(topic_text(topic)), checked_number("partition", partition)
-        make = _call(method, {"topic": str(name), "partition": number, **arguments})
-        return msgspec.convert(await self._routes.read(self._routes.route(name, number), make), kind)
+    async def _ask_owner(self, partition: int, operation: Operation[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the answer of the owner of a partition."""
+        plain = _plain(operation.arguments(*args, **kwargs))
+        return await self._request(TopicName.parse(plain["topic"]), partition, operation, plain)
 
-    async def _change_at(
-        self, topic: TopicLike, partition: int, method: str, kind: Any, arguments: Mapping[str, object]
-    ) -> Any:
-        """Of the owner of one partition."""
-        name = TopicName.parse(topic_text(topic))
-        answer = await self._routes.change(name, partition, _call(method, arguments))
-        return msgspec.convert(answer, kind)
+    async def _ask_owners(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Return the answers of all brokers that serve partitions of a topic now, asked at once."""
+        plain = _plain(operation.arguments(*args, **kwargs))
+        name = TopicName.parse(plain["topic"])
+        numbers = await self._owned(name)
+        if len(numbers) == 1:
+            return [await self._request(name, numbers[0], operation, plain)]
+        return list(await asyncio.gather(*(self._request(name, number, operation, plain) for number in numbers)))
 
-    async def _read_owners(
-        self, topic: TopicLike, method: str, kind: type[T], arguments: Mapping[str, object]
-    ) -> list[T]:
-        """Of everybody who serves something of a topic now; those who lose it meanwhile are passed over."""
-        name = TopicName.parse(topic_text(topic))
-        place = await self._place(topic)
+    async def _change_at_owners(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Return the answers of all brokers that serve partitions of a topic now, asked one after the other."""
+        plain = _plain(operation.arguments(*args, **kwargs))
+        name = TopicName.parse(plain["topic"])
+        return [await self._request(name, number, operation, plain) for number in await self._owned(name)]
+
+    async def _owned(self, name: TopicName) -> list[int]:
+        """Return a partition of each owner of a topic, the owner of the lowest first."""
+        place = await self._routes.places.get(name)
         if not place.is_alone:
             place = await self._routes.places.look_up(name)
-        make = _call(method, arguments)
-        if len(place.owners()) <= 1:
-            number = next(iter(place.owners().values()), 0)
-            return [msgspec.convert(await self._routes.read(self._routes.route(name, number), make), kind)]
-        found = await asyncio.gather(
-            *(self._routes.read(self._routes.route(name, number), make) for number in place.owners().values())
-        )
-        return [msgspec.convert(answer, kind) for answer in found]
+        return list(place.owners().values()) or [0]
 
-    async def _change_at_owners(
-        self, topic: TopicLike, method: str, kind: Any, arguments: Mapping[str, object]
-    ) -> list[Any]:
-        """Of everybody who serves something of a topic now, one after the other; the one with the lowest first."""
-        name = TopicName.parse(topic_text(topic))
-        place = await self._place(topic)
-        if not place.is_alone:
-            place = await self._routes.places.look_up(name)
-        numbers = list(place.owners().values()) or [0]
-        return [await self._change_at(topic, number, method, kind, arguments) for number in numbers]
+    async def _request(
+        self, name: TopicName, partition: int, operation: Operation[..., R], plain: Mapping[str, Any]
+    ) -> R:
+        make, routes = _call(operation, plain), self._routes
+        if operation.changes:
+            answer = await routes.change(name, partition, make)
+        else:
+            answer = await routes.read(routes.route(name, partition), make)
+        return msgspec.convert(answer, operation.result)
 
 
-def _call(method: str, arguments: Mapping[str, object]) -> Callable[[int], Call]:
-    return lambda number: Call(number, method, dict(arguments))
+def _call(operation: Operation[..., Any], plain: Mapping[str, Any]) -> Callable[[int], Call]:
+    return lambda number: Call(number, operation.name, dict(plain))
+
+
+def _plain(arguments: Struct) -> dict[str, Any]:
+    """Return arguments as they are sent: a frame of another shape would end the connection for all requests.
+
+    Raises:
+        InvalidName: the name of a topic is not valid.
+        InvalidSettings: an argument is not of its type, or outside its limits.
+    """
+    given: dict[str, Any] = msgspec.structs.asdict(arguments)
+    if given.get("topic") is not None:
+        given["topic"] = topic_text(given["topic"])
+    if "position" in given:
+        given["position"] = position_text(given["position"])
+    try:
+        plain: dict[str, Any] = msgspec.to_builtins(given)
+        msgspec.msgpack.encode(plain)
+    except (TypeError, ValueError, OverflowError) as error:  # no type of JSON; a lone surrogate; more than 64 bits
+        raise InvalidSettings(f"an argument cannot be sent: {error}") from None
+    checked(plain, type(arguments))
+    return plain

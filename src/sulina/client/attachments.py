@@ -16,11 +16,11 @@ from functools import partial
 import msgspec
 
 from sulina.client.attachment import Attachment
-from sulina.client.backoff import Patience
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
 from sulina.client.places import Place, Places, unowned
 from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
+from sulina.core.backoff import ElapsedBackoff
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import (
     Conflict,
@@ -39,6 +39,7 @@ from sulina.errors import (
     SulinaError,
 )
 from sulina.types import TopicName
+from sulina.waiting import wait_or_timeout
 from sulina.wire.frames import Deliver, FromClient, Subscribe
 from sulina.wire.messages import Subscribed
 
@@ -133,7 +134,7 @@ class Attachments:
         self._keeper: asyncio.Task[None] | None = None
         self._reason: SulinaError | None = None  # why something is not attached
         self._backoff = brokers.home.backoff()
-        self._patience = Patience(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, brokers.rng)
+        self._patience = ElapsedBackoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, brokers.rng.random)
 
     async def open(self) -> None:
         """Attach to all who own something now. The node's errors, such as SubscriptionBusy.
@@ -250,10 +251,7 @@ class Attachments:
             seconds = self._look_seconds if is_settled else ATTACH_SECONDS
         else:
             seconds = self._pause() or PAUSE_SECONDS_MIN
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
+        if not await wait_or_timeout(self._changed, seconds):
             if seconds == LOOK_SECONDS_MAX:
                 self._patience.reset()
             self._look_seconds = min(2 * self._look_seconds, LOOK_SECONDS_MAX)

@@ -8,7 +8,6 @@
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishStatus
 from sulina.core.delivery.rejects import RejectReason
 from sulina.errors import InvalidRecord, InvalidSettings, ProducerFull, ProducerStopped, SchemaConflict, SulinaError
+from sulina.waiting import wait_or_timeout
 
 RECORD_BYTES = 32  # around a key and a value
 
@@ -262,9 +262,7 @@ class BatchingProducer:
                 task.add_done_callback(partial(self._landed, batch))
             due_at = self._batching.due_at()
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due_at is None else max(0.0, due_at - self._now())):
-                    await self._wake.wait()
+            await wait_or_timeout(self._wake, None if due_at is None else max(0.0, due_at - self._now()))
 
     def _landed(self, batch: OnItsWay[Receipt], task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -313,10 +311,7 @@ class BatchingProducer:
 
     async def _pause(self) -> bool:
         """Before something is sent again; True: it is not to be."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.options.retry_seconds):
-                await self._giving_up.wait()
-        return self._giving_up.is_set()
+        return await wait_or_timeout(self._giving_up, self.options.retry_seconds)
 
     def _take_in(self, told: dict[Receipt, PublishAck | SulinaError]) -> list[list[Receipt]]:
         """Settle these, but for those that were refused together: they are to be sent apart."""

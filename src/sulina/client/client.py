@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
+
+from sulina.client.admin import Admin
 from sulina.client.attachments import Terms
 from sulina.client.batches import BatchCodec
 from sulina.client.batching_producer import BatchingOptions, BatchingProducer, OnFailure, Rest, Write
 from sulina.client.batching_rules import BatchingRules
 from sulina.client.brokers import Brokers, Reach
 from sulina.client.checks import PositionLike, TopicLike, checked, checked_number, position_text, topic_text
-from sulina.client.cluster_admin import ClusterAdmin
 from sulina.client.connection import Connector
 from sulina.client.lanes import Lanes
 from sulina.client.message import HeadersLike, Message
@@ -36,12 +38,13 @@ from sulina.core.log.position import Position
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings, SulinaError
 from sulina.types import TopicName, checked_producer
+from sulina.wire.frames import Call
 from sulina.wire.messages import Published, TopicInfo
 
 T = TypeVar("T")
 
 
-class Client(ClusterAdmin):
+class Client(Admin):
     """`async with sulina.connect(url) as client:`. Everything may be called from many tasks at once."""
 
     def __init__(
@@ -138,10 +141,14 @@ class Client(ClusterAdmin):
     async def _ask_topic(self, name: TopicName, timeout_seconds: float | None) -> TopicInfo:
         """What it is; and where, as that is wanted next."""
         info, _ = await asyncio.gather(
-            self._read("topic", TopicInfo, timeout_seconds, self._brokers.rooms.lookups, topic=str(name)),
+            self._brokers.read(
+                lambda number: Call(number, "topic", {"topic": str(name)}),
+                timeout_seconds=timeout_seconds,
+                room=self._brokers.rooms.lookups,
+            ),
             self._places.look_up(name),
         )
-        return info
+        return msgspec.convert(info, TopicInfo)
 
     # Publishing
 

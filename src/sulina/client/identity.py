@@ -12,15 +12,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sulina.client.backoff import Backoff
 from sulina.client.client import Client
 from sulina.client.handling import Handler, HandlerCalls, calling, threads_for
 from sulina.client.message import Delivered, PubSubMessage
 from sulina.client.serialization import SerializationRegistry
 from sulina.client.subscriber import SubscriberTerms
 from sulina.client.subscription import Subscription
+from sulina.core.backoff import Backoff
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import Disconnected, NotStarted, SulinaError
+from sulina.waiting import wait_or_timeout
 
 # Messages that a node sends beyond what the handler has: their ack timeout runs while they wait.
 CREDIT = 1
@@ -58,7 +59,7 @@ class IdentitySubscriber:
         self._messages = self._consume()
         self._is_idle = True  # the handler is not at work
         self._leaving = asyncio.Event()
-        self._backoff = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, client.brokers.rng)
+        self._backoff = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, client.brokers.rng.random)
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -159,11 +160,8 @@ class IdentitySubscriber:
 
     async def _pause(self) -> None:
         """Leave it to others for a while, unless it is over; then offer again."""
-        if not self._leaving.is_set():
-            try:
-                await asyncio.wait_for(self._leaving.wait(), self._backoff.next())
-            except TimeoutError:
-                self._messages = self._consume()
+        if not await wait_or_timeout(self._leaving, self._backoff.next()):
+            self._messages = self._consume()
 
     async def _serve(self) -> None:
         """Handle what comes, until the handler fails or it is over. The subscription's errors."""

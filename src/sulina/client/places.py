@@ -13,6 +13,7 @@ from sulina.errors import Disconnected, NotOwner, NotServing, Recovering, Sulina
 from sulina.types import TopicName
 from sulina.wire.frames import Call
 from sulina.wire.messages import PartitionPlacement, Placement, TopicState
+from sulina.wire.operations import PLACEMENT
 
 PLACES_KNOWN_MAX = 10_000
 LOOKUP_SECONDS = 3.0  # then another broker is asked
@@ -111,7 +112,7 @@ class Places:
         """Whoever answers. TopicNotFound, Disconnected."""
         brokers = self._brokers
         answer = await brokers.read(
-            lambda number: Call(number, "lookup", {"topic": str(name)}),
+            lambda number: Call(number, PLACEMENT.name, {"topic": str(name)}),
             room=brokers.rooms.lookups,
             answer_seconds=LOOKUP_SECONDS,
         )

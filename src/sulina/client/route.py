@@ -9,11 +9,11 @@ import asyncio
 from typing import Any
 
 from sulina.client.asking import Make, ask
-from sulina.client.backoff import Patience
 from sulina.client.brokers import Brokers
 from sulina.client.in_flight import InFlight
 from sulina.client.places import Place, Places, unowned
 from sulina.client.session import Session
+from sulina.core.backoff import ElapsedBackoff
 from sulina.errors import (
     Disconnected,
     NotOwner,
@@ -57,7 +57,7 @@ class Route:
         self._hint: str | None = None  # where the last refusal said that it is
         self._hops = 0
         self._backoff = brokers.home.backoff()
-        self._patience = Patience(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, brokers.rng)
+        self._patience = ElapsedBackoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, brokers.rng.random)
 
     @property
     def is_closed(self) -> bool:

@@ -12,10 +12,10 @@ import random
 from typing import Any, Protocol
 
 from sulina.client.asking import Asking, Make, ask
-from sulina.client.backoff import Backoff
 from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
+from sulina.core.backoff import Backoff
 from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode, Happened
 
@@ -149,7 +149,7 @@ class Session:
 
     def backoff(self) -> Backoff:
         """Pauses between attempts."""
-        return Backoff(self.options.backoff_seconds_min, self._backoff_seconds_max, self.rng)
+        return Backoff(self.options.backoff_seconds_min, self._backoff_seconds_max, self.rng.random)
 
     def next_id(self) -> int:
         """A number that was not given out before, for requests and for handles."""

@@ -8,15 +8,15 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sulina.client.admin import PolicyLike, SchemaLike
+from sulina.client.admin import MOVE_SECONDS, PolicyLike, SchemaLike
 from sulina.client.batches import take_from
 from sulina.client.batching_producer import BatchingProducer, OnFailure, Write
 from sulina.client.batching_rules import BatchingRules
 from sulina.client.checks import PositionLike, TopicLike
 from sulina.client.client import Client
-from sulina.client.cluster_admin import UNLOAD_SECONDS, OnProgress
 from sulina.client.loop_thread import LoopThread, Run
 from sulina.client.message import Delivered, HeadersLike, Received
+from sulina.client.move_watch import OnProgress
 from sulina.client.publish_ack import PublishAck
 from sulina.client.reader import Reader
 from sulina.client.subscription import Subscription
@@ -24,7 +24,7 @@ from sulina.client.sync_batching import SyncBatchingProducer
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.delivery.pubsub import PublishOptions, SubscriberInfo
 from sulina.core.log.commit import Commit
-from sulina.core.topic import Delivery, Schema
+from sulina.core.topic import DeliveryGuarantee, Schema
 from sulina.errors import PositionDiverged
 from sulina.wire.messages import (
     BrokerInfo,
@@ -420,7 +420,7 @@ class SyncClient:
         topic: TopicLike,
         partitions: int = 1,
         *,
-        delivery: Delivery | str = Delivery.RELIABLE,
+        delivery: DeliveryGuarantee | str = DeliveryGuarantee.RELIABLE,
         policy: PolicyLike | None = None,
         schema: SchemaLike | None = None,
     ) -> TopicInfo:
@@ -562,7 +562,7 @@ class SyncClient:
         give_up: bool = False,
         wait: bool = True,
         on_progress: OnProgress | None = None,
-        timeout_seconds: float = UNLOAD_SECONDS,
+        timeout_seconds: float = MOVE_SECONDS,
     ) -> list[UnloadInfo]:
         """Have partitions leave their owners. `on_progress` is called in the thread of the client's loop."""
         return self._run(
@@ -587,7 +587,7 @@ class SyncClient:
         partition: int | None = None,
         wait: bool = True,
         on_progress: OnProgress | None = None,
-        timeout_seconds: float = UNLOAD_SECONDS,
+        timeout_seconds: float = MOVE_SECONDS,
     ) -> list[UnloadInfo]:
         """`unload` for one broker."""
         return self._run(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sulina.core.topic import Ack, Delivery
+from sulina.core.topic import Ack, DeliveryGuarantee
 from sulina.types import TopicName
 from sulina.wire.messages import TopicInfo
 
@@ -105,7 +105,7 @@ class Topics:
         while len(self._known) >= TOPICS_KNOWN_MAX:
             del self._known[next(iter(self._known))]
         partitions = info.settings.partitions
-        is_reliable = info.settings.delivery == Delivery.RELIABLE
+        is_reliable = info.settings.delivery == DeliveryGuarantee.RELIABLE
         older = self._known.get(name)
         known = self._known[name] = KnownTopic(
             name=str(name),

@@ -22,7 +22,7 @@ PARTITIONS_OF_A_TOPIC_MAX = 1024
 SCHEMA_BYTES_MAX = 256 * 1024
 
 
-class Delivery(StrEnum):
+class DeliveryGuarantee(StrEnum):
     """Whether a topic is a log, or passes records on and forgets them."""
 
     RELIABLE = "reliable"
@@ -50,30 +50,80 @@ class SchemaKind(StrEnum):
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a topic behaves. What is absent is taken from the namespace, then from the system."""
 
-    ack: Ack | None = None
-    retention_bytes: Annotated[int, Meta(gt=0, le=2**63 - 1)] | None = None
-    retention_seconds: Seconds | None = None
-    segment_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 32)] | None = None
-    segment_seconds: Seconds | None = None
-    batch_bytes_max: Annotated[int, Meta(ge=1024, le=64 << 20)] | None = None
-    ack_timeout_seconds: Seconds | None = None
-    redelivery_delay_seconds: Annotated[float, Meta(ge=0, le=24 * 3600)] | None = None
-    deliveries_max: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # then to the dead-letter topic
-    dead_letter: Annotated[str, Meta(max_length=500)] | None = None  # absent: {topic}.dead-letter, beside the topic
+    ack: Annotated[Ack | None, Meta(description="When a publish is acknowledged.")] = None
+    retention_bytes: Annotated[
+        Annotated[int, Meta(gt=0, le=2**63 - 1)] | None,
+        Meta(description="Keep about this many bytes; the oldest segments are deleted first. Absent: keep all."),
+    ] = None
+    retention_seconds: Annotated[Seconds | None, Meta(description="Keep records for this long. Absent: for ever.")] = (
+        None
+    )
+    segment_bytes: Annotated[
+        Annotated[int, Meta(ge=1 << 16, le=1 << 32)] | None, Meta(description="The size at which a segment is sealed.")
+    ] = None
+    segment_seconds: Annotated[Seconds | None, Meta(description="The age at which a segment is sealed.")] = None
+    batch_bytes_max: Annotated[
+        Annotated[int, Meta(ge=1024, le=64 << 20)] | None,
+        Meta(description="The size of the largest batch that is accepted."),
+    ] = None
+    ack_timeout_seconds: Annotated[
+        Seconds | None, Meta(description="How long a consumer has to ack a record before it is delivered again.")
+    ] = None
+    redelivery_delay_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=24 * 3600)] | None,
+        Meta(description="How long a nacked record waits before it is delivered again."),
+    ] = None
+    deliveries_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(description="How often a record is delivered before it goes to the dead-letter topic."),
+    ] = None
+    dead_letter: Annotated[
+        Annotated[str, Meta(max_length=500)] | None,
+        Meta(description="The dead-letter topic, `/namespace/topic`. Absent: `{topic}.dead-letter`."),
+    ] = None
     # A txn_id again within this time gets the first answer; a partition remembers at most so many, and refuses more.
-    txn_id_seconds: Annotated[float, Meta(ge=1, le=24 * 3600)] | None = None
-    txn_ids_max: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    txn_id_seconds: Annotated[
+        Annotated[float, Meta(ge=1, le=24 * 3600)] | None,
+        Meta(description="A `txn_id` that comes again within this time gets the first answer."),
+    ] = None
+    txn_ids_max: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000_000)] | None,
+        Meta(
+            description="The number of `txn_id`s that a partition remembers. When it is reached, new ones are "
+            "refused for the moment."
+        ),
+    ] = None
     # Of a topic that keeps nothing: what happens to what may not have arrived, and to what is for a node out of reach.
-    delivery_policy: DeliveryPolicy | None = None
-    partition_behavior: PartitionBehavior | None = None
+    delivery_policy: Annotated[
+        DeliveryPolicy | None,
+        Meta(description="Best-effort topics only: whether to resend a batch whose delivery is unconfirmed."),
+    ] = None
+    partition_behavior: Annotated[
+        PartitionBehavior | None,
+        Meta(description="Best-effort topics only: what to do with batches for a node that is out of reach."),
+    ] = None
     # Whether values are checked against the schema before they are accepted: always, never, or (absent everywhere)
     # where the publish does not name the topic's schema.
-    validate: bool | None = None
+    validate: Annotated[
+        bool | None,
+        Meta(
+            description="Whether to check values against the schema before they are accepted. Absent: only for "
+            "publishes that do not name the topic's schema."
+        ),
+    ] = None
     # Where there is an object store: when a slice goes to the archive, and what stays on disk once it is there.
-    archive_bytes: Annotated[int, Meta(ge=1 << 10, le=1 << 30)] | None = None
-    archive_seconds: Seconds | None = None
-    local_retention_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    local_retention_seconds: Seconds | None = None
+    archive_bytes: Annotated[
+        Annotated[int, Meta(ge=1 << 10, le=1 << 30)] | None,
+        Meta(description="Archive records once this many bytes are not archived yet."),
+    ] = None
+    archive_seconds: Annotated[Seconds | None, Meta(description="Archive records once they are this old.")] = None
+    local_retention_bytes: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
+        Meta(description="Keep this many archived bytes on disk too. Absent: all."),
+    ] = None
+    local_retention_seconds: Annotated[
+        Seconds | None, Meta(description="Keep archived records on disk for this long too. Absent: for ever.")
+    ] = None
 
 
 SYSTEM_POLICY = Policy(
@@ -96,8 +146,11 @@ class Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the values of a topic are to be understood. `definition`: JSON Schema, Avro's JSON, or a schema of Arrow
     in IPC form, base64; bytes have none."""
 
-    kind: SchemaKind = SchemaKind.BYTES
-    definition: Any = None
+    kind: Annotated[SchemaKind, Meta(description="The format of the values.")] = SchemaKind.BYTES
+    definition: Annotated[
+        Any,
+        Meta(description="A JSON Schema, an Avro schema, or an Arrow schema (IPC, base64); `bytes` has no definition."),
+    ] = None
 
     @property
     def fingerprint(self) -> str:
@@ -119,10 +172,21 @@ def needs_check(schema: Schema, policy: Policy, named: str | None) -> bool:
 class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a topic is created with."""
 
-    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_OF_A_TOPIC_MAX)] = 1
-    delivery: Delivery = Delivery.RELIABLE
-    policy: Policy = Policy()
-    value_schema: Schema = msgspec.field(default=BYTES_SCHEMA, name="schema")
+    partitions: Annotated[
+        Annotated[int, Meta(ge=1, le=PARTITIONS_OF_A_TOPIC_MAX)],
+        Meta(description="The number of partitions. It cannot change later."),
+    ] = 1
+    delivery: Annotated[
+        DeliveryGuarantee,
+        Meta(
+            description="`reliable`: the topic is a log. `non_reliable`: records are passed on to attached "
+            "subscribers and not stored. It cannot change later."
+        ),
+    ] = DeliveryGuarantee.RELIABLE
+    policy: Annotated[Policy, Meta(description="Settings that differ from the namespace's policy.")] = Policy()
+    value_schema: Annotated[
+        Schema, Meta(description="The schema of the values. It cannot change once the topic has data.")
+    ] = msgspec.field(default=BYTES_SCHEMA, name="schema")
 
 
 def resolved(*policies: Policy) -> Policy:

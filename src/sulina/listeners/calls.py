@@ -1,4 +1,4 @@
-"""What a session can be asked by name: one shape of arguments and one call of the broker for each method."""
+"""The answers to the operations of `wire.operations`: one call of the broker for each, for sessions and HTTP alike."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,214 +8,209 @@ from msgspec import Struct
 
 from sulina.broker.broker import Broker
 from sulina.core.log.position import Position
-from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidInput, InvalidSettings
 from sulina.types import TopicName, checked_broker
-from sulina.wire.messages import Name, ReaderSettings, SubscriptionSettings
+from sulina.wire import operations
+from sulina.wire.messages import (
+    BrokerList,
+    CommitPage,
+    MoveList,
+    NamespaceList,
+    ProducerList,
+    PubSubMetrics,
+    ReaderPage,
+    SubscriberList,
+    SubscriptionInfo,
+    SubscriptionList,
+    TopicInfo,
+)
+from sulina.wire.operations import BY_NAME, COMMITS_DEFAULT, COMMITS_MAX, Operation
 
+NESTING_MAX = 64  # of a schema's definition
 
-class _Nothing(Struct, forbid_unknown_fields=True):
-    pass
-
-
-class _Namespace(Struct, forbid_unknown_fields=True):
-    namespace: Name
-
-
-class _PutNamespace(Struct, forbid_unknown_fields=True):
-    namespace: Name
-    policy: Policy = Policy()
-
-
-class _Topic(Struct, forbid_unknown_fields=True):
-    topic: Name
-
-
-class _PutTopic(Struct, forbid_unknown_fields=True):
-    topic: Name
-    settings: TopicSettings = TopicSettings()
-
-
-class _Topics(Struct, forbid_unknown_fields=True):
-    namespace: Name | None = None
-    after: Name | None = None
-    limit: int = 100
-
-
-class _DeleteTopic(Struct, forbid_unknown_fields=True):
-    topic: Name
-    force: bool = False
-
-
-class _Partition(Struct, forbid_unknown_fields=True):
-    topic: Name
-    partition: int
-
-
-class _Commits(Struct, forbid_unknown_fields=True):
-    topic: Name
-    partition: int
-    start: int
-    end: int
-
-
-class _Locate(Struct, forbid_unknown_fields=True):
-    topic: Name
-    partition: int
-    position: Name
-
-
-class _Subscription(Struct, forbid_unknown_fields=True):
-    topic: Name
-    subscription: Name
-
-
-class _PutSubscription(Struct, forbid_unknown_fields=True):
-    topic: Name
-    subscription: Name
-    settings: SubscriptionSettings = SubscriptionSettings()
-
-
-class _DeleteSubscription(Struct, forbid_unknown_fields=True):
-    topic: Name
-    subscription: Name
-    force: bool = False
-
-
-class _Seek(Struct, forbid_unknown_fields=True):
-    topic: Name
-    subscription: Name
-    position: Name
-    partition: int | None = None
-
-
-class _Reader(Struct, forbid_unknown_fields=True):
-    reader: Name
-    topic: Name
-
-
-class _PutReader(Struct, forbid_unknown_fields=True):
-    reader: Name
-    topic: Name
-    settings: ReaderSettings
-
-
-class _Readers(Struct, forbid_unknown_fields=True):
-    topic: Name | None = None
-    after: Name | None = None
-    limit: int = 100
-
-
-class _Unload(Struct, forbid_unknown_fields=True):
-    topic: Name
-    force: bool = False
-    to: Name | None = None
-    partition: int | None = None
-    give_up: bool = False
-
-
-class _CancelUnloads(Struct, forbid_unknown_fields=True):
-    topic: Name
-    partition: int | None = None
-
-
-class _Broker(Struct, forbid_unknown_fields=True):
-    broker_id: Name
-
-
-class _PubSubMetrics(Struct, forbid_unknown_fields=True):
-    topic: Name | None = None
-
-
-async def _pubsub_metrics(broker: Broker, arguments: _PubSubMetrics) -> Any:
-    return broker.pubsub_metrics(None if arguments.topic is None else TopicName.parse(arguments.topic))
-
-
-async def _subscribers(broker: Broker, arguments: _Topic) -> Any:
-    return broker.subscribers(TopicName.parse(arguments.topic))
-
-
-async def _info(broker: Broker, _arguments: _Nothing) -> Any:
-    return await broker.inspect()
-
-
-async def _unload(broker: Broker, arguments: _Unload) -> Any:
-    to = None if arguments.to is None else checked_broker(arguments.to)
-    name = TopicName.parse(arguments.topic)
-    return await broker.unload(
-        name, force=arguments.force, to=to, partition=arguments.partition, give_up=arguments.give_up
-    )
-
-
-async def _readers(broker: Broker, arguments: _Readers) -> Any:
-    topic = None if arguments.topic is None else TopicName.parse(arguments.topic)
-    return await broker.readers(topic=topic, after=arguments.after, limit=arguments.limit)
-
-
-_name = TopicName.parse
-_Method = tuple[type[Struct], Callable[[Broker, Any], Awaitable[Any]]]
-
-METHODS: dict[str, _Method] = {
-    "info": (_Nothing, _info),
-    "namespaces": (_Nothing, lambda broker, _: broker.namespaces()),
-    "namespace": (_Namespace, lambda broker, a: broker.namespace(a.namespace)),
-    "put_namespace": (_PutNamespace, lambda broker, a: broker.put_namespace(a.namespace, a.policy)),
-    "delete_namespace": (_Namespace, lambda broker, a: broker.delete_namespace(a.namespace)),
-    "topics": (_Topics, lambda broker, a: broker.topics(namespace=a.namespace, after=a.after, limit=a.limit)),
-    "topic": (_Topic, lambda broker, a: broker.topic(_name(a.topic))),
-    "put_topic": (_PutTopic, lambda broker, a: broker.put_topic(_name(a.topic), a.settings)),
-    "delete_topic": (_DeleteTopic, lambda broker, a: broker.delete_topic(_name(a.topic), force=a.force)),
-    "partition": (_Partition, lambda broker, a: broker.partition(_name(a.topic), a.partition)),
-    "commits": (_Commits, lambda broker, a: broker.commits(_name(a.topic), a.partition, a.start, a.end)),
-    "locate": (
-        _Locate,
-        lambda broker, a: broker.locate(_name(a.topic), a.partition, Position.parse(a.position)),
-    ),
-    "subscriptions": (_Topic, lambda broker, a: broker.subscriptions(_name(a.topic))),
-    "subscription": (_Subscription, lambda broker, a: broker.subscription(_name(a.topic), a.subscription)),
-    "put_subscription": (
-        _PutSubscription,
-        lambda broker, a: broker.put_subscription(_name(a.topic), a.subscription, a.settings),
-    ),
-    "delete_subscription": (
-        _DeleteSubscription,
-        lambda broker, a: broker.delete_subscription(_name(a.topic), a.subscription, force=a.force),
-    ),
-    "seek": (
-        _Seek,
-        lambda broker, a: broker.seek(
-            _name(a.topic), a.subscription, Position.parse(a.position), partition=a.partition
-        ),
-    ),
-    "consumers": (_Partition, lambda broker, a: broker.consumers(_name(a.topic), a.partition)),
-    "subscribers": (_Topic, _subscribers),
-    "producers": (_Topic, lambda broker, a: broker.producers_of(_name(a.topic))),
-    "pubsub_metrics": (_PubSubMetrics, _pubsub_metrics),
-    "readers": (_Readers, _readers),
-    "reader": (_Reader, lambda broker, a: broker.reader(a.reader, _name(a.topic))),
-    "put_reader": (_PutReader, lambda broker, a: broker.put_reader(a.reader, _name(a.topic), a.settings)),
-    "delete_reader": (_Reader, lambda broker, a: broker.delete_reader(a.reader, _name(a.topic))),
-    "lookup": (_Topic, lambda broker, a: broker.lookup(_name(a.topic))),
-    "cluster": (_Nothing, lambda broker, _: broker.cluster()),
-    "unload": (_Unload, _unload),
-    "cancel_unloads": (_CancelUnloads, lambda broker, a: broker.cancel_unloads(_name(a.topic), partition=a.partition)),
-    "unloads": (_Topic, lambda broker, a: broker.unloads(_name(a.topic))),
-    "drain_broker": (_Broker, lambda broker, a: broker.drain_broker(checked_broker(a.broker_id))),
-    "activate_broker": (_Broker, lambda broker, a: broker.activate_broker(checked_broker(a.broker_id))),
-    "rebalance": (_Nothing, lambda broker, _: broker.rebalance()),
-}
+AnyOperation = Operation[..., Any]
+_Answer = Callable[[Broker, Any], Awaitable[Any]]
 
 
 async def call(broker: Broker, method: str, arguments: dict[str, Any]) -> Any:
-    """The broker's answer. InvalidInput for an unknown method, InvalidSettings for arguments of another shape."""
-    known = METHODS.get(method)
-    if known is None:
-        raise InvalidInput(f"there is no method {method[:60]!r}; there are {', '.join(sorted(METHODS))}")
-    shape, ask = known
+    """Return the broker's answer to a call of a session.
+
+    Raises:
+        InvalidInput: there is no such operation.
+        InvalidSettings: the arguments do not fit the operation.
+    """
+    operation = BY_NAME.get(method)
+    if operation is None:
+        raise InvalidInput(f"there is no method {method[:60]!r}; there are {', '.join(sorted(BY_NAME))}")
     try:
-        typed = msgspec.convert(arguments, shape)
+        typed = msgspec.convert(arguments, operation.shape)
     except msgspec.ValidationError as error:
         raise InvalidSettings(f"{method}: {error}") from None
-    if isinstance(topic := getattr(typed, "topic", None), str):
+    result, _ = await answer(broker, operation, typed)
+    return result
+
+
+async def answer(
+    broker: Broker, operation: AnyOperation, arguments: Struct, *, for_all_owners: bool = False
+) -> tuple[Any, bool]:
+    """Return the broker's answer, and whether something was created.
+
+    `for_all_owners`: the caller cannot ask the other owners itself; a change at every owner is passed on to them.
+    """
+    topic = getattr(arguments, "topic", None)
+    if topic is not None:
         await broker.hear_of(_name(topic))
-    return await ask(broker, typed)
+    if for_all_owners and operation is operations.SEEK:
+        return await _seek_everywhere(broker, arguments), False
+    result = await _ANSWERS[operation](broker, arguments)
+    if operation.route is not None and operation.route.created is not None:
+        info, is_new = result
+        return info, is_new
+    return result, False
+
+
+def _name(topic: str | TopicName) -> TopicName:
+    return topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+
+
+def _position(position: str | Position) -> Position:
+    return position if isinstance(position, Position) else Position.parse(position)
+
+
+async def _namespaces(broker: Broker, _: operations.NoArguments) -> NamespaceList:
+    return NamespaceList(namespaces=await broker.namespaces())
+
+
+async def _create_topic(broker: Broker, asked: operations.CreateTopicRequest) -> tuple[TopicInfo, bool]:
+    _check_nesting(asked.settings.value_schema.definition)
+    return await broker.put_topic(_name(asked.topic), asked.settings)
+
+
+def _check_nesting(value: Any) -> None:
+    """Check that a definition can be read by a caller with less of a stack left.
+
+    Raises:
+        InvalidInput: it is nested too deep.
+    """
+    level = [value]
+    for _ in range(NESTING_MAX):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise InvalidInput(f"the definition of a schema may be nested {NESTING_MAX} deep, not more")
+
+
+async def _commits(broker: Broker, asked: operations.CommitsRequest) -> CommitPage:
+    name, start, end = _name(asked.topic), asked.start, asked.end
+    if end is None:
+        newest = (await broker.partition(name, asked.partition)).version
+        end = newest + 1 if start is None else max(start, min(start + COMMITS_MAX, newest + 1))
+    if start is None:
+        start = max(end - COMMITS_DEFAULT, 0)
+    commits = await broker.commits(name, asked.partition, start, min(end, start + COMMITS_MAX))
+    return CommitPage(commits=commits, next_version=commits[-1].version + 1 if commits else start)
+
+
+async def _subscriptions(broker: Broker, asked: operations.TopicRequest) -> SubscriptionList:
+    return SubscriptionList(subscriptions=await broker.subscriptions(_name(asked.topic)))
+
+
+async def _create_subscription(
+    broker: Broker, asked: operations.CreateSubscriptionRequest
+) -> tuple[SubscriptionInfo, bool]:
+    Position.parse(asked.settings.start)
+    return await broker.put_subscription(_name(asked.topic), asked.subscription, asked.settings)
+
+
+async def _seek(broker: Broker, asked: operations.SeekRequest) -> SubscriptionInfo:
+    position = _position(asked.position)
+    return await broker.seek(_name(asked.topic), asked.subscription, position, partition=asked.partition)
+
+
+async def _seek_everywhere(broker: Broker, asked: Any) -> SubscriptionInfo:
+    if asked.partition is not None:
+        return await _seek(broker, asked)
+    return await broker.seek_everywhere(_name(asked.topic), asked.subscription, _position(asked.position))
+
+
+async def _producers(broker: Broker, asked: operations.TopicRequest) -> ProducerList:
+    return ProducerList(producers=await broker.producers_of(_name(asked.topic)))
+
+
+async def _subscribers(broker: Broker, asked: operations.TopicRequest) -> SubscriberList:
+    return SubscriberList(subscribers=broker.subscribers(_name(asked.topic)))
+
+
+async def _pubsub_metrics(broker: Broker, asked: operations.PubSubMetricsRequest) -> PubSubMetrics:
+    return broker.pubsub_metrics(None if asked.topic is None else _name(asked.topic))
+
+
+async def _readers(broker: Broker, asked: operations.ReadersRequest) -> ReaderPage:
+    topic = None if asked.topic is None else _name(asked.topic)
+    return await broker.readers(topic=topic, after=asked.after, limit=asked.limit)
+
+
+async def _move_topic(broker: Broker, asked: operations.MoveTopicRequest) -> MoveList:
+    to = None if asked.to is None else checked_broker(asked.to)
+    begun = await broker.unload(
+        _name(asked.topic), force=asked.force, to=to, partition=asked.partition, give_up=asked.give_up
+    )
+    return MoveList(moves=begun)
+
+
+async def _moves(broker: Broker, asked: operations.TopicRequest) -> MoveList:
+    return MoveList(moves=await broker.unloads(_name(asked.topic)))
+
+
+async def _cancel_moves(broker: Broker, asked: operations.CancelMovesRequest) -> MoveList:
+    return MoveList(moves=await broker.cancel_unloads(_name(asked.topic), partition=asked.partition))
+
+
+async def _brokers(broker: Broker, _: operations.NoArguments) -> BrokerList:
+    return BrokerList(brokers=(await broker.cluster()).brokers)
+
+
+_ANSWERS: dict[AnyOperation, _Answer] = {
+    operations.NAMESPACES: _namespaces,
+    operations.NAMESPACE: lambda broker, a: broker.namespace(a.namespace),
+    operations.CREATE_NAMESPACE: lambda broker, a: broker.put_namespace(a.namespace, a.policy),
+    operations.DELETE_NAMESPACE: lambda broker, a: broker.delete_namespace(a.namespace),
+    operations.TOPICS: lambda broker, a: broker.topics(namespace=a.namespace, after=a.after, limit=a.limit),
+    operations.TOPIC: lambda broker, a: broker.topic(_name(a.topic)),
+    operations.CREATE_TOPIC: _create_topic,
+    operations.DELETE_TOPIC: lambda broker, a: broker.delete_topic(_name(a.topic), force=a.force),
+    operations.PARTITION: lambda broker, a: broker.partition(_name(a.topic), a.partition, stale=a.stale),
+    operations.COMMITS: _commits,
+    operations.LOCATE: lambda broker, a: broker.locate(_name(a.topic), a.partition, _position(a.position)),
+    operations.SUBSCRIPTIONS: _subscriptions,
+    operations.SUBSCRIPTION: lambda broker, a: broker.subscription(_name(a.topic), a.subscription),
+    operations.CREATE_SUBSCRIPTION: _create_subscription,
+    operations.DELETE_SUBSCRIPTION: lambda broker, a: broker.delete_subscription(
+        _name(a.topic), a.subscription, force=a.force
+    ),
+    operations.SEEK: _seek,
+    operations.CONSUMERS: lambda broker, a: broker.consumers(_name(a.topic), a.partition),
+    operations.PRODUCERS: _producers,
+    operations.SUBSCRIBERS: _subscribers,
+    operations.PUBSUB_METRICS: _pubsub_metrics,
+    operations.READERS: _readers,
+    operations.READER: lambda broker, a: broker.reader(a.reader, _name(a.topic)),
+    operations.REGISTER_READER: lambda broker, a: broker.put_reader(a.reader, _name(a.topic), a.settings),
+    operations.DELETE_READER: lambda broker, a: broker.delete_reader(a.reader, _name(a.topic)),
+    operations.PLACEMENT: lambda broker, a: broker.lookup(_name(a.topic)),
+    operations.MOVE_TOPIC: _move_topic,
+    operations.MOVES: _moves,
+    operations.CANCEL_MOVES: _cancel_moves,
+    operations.CLUSTER: lambda broker, _: broker.cluster(),
+    operations.BROKERS: _brokers,
+    operations.DRAIN_BROKER: lambda broker, a: broker.drain_broker(checked_broker(a.broker_id)),
+    operations.ACTIVATE_BROKER: lambda broker, a: broker.activate_broker(checked_broker(a.broker_id)),
+    operations.REBALANCE: lambda broker, _: broker.rebalance(),
+    operations.INFO: lambda broker, _: broker.inspect(),
+}
+assert set(_ANSWERS) == set(operations.OPERATIONS)

@@ -11,20 +11,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sulina.errors import NotOwner
-from sulina.listeners.http_admin import Admin
-from sulina.listeners.http_cluster import Cluster
 from sulina.listeners.http_events import EventFeed
-from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_fetch import Fetcher
 from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS, HttpLimits
 from sulina.listeners.http_openapi_paths import BATCH, EVENTS, PARTITION_BATCH, PARTITION_RECORDS, RECORDS
+from sulina.listeners.http_operations import Handler, OperationRoutes
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
 from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
 from sulina.listeners.http_publish import Publisher
-from sulina.listeners.http_pubsub import PubSub
-from sulina.listeners.http_readers import Readers
-from sulina.listeners.http_resource import Bodies, Handler, topic_of
+from sulina.listeners.http_request import HttpRequest
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -59,13 +55,11 @@ class HttpApp:
         self._publisher = Publisher(broker, limits)
         self._fetcher = Fetcher(broker, limits)
         self._events = EventFeed(broker, limits)
-        bodies = Bodies(limits)
-        routes = Pages(broker, limits).routes()
-        for part in (Admin, Cluster, PubSub, Readers):
-            routes |= part(broker, bodies).routes()
+        routes = Pages(broker, limits).routes() | OperationRoutes(broker, limits).routes()
         routes[EVENTS] = {"GET": self._events.get_events}
+        self.methods = {path: frozenset(handlers) for path, handlers in routes.items()}  # but those of records
         self._router = Router(
-            [Route(path, _Resource(broker, handlers)) for path, handlers in routes.items()],
+            [Route(path, _Resource(handlers)) for path, handlers in routes.items()],
             redirect_slashes=False,
             default=_nothing_here,
         )
@@ -80,7 +74,7 @@ class HttpApp:
         if scope["type"] != "http":
             await self._other(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self._limits)
+        exchange = HttpRequest(scope, receive, send, self._limits)
         try:
             target = self._targets.find(scope["raw_path"])
             if target is not None:
@@ -97,7 +91,7 @@ class HttpApp:
                 raise  # it is too late for an answer: the server cuts the connection and logs why
             self._errors.labels(await exchange.refuse(error)).inc()
 
-    async def _records(self, target: Target, exchange: Exchange) -> None:
+    async def _records(self, target: Target, exchange: HttpRequest) -> None:
         scope = exchange.scope
         method, partition = scope["method"], target.partition
         scope["route"] = _ROUTES[partition is not None, target.is_batch]
@@ -109,7 +103,9 @@ class HttpApp:
                 # Whoever goes there must not choose once more: a repeat would find another partition.
                 path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
                 topic = target.topic
-                scope[AT_OWNER] = path.format(ns=topic.namespace, topic=topic.topic, p=error.partition).encode()
+                scope[AT_OWNER] = path.format(
+                    namespace=topic.namespace, topic=topic.topic, partition=error.partition
+                ).encode()
                 raise
         elif partition is None or target.is_batch:
             raise method_not_allowed(method, ["POST"])
@@ -130,18 +126,15 @@ class HttpApp:
 class _Resource:
     """A path with its methods."""
 
-    def __init__(self, broker: "Broker", handlers: dict[str, Handler]) -> None:
-        self._broker, self._handlers = broker, handlers
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        self._handlers = handlers
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         method = scope["method"]
         handler = self._handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             raise method_not_allowed(method, self._handlers)
-        exchange = scope[_EXCHANGE]
-        if "topic" in exchange.path:
-            await self._broker.hear_of(topic_of(exchange))
-        await handler(exchange)
+        await handler(scope[_EXCHANGE])
 
 
 async def _nothing_here(scope: Scope, _receive: Receive, _send: Send) -> None:

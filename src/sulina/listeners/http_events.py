@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_openapi_paths import EVENT_TYPE_LENGTH_MAX, EVENT_TYPES_MAX
-from sulina.listeners.http_parameters import Reader, read_query, text_up_to, texts_up_to
+from sulina.listeners.http_parameters import ParameterReader, read_query, text_up_to, texts_up_to
+from sulina.listeners.http_request import HttpRequest
 from sulina.types import TopicName
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 _HEARTBEAT = b": still here\n\n"
 _MISSED = "events_missed"
 
-EVENTS_QUERY: dict[str, Reader] = {
+EVENTS_QUERY: dict[str, ParameterReader] = {
     "types": texts_up_to(EVENT_TYPES_MAX, EVENT_TYPE_LENGTH_MAX),
     "topic": text_up_to(500),
 }
@@ -42,7 +42,7 @@ class EventFeed:
         """All streams end."""
         self._stopped.set()
 
-    async def get_events(self, exchange: Exchange) -> None:
+    async def get_events(self, exchange: HttpRequest) -> None:
         """GET /v1/events"""
         query = read_query(exchange.scope["query_string"], EVENTS_QUERY)
         topic = None if (given := query.get("topic")) is None else str(TopicName.parse(given))
@@ -63,7 +63,7 @@ class EventFeed:
                     task.cancel()
             await exchange.stream(b"", is_last=True)
 
-    async def _send(self, events: "AsyncIterator[Event]", topic: str | None, exchange: Exchange) -> None:
+    async def _send(self, events: "AsyncIterator[Event]", topic: str | None, exchange: HttpRequest) -> None:
         """Those of one topic, or all, until there are no more events."""
         following: asyncio.Future[Event] = asyncio.ensure_future(anext(events))
         now = asyncio.get_running_loop().time

@@ -1,6 +1,6 @@
 """Reading by HTTP: as JSON, as record batches the way they are stored, or as Arrow.
 
-Whatever takes long (decoding, encoding) is done in a thread; what is read counts against a room that all readers
+Whatever takes long (decoding, encoding) is done in a thread; what is read counts against a byte budget that all readers
 share until the client has taken it.
 """
 
@@ -8,16 +8,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sulina.byte_budget import ByteBudget, ByteReservation
 from sulina.core.log.position import EARLIEST
 from sulina.core.records.batch import BatchLimits
 from sulina.core.records.rows import decode_rows
 from sulina.errors import NotServing
-from sulina.listeners.http_exchange import JSON, Exchange, Held, Room
 from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_parameters import Reader, Target, flag, number, read_query
+from sulina.listeners.http_parameters import ParameterReader, Target, flag, number, read_query
 from sulina.listeners.http_problem import ClientGone, HttpError
 from sulina.listeners.http_publish import BATCH, COUNT
 from sulina.listeners.http_records import RecordsOut, encoder, record_out
+from sulina.listeners.http_request import JSON, HttpRequest, grow
 from sulina.wire.messages import Fetched
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ class Fetcher:
 
     def __init__(self, broker: "Broker", limits: HttpLimits) -> None:
         self._broker, self._limits = broker, limits
-        self._room = Room(limits.in_flight_read_bytes_max)
+        self._reads = ByteBudget(limits.in_flight_read_bytes_max)
         self._accepts: dict[bytes, bytes] = {}
         self._waits: set[asyncio.Task[Any]] = set()
         self._is_stopped = False
-        self._readers: dict[str, Reader] = {
+        self._readers: dict[str, ParameterReader] = {
             "offset": number(),
             "max_bytes": number(1, limits.read_bytes_max),
             "max_records": number(1, limits.records_max),
@@ -56,7 +57,7 @@ class Fetcher:
             "stale": flag,
         }
 
-    async def fetch(self, target: Target, partition: int, exchange: Exchange) -> None:
+    async def fetch(self, target: Target, partition: int, exchange: HttpRequest) -> None:
         """One request."""
         query = read_query(exchange.scope["query_string"], self._readers)
         kind = self._accepted(exchange.headers.get(b"accept", b"*/*"))
@@ -79,9 +80,9 @@ class Fetcher:
             stale=query.get("stale", False),
         )
         fetched = await (self._waited(fetch, exchange) if wait_seconds else fetch)
-        with Held(self._room) as held:
-            held.grow_to(len(fetched.data))
-            await self._answer(fetched, kind, query.get("max_records", self._limits.records_max), held, exchange)
+        with ByteReservation(self._reads) as reservation:
+            grow(reservation, len(fetched.data))
+            await self._answer(fetched, kind, query.get("max_records", self._limits.records_max), reservation, exchange)
 
     def stop(self) -> None:
         """Whoever waits for records is told that the node is on its way out."""
@@ -89,7 +90,7 @@ class Fetcher:
         for task in self._waits:
             task.cancel()
 
-    async def _waited(self, fetch: Coroutine[Any, Any, Result], exchange: Exchange) -> Result:
+    async def _waited(self, fetch: Coroutine[Any, Any, Result], exchange: HttpRequest) -> Result:
         """ClientGone when there is nobody left to wait."""
         task = asyncio.ensure_future(fetch)
         gone = asyncio.ensure_future(exchange.wait_gone())
@@ -107,7 +108,9 @@ class Fetcher:
             self._waits.discard(task)
             gone.cancel()
 
-    async def _answer(self, fetched: Fetched, kind: bytes, max_records: int, held: Held, exchange: Exchange) -> None:
+    async def _answer(
+        self, fetched: Fetched, kind: bytes, max_records: int, reservation: ByteReservation, exchange: HttpRequest
+    ) -> None:
         if kind == BATCH:
             await exchange.answer(
                 memoryview(fetched.data), content_type=BATCH, headers=_facts(fetched, fetched.next_offset)
@@ -118,7 +121,7 @@ class Fetcher:
             body, count, next_offset = await asyncio.to_thread(render, fetched, max_records)
         else:
             body, count, next_offset = render(fetched, max_records)
-        held.grow_to(max(held.size_bytes, len(body)))
+        grow(reservation, max(reservation.size_bytes, len(body)))
         exchange.scope[COUNT] = count
         facts = _staleness(fetched) if kind == JSON else _facts(fetched, next_offset)
         await exchange.answer(body, content_type=kind, headers=facts)

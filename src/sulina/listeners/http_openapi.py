@@ -1,45 +1,25 @@
-"""The API as an OpenAPI 3.1 document, made of the very types that requests and answers are read and written with."""
+"""The API as an OpenAPI 3.1 document, made from the table of operations and the types of requests and answers."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec import NODEFAULT, Struct
 
-from sulina.core.delivery.pubsub import SubscriberInfo
-from sulina.core.topic import Policy, TopicSettings
-from sulina.listeners.http_admin import CommitsOut, NamespacesOut, SubscriptionIn, SubscriptionsOut
-from sulina.listeners.http_cluster import BrokersOut, UnloadIn, UnloadsOut
+from sulina.listeners.calls import AnyOperation
 from sulina.listeners.http_limits import HttpLimits
-from sulina.listeners.http_openapi_fields import EXAMPLES, FIELDS, refine
-from sulina.listeners.http_openapi_paths import PARAMETERS, paths
-from sulina.listeners.http_problem import RETRY_AFTER_SECONDS, all_codes
-from sulina.listeners.http_pubsub import ProducersOut, SubscribersOut
+from sulina.listeners.http_openapi_paths import Shape, entry, paths
+from sulina.listeners.http_openapi_problems import PROBLEM, responses
+from sulina.listeners.http_problem import all_codes, status_of
 from sulina.listeners.http_records import PublishIn, RecordsOut
-from sulina.wire.messages import (
-    BrokerInfo,
-    ClusterInfo,
-    NamespaceInfo,
-    NodeInfo,
-    PartitionInfo,
-    Placement,
-    Published,
-    PubSubMetrics,
-    ReaderInfo,
-    ReaderPage,
-    ReaderSettings,
-    Rebalanced,
-    SubscriptionInfo,
-    TopicInfo,
-    TopicPage,
-)
+from sulina.types import NAME_PATTERN
+from sulina.wire.messages import Published
+from sulina.wire.operations import OPERATIONS, Namespace, Server, body_type, field_types
 
 _REF = "#/components/schemas/{name}"
-_TYPES = (
-    BrokerInfo, BrokersOut, ClusterInfo, CommitsOut, NamespaceInfo, NamespacesOut, NodeInfo, PartitionInfo, Placement,
-    Policy, ProducersOut, PublishIn, Published, PubSubMetrics, ReaderInfo, ReaderPage, ReaderSettings, Rebalanced,
-    RecordsOut, SubscriberInfo, SubscribersOut, SubscriptionIn, SubscriptionInfo, SubscriptionsOut, TopicInfo,
-    TopicPage, TopicSettings, UnloadIn, UnloadsOut,
-)  # fmt: skip
+_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 _ABOUT = """
 Sulina is publish/subscribe where **every topic is an ACID log, and every log is a table**.
@@ -77,46 +57,12 @@ _TAGS = {
     "node": "The node itself.",
 }
 
-_PROBLEM = {
-    "title": "Problem",
-    "description": "What went wrong (RFC 9457), with the facts of the error as further members.",
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "description": "Where to read about this kind of problem."},
-        "title": {"type": "string", "description": "The kind of problem, in words."},
-        "status": {"type": "integer", "description": "The status of the answer."},
-        "detail": {"type": "string", "description": "What happened, to what, and what to do."},
-        "code": {"type": "string", "description": "The kind of problem, as a stable name for programs."},
-        "retryable": {"type": "boolean", "description": "Whether the same request can succeed later."},
-    },
-    "required": ["type", "title", "status", "detail", "code", "retryable"],
-    "additionalProperties": True,
-}
-
-# What an error status means wherever it comes up.
-ERRORS: Mapping[int, str] = {
-    307: "Another broker serves it: the same request goes to the URL in `Location`. Nothing was written.",
-    400: "A malformed body, or a parameter outside the rules.",
-    404: "There is no such thing.",
-    406: "Accept names nothing that is offered.",
-    408: "The request came too slowly.",
-    409: "Somebody else was first, or it exists and differs, or nobody can be reached; nothing was changed.",
-    413: "More bytes than the limit; nothing was written.",
-    415: "The Content-Type is not one of those that are understood.",
-    416: "The offset or version is outside what the log has.",
-    422: "Well-formed, but not valid; nothing was changed.",
-    429: "Too much is under way, or there are as many as there may be. Try again.",
-    431: "The head of the request is too large.",
-    500: "A fault of the node: a bug, which has an id in its log, or damaged data, which is never served.",
-    503: "Not yet there, starting, stopping, moving, or without an owner. Try again.",
-}
-
 
 def document(limits: HttpLimits, version: str) -> dict[str, Any]:
-    """The whole document."""
-    _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REF)
+    """Return the whole document."""
+    _, schemas = msgspec.json.schema_components(_types(), ref_template=_REF)
     for name, schema in schemas.items():
-        refine(name, schema)
+        _refine(name, schema)
     return {
         "openapi": "3.1.0",
         "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
@@ -129,41 +75,169 @@ def document(limits: HttpLimits, version: str) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": paths(limits),
+        "paths": {**paths(limits), **_operation_paths()},
         "components": {
-            "schemas": {**schemas, "Problem": _PROBLEM},
-            "parameters": PARAMETERS,
-            "responses": {str(status): _error(status, text) for status, text in ERRORS.items()},
+            "schemas": {**schemas, "Problem": PROBLEM},
+            "parameters": _path_parameters(),
+            "responses": responses(),
         },
         "x-codes": all_codes(),
     }
 
 
-def _error(status: int, text: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"schema": {"$ref": _REF.format(name="Problem")}}
-    if status in EXAMPLES:
-        content["examples"] = {example["code"]: {"value": example} for example in EXAMPLES[status]}
-    response: dict[str, Any] = {"description": text, "content": {"application/problem+json": content}}
-    if status == 307:
-        response["headers"] = {
-            "Location": {"description": "The same path and query at the owner.", "schema": {"type": "string"}}
-        }
-    if status in (429, 503):
-        response["headers"] = {
-            "Retry-After": {
-                "description": "Seconds to wait.",
-                "schema": {"type": "integer"},
-                "example": RETRY_AFTER_SECONDS,
-            }
-        }
-    return response
-
-
 def undescribed(schemas: Mapping[str, Any]) -> list[str]:
-    """The fields that nobody has described yet."""
+    """Return the fields that have no description."""
     return [
         f"{name}.{field}"
         for name, schema in schemas.items()
         for field, shape in schema.get("properties", {}).items()
-        if "description" not in shape and (name, field) not in FIELDS
+        if "description" not in shape
     ]
+
+
+def _types() -> list[type]:
+    """Return the types of all bodies and answers."""
+    found: dict[type, None] = dict.fromkeys((PublishIn, Published, RecordsOut))
+    for operation in OPERATIONS:
+        if operation.route is not None:
+            for kind in (operation.result, body_type(operation)):
+                if kind is not None and issubclass(kind, Struct):
+                    found[kind] = None
+    return list(found)
+
+
+# Operations
+
+
+def _operation_paths() -> Shape:
+    found: Shape = {}
+    for operation in OPERATIONS:
+        if operation.route is not None:
+            found.setdefault(operation.route.path, {})[operation.route.method.lower()] = _entry(operation)
+    return found
+
+
+def _entry(operation: AnyOperation) -> Shape:
+    route = operation.route
+    assert route is not None
+    in_path = re.findall(r"{(\w+)}", route.path)
+    in_query = []
+    if route.method in ("GET", "DELETE"):
+        for field in msgspec.structs.fields(operation.shape):
+            if field.name not in in_path:
+                default = None if field.default is NODEFAULT else field.default
+                in_query.append(_parameter(operation, field.name, "query", default))
+    return entry(
+        route.tag,
+        operation.name,
+        operation.summary,
+        operation.description,
+        _answers(operation),
+        _statuses(operation),
+        at=in_path,
+        parameters=in_query,
+        body=_body(operation),
+    )
+
+
+def _answers(operation: AnyOperation) -> Shape:
+    route = operation.route
+    assert route is not None
+    if operation.result is type(None):
+        return {str(route.status): {"description": route.answer}}
+    content: Shape = {"schema": {"$ref": _REF.format(name=operation.result.__name__)}}
+    if route.example is not None:
+        content["example"] = route.example
+    answers = {201: route.created} if route.created is not None else {}
+    answers[route.status] = route.answer
+    return {
+        str(status): {"description": text, "content": {"application/json": content}} for status, text in answers.items()
+    }
+
+
+def _statuses(operation: AnyOperation) -> Iterable[int]:
+    """Return the statuses of the errors that an operation can have, besides those of any request."""
+    found = {int(status_of(kind)) for kind in operation.errors}
+    if operation.shape.__struct_fields__:
+        found |= {HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE}
+    if body_type(operation) is not None:
+        found |= {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE}
+    if operation.server is not Server.ANY_BROKER:
+        found.add(HTTPStatus.TEMPORARY_REDIRECT)
+    return {int(status) for status in found}
+
+
+def _body(operation: AnyOperation) -> Shape | None:
+    kind, route = body_type(operation), operation.route
+    if kind is None or route is None:
+        return None
+    is_required = any(field.required for field in msgspec.structs.fields(kind))
+    return {
+        "description": "The arguments." if is_required else "Empty: the defaults.",
+        "required": is_required,
+        "content": {
+            "application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}, "example": route.body_example}
+        },
+    }
+
+
+# Parameters
+
+
+def _path_parameters() -> Shape:
+    """Return the parameters that are parts of paths, by name."""
+    topic = {"type": "string", "pattern": f"^{NAME_PATTERN}$", "maxLength": 200}
+    found: Shape = {
+        "namespace": _shown("namespace", "path", msgspec.json.schema(Namespace)),
+        "topic": _shown("topic", "path", {**topic, "description": "The topic.", "examples": ["orders"]}),
+    }
+    for operation in OPERATIONS:
+        for name in re.findall(r"{(\w+)}", operation.route.path if operation.route else ""):
+            if name not in found:
+                found[name] = _parameter(operation, name, "path")
+    return found
+
+
+def _parameter(operation: AnyOperation, name: str, place: str, default: Any = None) -> Shape:
+    schema = msgspec.json.schema(field_types(operation.shape)[name])
+    if "anyOf" in schema:  # or null, which no parameter can be
+        schema = {**next(one for one in schema.pop("anyOf") if one != {"type": "null"}), **schema}
+    if default is not None:
+        schema["default"] = default
+    return _shown(name, place, schema)
+
+
+def _shown(name: str, place: str, schema: Shape) -> Shape:
+    shown: Shape = {"name": name, "in": place, "description": schema.pop("description")}
+    examples = schema.pop("examples", None)
+    if place == "path":
+        shown |= {"required": True, "example": examples[0]}
+    return {**shown, "schema": schema}
+
+
+# Schemas
+
+
+def _refine(name: str, schema: Shape) -> None:
+    """Add to a schema, in place, what the types do not say."""
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
+    for field, shape in schema.get("properties", {}).items():
+        if field == "type" and "description" not in shape:  # the tag of a union
+            shape["description"] = schema["description"]
+    _add_patterns(schema)
+    if name == "RecordIn":
+        schema["oneOf"] = [{"required": ["value"]}, {"required": ["value_b64"]}]
+        both = {"key": {"type": "string"}, "key_b64": {"type": "string"}}
+        schema["not"] = {"required": ["key", "key_b64"], "properties": both}
+
+
+def _add_patterns(shape: Any) -> None:
+    if isinstance(shape, dict):
+        if shape.get("contentEncoding") == "base64":
+            shape["pattern"] = _BASE64
+        for child in shape.values():
+            _add_patterns(child)
+    elif isinstance(shape, list):
+        for child in shape:
+            _add_patterns(child)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sulina.errors import NotServing
-from sulina.listeners.http_exchange import Exchange
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_openapi import document
+from sulina.listeners.http_operations import Handler
 from sulina.listeners.http_parameters import read_query
-from sulina.listeners.http_resource import Handler
+from sulina.listeners.http_request import HttpRequest
 
 if TYPE_CHECKING:
     from sulina.broker.broker import Broker
@@ -69,7 +69,7 @@ class Pages:
             "/metrics": {"GET": self.get_metrics},
         }
 
-    async def get_front(self, exchange: Exchange) -> None:
+    async def get_front(self, exchange: HttpRequest) -> None:
         """GET /"""
         host, port = exchange.scope.get("server") or ("localhost", 8080)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -79,27 +79,27 @@ class Pages:
             return
         await exchange.answer(_linked(text, url).encode(), content_type=HTML, headers=_PAGE_HEADERS)
 
-    async def get_docs(self, exchange: Exchange) -> None:
+    async def get_docs(self, exchange: HttpRequest) -> None:
         """GET /docs"""
         await exchange.answer(self._docs, content_type=HTML, headers=_PAGE_HEADERS)
 
-    async def get_openapi(self, exchange: Exchange) -> None:
+    async def get_openapi(self, exchange: HttpRequest) -> None:
         """GET /openapi.json"""
         await exchange.answer(self._openapi)
 
-    async def get_health(self, exchange: Exchange) -> None:
+    async def get_health(self, exchange: HttpRequest) -> None:
         """GET /health"""
         read_query(exchange.scope["query_string"], {})
         await exchange.answer(b'{"status":"ok"}')
 
-    async def get_ready(self, exchange: Exchange) -> None:
+    async def get_ready(self, exchange: HttpRequest) -> None:
         """GET /ready"""
         read_query(exchange.scope["query_string"], {})
         if (reason := self._broker.unready) is not None:
             raise NotServing(reason=reason)
         await exchange.answer(b'{"status":"ok"}')
 
-    async def get_metrics(self, exchange: Exchange) -> None:
+    async def get_metrics(self, exchange: HttpRequest) -> None:
         """GET /metrics"""
         read_query(exchange.scope["query_string"], {})
         async with self._rendering:

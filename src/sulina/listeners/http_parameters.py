@@ -48,11 +48,11 @@ class Targets:
         if found is None:
             return None
         namespace, topic = unquote(found[1]), unquote(found[2])
-        parameters = {"ns": namespace, "topic": topic}
+        parameters = {"namespace": namespace, "topic": topic}
         partition = None
         if found[3] is not None:
             partition = read_partition(unquote(found[3]))
-            parameters["p"] = str(partition)
+            parameters["partition"] = str(partition)
         target = Target(TopicName(namespace, topic), partition, parameters, is_batch=found[4] == b"batch")
         if len(self._known) >= _CACHE_ENTRIES_MAX:
             self._known.clear()
@@ -71,14 +71,14 @@ def read_partition(text: str) -> int:
     """The number of a partition in a path."""
     if not _DIGITS.fullmatch(text) or int(text) >= PARTITIONS_MAX:
         shown = text if len(text) <= 30 else text[:27] + "..."
-        raise bad_parameter("p", f"partition {shown!r} is not a number from 0 to {PARTITIONS_MAX - 1}")
+        raise bad_parameter("partition", f"partition {shown!r} is not a number from 0 to {PARTITIONS_MAX - 1}")
     return int(text)
 
 
-Reader = Callable[[str, str], Any]
+ParameterReader = Callable[[str, str], Any]
 
 
-def number(least: int = 0, most: int = NUMBER_MAX) -> Reader:
+def number(least: int = 0, most: int = NUMBER_MAX) -> ParameterReader:
     """A whole number in a range, both ends included."""
 
     def read(name: str, text: str) -> int:
@@ -96,7 +96,7 @@ def flag(name: str, text: str) -> bool:
     return text == "true"
 
 
-def text_up_to(length_max: int) -> Reader:
+def text_up_to(length_max: int) -> ParameterReader:
     """Some text."""
 
     def read(name: str, text: str) -> str:
@@ -107,7 +107,7 @@ def text_up_to(length_max: int) -> Reader:
     return read
 
 
-def texts_up_to(count_max: int, length_max: int) -> Reader:
+def texts_up_to(count_max: int, length_max: int) -> ParameterReader:
     """Some texts, with commas between them."""
 
     def read(name: str, text: str) -> frozenset[str]:
@@ -121,7 +121,7 @@ def texts_up_to(count_max: int, length_max: int) -> Reader:
     return read
 
 
-def one_of(kind: type[StrEnum]) -> Reader:
+def one_of(kind: type[StrEnum]) -> ParameterReader:
     """One of a few words."""
 
     def read(name: str, text: str) -> StrEnum:
@@ -133,7 +133,7 @@ def one_of(kind: type[StrEnum]) -> Reader:
     return read
 
 
-def read_query(query_string: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
+def read_query(query_string: bytes, readers: Mapping[str, ParameterReader]) -> dict[str, Any]:
     """The parameters that are given, each by its reader. HttpError 400 says which one is wrong."""
     if not query_string:
         return {}

@@ -3,7 +3,7 @@
 - A connection past the limit is told so and closed at once.
 - A head that does not come, a body that trickles, an answer that nobody reads: one sweep a second over all connections
   finds them, so that a request costs no timers of its own.
-- A WebSocket's half messages count against a room that all share.
+- A WebSocket's half messages count against a byte budget that all share.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from sulina.listeners.http_exchange import Room
+from sulina.byte_budget import ByteBudget
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_problem import (
     HTTP_CODES,
@@ -226,10 +226,10 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket. `limits` and `room` are set on the class that `make_server` makes of it."""
+    """One WebSocket. `limits` and `budget` are set on the class that `make_server` makes of it."""
 
     limits: HttpLimits
-    room: Room
+    budget: ByteBudget
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -240,8 +240,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._hold(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
-        if self.room.used_bytes > self.room.bytes_max and self._held_bytes > self.limits.small_body_bytes:
-            _logger.warning("websocket_refused", reason="too many half messages", bytes=self.room.used_bytes)
+        if self.budget.used_bytes > self.budget.bytes_max and self._held_bytes > self.limits.small_body_bytes:
+            _logger.warning("websocket_refused", reason="too many half messages", bytes=self.budget.used_bytes)
             self.transport.abort()
 
     def handle_cont(self, event: Any) -> None:
@@ -279,7 +279,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def _hold(self, size_bytes: int) -> None:
-        self.room.used_bytes += size_bytes - self._held_bytes
+        self.budget.used_bytes += size_bytes - self._held_bytes
         self._held_bytes = size_bytes
 
 
@@ -370,7 +370,7 @@ def make_server(
     websocket = type(
         "BoundWebSocketProtocol",
         (WebSocketProtocol,),
-        {"limits": limits, "room": Room(limits.in_flight_frame_bytes_max)},
+        {"limits": limits, "budget": ByteBudget(limits.in_flight_frame_bytes_max)},
     )
     config = uvicorn.Config(
         app,

@@ -5,13 +5,14 @@ key is no key. Headers are an object; a name that repeats has an array of values
 is UTF-8, otherwise base64 under the name with `_b64`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
+from sulina.core.log.publish_request import NO_OPTIONS, PublishRequest
 from sulina.core.records.record import Headers, Record
 from sulina.core.records.rows import encode_rows
 from sulina.errors import InvalidInput
@@ -31,13 +32,20 @@ HeaderBytes = bytes | list[bytes | None] | None
 class RecordIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A record to publish. Give `value` or `value_b64`; a null value deletes its key in tables made from the topic."""
 
-    value: str | UnsetType | None = UNSET
-    value_b64: bytes | UnsetType = UNSET
-    key: str | None = None
-    key_b64: bytes | None = None
-    headers: dict[str, HeaderValue] | None = None
-    headers_b64: dict[str, HeaderBytes] | None = None
-    timestamp: Timestamp | None = None
+    value: Annotated[
+        str | UnsetType | None, Meta(description="Text; null deletes the key in tables made from the topic.")
+    ] = UNSET
+    value_b64: Annotated[bytes | UnsetType, Meta(description="Bytes, in base64, instead of `value`.")] = UNSET
+    key: Annotated[str | None, Meta(description="Text. Records with the same key go to the same partition.")] = None
+    key_b64: Annotated[bytes | None, Meta(description="Bytes, in base64, instead of `key`.")] = None
+    headers: Annotated[
+        dict[str, HeaderValue] | None, Meta(description="By name; an array of values for a name that repeats.")
+    ] = None
+    headers_b64: Annotated[
+        dict[str, HeaderBytes] | None,
+        Meta(description="Headers whose values are bytes, in base64; they come after `headers`."),
+    ] = None
+    timestamp: Annotated[Timestamp | None, Meta(description="Milliseconds since 1970, UTC; absent: now.")] = None
 
 
 class PublishIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,35 +55,60 @@ class PublishIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     only if the partition is still at that version.
     """
 
-    records: Annotated[list[RecordIn], Meta(min_length=1)]
-    txn_id: TxnId | None = None
-    expected_version: Expected | None = None
-    schema_id: SchemaId | None = None
-    delivery_policy: DeliveryPolicy | None = None
-    partition_behavior: PartitionBehavior | None = None
+    records: Annotated[
+        Annotated[list[RecordIn], Meta(min_length=1)],
+        Meta(description="Appended in this order, together or not at all."),
+    ]
+    txn_id: Annotated[
+        TxnId | None,
+        Meta(description="Your name for this publish. Sent again, it gets the first answer and adds nothing."),
+    ] = None
+    expected_version: Annotated[
+        Expected | None, Meta(description="Append only if the partition they go to is still at this version.")
+    ] = None
+    schema_id: Annotated[
+        SchemaId | None, Meta(description="The id of the records' schema; refused if the topic has another.")
+    ] = None
+    delivery_policy: Annotated[
+        DeliveryPolicy | None,
+        Meta(description="Best-effort topics only: the delivery policy of this publish. Absent: that of the topic."),
+    ] = None
+    partition_behavior: Annotated[
+        PartitionBehavior | None,
+        Meta(description="Best-effort topics only: the partition behavior of this publish. Absent: that of the topic."),
+    ] = None
 
 
 class RecordOut(Struct, frozen=True, kw_only=True, gc=False):
     """A stored record. What is not UTF-8 is under the name with `_b64`, in base64."""
 
-    offset: int
-    timestamp: int
-    key: str | UnsetType | None = UNSET
-    key_b64: bytes | UnsetType = UNSET
-    value: str | UnsetType | None = UNSET
-    value_b64: bytes | UnsetType = UNSET
-    headers: dict[str, HeaderValue] | UnsetType = UNSET
-    headers_b64: dict[str, HeaderBytes] | UnsetType = UNSET
+    offset: Annotated[int, Meta(description="The record's offset in the partition.")]
+    timestamp: Annotated[int, Meta(description="Milliseconds since 1970, UTC.")]
+    key: Annotated[str | UnsetType | None, Meta(description="Text; null when the record has no key.")] = UNSET
+    key_b64: Annotated[bytes | UnsetType, Meta(description="Base64, instead of `key`, when the key is not UTF-8.")] = (
+        UNSET
+    )
+    value: Annotated[str | UnsetType | None, Meta(description="Text; null when the record deletes its key.")] = UNSET
+    value_b64: Annotated[
+        bytes | UnsetType, Meta(description="Base64, instead of `value`, when the value is not UTF-8.")
+    ] = UNSET
+    headers: Annotated[
+        dict[str, HeaderValue] | UnsetType, Meta(description="By name; an array of values for a name that repeats.")
+    ] = UNSET
+    headers_b64: Annotated[
+        dict[str, HeaderBytes] | UnsetType,
+        Meta(description="Base64, instead of `headers`, when a header is not UTF-8."),
+    ] = UNSET
 
 
 class RecordsOut(Struct, frozen=True, kw_only=True):
     """Some records of a partition; read on at `next_offset`. `end_offset` is where the log ends at `version`."""
 
-    records: list[RecordOut]
-    next_offset: int
-    version: int
-    end_offset: int
-    epoch: int  # who reads on says it
+    records: Annotated[list[RecordOut], Meta(description="In the order of their offsets.")]
+    next_offset: Annotated[int, Meta(description="Read on from here.")]
+    version: Annotated[int, Meta(description="The version of the log that was read.")]
+    end_offset: Annotated[int, Meta(description="Where the log ends at that version: one past the last record.")]
+    epoch: Annotated[int, Meta(description="The epoch of the log that was read: pass it as `epoch` to read on.")]
 
 
 class _PlainRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -98,66 +131,58 @@ _decoder = msgspec.json.Decoder(PublishIn)
 _array_decoder = msgspec.json.Decoder(Annotated[list[RecordIn], Meta(min_length=1)])
 _plain_decoder = msgspec.json.Decoder(_PlainPublish)
 encoder = msgspec.json.Encoder()
-_NO_OPTIONS = PublishOptions()
-
-
-class Publish(NamedTuple):
-    """A publish with its records as one batch."""
-
-    data: bytes | bytearray
-    txn_id: str | None = None
-    expected_version: int | None = None
-    schema_id: str | None = None
-    partition: int | None = None  # that the keys belong to; None: nobody has looked, or there are none
-    delivery_policy: DeliveryPolicy | None = None
-    partition_behavior: PartitionBehavior | None = None
-
-    @property
-    def options(self) -> PublishOptions:
-        """What it says of deliveries, where the topic is not to say it."""
-        if self.delivery_policy is None and self.partition_behavior is None:
-            return _NO_OPTIONS
-        return PublishOptions(delivery_policy=self.delivery_policy, partition_behavior=self.partition_behavior)
-
-
-Keys = Sequence[bytes | None]
-Choose = Callable[[Keys], int | None]  # the partition of some keys
 
 
 def read_publish(
-    body: bytes, now_ms: int, records_max: int, choose: Choose | None = None, *, is_array: bool = False
-) -> Publish:
-    """Make one batch of the records, those without a timestamp at `now_ms`. `is_array`: the body may be just them.
+    body: bytes, now_ms: int, records_max: int, *, partition: int | None = None, is_array: bool = False
+) -> PublishRequest:
+    """Make a request of the records in a body, those without a timestamp at `now_ms`. `is_array`: it may be just them.
 
-    HttpError 400 for what is not JSON, InvalidInput for JSON of another shape.
+    Raises:
+        HttpError: 400, it is not JSON.
+        InvalidInput: it is JSON of another shape.
     """
-    request: _PlainPublish | PublishIn
+    body_in: _PlainPublish | PublishIn
+    keys: Sequence[bytes | None] | None
     try:
-        request = _plain_decoder.decode(body)
+        body_in = _plain_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if is_array and body.lstrip().startswith(b"["):
-            request = PublishIn(records=read_json(body, _array_decoder))
+            body_in = PublishIn(records=read_json(body, _array_decoder))
         else:
-            request = read_json(body, _decoder)
-    if len(request.records) > records_max:
-        raise InvalidInput(f"{len(request.records)} records are over the limit of {records_max} in one request")
-    data, keys = (
-        _plain_batch(request, now_ms) if isinstance(request, _PlainPublish) else _batch(request.records, now_ms)
-    )
-    partition = None if choose is None or keys is None else choose(keys)
-    return Publish(
+            body_in = read_json(body, _decoder)
+    if len(body_in.records) > records_max:
+        raise InvalidInput(f"{len(body_in.records)} records are over the limit of {records_max} in one request")
+    if isinstance(body_in, _PlainPublish):
+        texts = [record.key for record in body_in.records]
+        has_keys = texts.count(None) < len(texts)
+        keys = [None if text is None else text.encode() for text in texts] if has_keys else None
+        data = encode_rows([record.value.encode() for record in body_in.records], keys, now_ms)
+        keys = keys or ()
+    else:
+        data, keys = _batch(body_in.records, now_ms)
+    options = NO_OPTIONS
+    if body_in.delivery_policy is not None or body_in.partition_behavior is not None:
+        options = PublishOptions(delivery_policy=body_in.delivery_policy, partition_behavior=body_in.partition_behavior)
+    return PublishRequest(
         data,
-        request.txn_id,
-        request.expected_version,
-        request.schema_id,
-        partition,
-        request.delivery_policy,
-        request.partition_behavior,
+        partition=partition,
+        keys=keys,
+        txn_id=body_in.txn_id,
+        expected_version=body_in.expected_version,
+        schema_id=body_in.schema_id,
+        is_trusted=True,
+        options=options,
     )
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """HttpError 400 for what is not JSON, InvalidInput for JSON of another shape."""
+    """Decode a body.
+
+    Raises:
+        HttpError: 400, it is not JSON.
+        InvalidInput: it is JSON of another shape.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -170,16 +195,7 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
         raise malformed("the body is nested too deeply") from None
 
 
-def _plain_batch(request: _PlainPublish, now_ms: int) -> tuple[bytearray, Keys | None]:
-    values = [record.value.encode() for record in request.records]
-    texts = [record.key for record in request.records]
-    keys = None
-    if texts.count(None) < len(texts):
-        keys = [None if text is None else text.encode() for text in texts]
-    return encode_rows(values, keys, now_ms), keys
-
-
-def _batch(records: Sequence[RecordIn], now_ms: int) -> tuple[bytearray, Keys]:
+def _batch(records: Sequence[RecordIn], now_ms: int) -> tuple[bytearray, list[bytes | None]]:
     values = [_value(record, index) for index, record in enumerate(records)]
     keys = [_key(record, index) for index, record in enumerate(records)]
     stamps = [now_ms if record.timestamp is None else record.timestamp for record in records]

@@ -16,6 +16,7 @@ from dataclasses import replace
 import structlog
 
 from sulina.broker.pubsub.peers import PeerEvents
+from sulina.core.backoff import Backoff
 from sulina.errors import InvalidSettings, ProtocolError
 from sulina.listeners.peer_link import PeerLimits, PeerLink, PeerStats
 from sulina.wire.peer import PROTOCOL, AnyPeerFrame, Hello
@@ -165,7 +166,7 @@ class PeerNetwork:
         """For as long as it is a member, and there."""
         limits = self.limits
         loop = asyncio.get_running_loop()
-        attempts, told = 0, ""
+        backoff, told = Backoff(limits.redial_seconds_min, limits.redial_seconds_max, self._rng.random), ""
         while True:
             link = PeerLink(self, dialled=broker_id)
             begun = loop.time()
@@ -173,13 +174,11 @@ class PeerNetwork:
             if link.is_up:
                 told = ""
                 if loop.time() - begun > limits.redial_seconds_max:
-                    attempts = 0
+                    backoff.reset()
             elif reason != told:  # once, not every time
                 told = reason
                 _logger.warning("peer_unreachable", peer=broker_id, host=address[0], port=address[1], reason=reason)
-            pause = min(limits.redial_seconds_min * 2 ** min(attempts, 40), limits.redial_seconds_max)
-            attempts += 1
-            await asyncio.sleep(self._rng.uniform(pause / 2, pause))
+            await asyncio.sleep(backoff.next())
 
     async def _call(self, link: PeerLink, address: tuple[str, int]) -> str:
         """One connection, from its beginning to its end. Why that came."""

@@ -7,7 +7,6 @@
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ import structlog
 
 from sulina.broker.broker import Broker
 from sulina.broker.consumer import Attachment, Consumer, Delivery
-from sulina.broker.topic import NO_OPTIONS, Accepted
+from sulina.broker.topic import Accepted
 from sulina.core.delivery.pubsub import PublishOptions
+from sulina.core.log.publish_request import NO_OPTIONS, PublishRequest
 from sulina.errors import (
     ArchiveFailed,
     ConsumerNotFound,
@@ -35,6 +35,7 @@ from sulina.errors import (
 from sulina.listeners.calls import call
 from sulina.listeners.session_subscribers import SessionListeners, SessionSubscribers
 from sulina.types import TopicName, checked_producer
+from sulina.waiting import wait_or_timeout
 from sulina.wire.frames import (
     AckBatch,
     AckRecords,
@@ -171,9 +172,7 @@ class Session:
         """Let what was asked for be answered, for so long at most; nothing more is handled."""
         for fetch in self._fetches:  # nothing is lost by it: the reader asks again
             fetch.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
+        await wait_or_timeout(self._idle, seconds)
         self.outbox.close()
 
     async def close(self) -> None:
@@ -282,32 +281,18 @@ class Session:
             is_new = frame.producer is not None and producing not in self._producers
             if is_new:
                 checked_producer(producing[1])
-            accepted = await self._broker.accept(
-                frame.topic,
-                frame.data,
-                partition=frame.partition,
-                txn_id=frame.txn_id,
-                expected_version=frame.expected_version,
-                schema_id=frame.schema_id,
-                topic_id=frame.topic_id,
-                may_skip=frame.may_skip,
-                options=PublishOptions(
-                    delivery_policy=frame.delivery_policy, partition_behavior=frame.partition_behavior
-                )
-                if frame.delivery_policy or frame.partition_behavior
-                else NO_OPTIONS,
-            )
+            accepted = await self._broker.accept(frame.topic, _request_of(frame))
         except SulinaError as error:
             self._break_run(frame.run, error)
             raise
         if is_new and not self._is_closed and len(self._producers) < self._limits.producers_max:
             self._producers.add(producing)
             self._broker.producers.attach(accepted.place.name.topic, producing[1])
-        if accepted.appended is None:
+        if accepted.pending is None:
             self.outbox.put(Answer(frame.id, accepted.published()))
             return
         self._begin(len(frame.data))
-        accepted.appended.add_done_callback(partial(self._published, frame.id, frame.run, len(frame.data), accepted))
+        accepted.pending.add_done_callback(partial(self._published, frame.id, frame.run, len(frame.data), accepted))
 
     def _published(self, request: int, run: int, size_bytes: int, accepted: Accepted, _done: object) -> None:
         self._end(size_bytes)
@@ -465,3 +450,19 @@ class Session:
             attachment.consumer.is_blocked = is_full
             if not is_full and attachment.subscription is not None:
                 attachment.subscription.wake()
+
+
+def _request_of(frame: Publish) -> PublishRequest:
+    options = NO_OPTIONS
+    if frame.delivery_policy or frame.partition_behavior:
+        options = PublishOptions(delivery_policy=frame.delivery_policy, partition_behavior=frame.partition_behavior)
+    return PublishRequest(
+        frame.data,
+        partition=frame.partition,
+        txn_id=frame.txn_id,
+        expected_version=frame.expected_version,
+        schema_id=frame.schema_id,
+        topic_id=frame.topic_id,
+        may_skip=frame.may_skip,
+        options=options,
+    )

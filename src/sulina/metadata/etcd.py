@@ -30,8 +30,8 @@ from sulina.metadata.checks import (
     check_txn,
     check_watch,
 )
-from sulina.metadata.etcd_calls import RANGE, Refused
-from sulina.metadata.etcd_channel import Endpoints
+from sulina.metadata.etcd_calls import RANGE, EtcdRefused
+from sulina.metadata.etcd_channel import EtcdEndpoints
 from sulina.metadata.etcd_lease import EtcdLease
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdStatus, EtcdTls
@@ -56,7 +56,7 @@ _logger = logging.getLogger("sulina.metadata")
 class EtcdMetadata:
     """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
 
-    def __init__(self, endpoints: Endpoints, prefix: str, watch_queue_changes_max: int) -> None:
+    def __init__(self, endpoints: EtcdEndpoints, prefix: str, watch_queue_changes_max: int) -> None:
         self._endpoints = endpoints
         self._prefix = prefix.encode()
         self._slots = self._prefix + RESERVED.encode() + b"txn/"
@@ -88,7 +88,7 @@ class EtcdMetadata:
         prefix = prefix.rstrip("/")
         if prefix and not prefix.startswith("/"):
             raise InvalidSettings(f'the prefix {prefix!r} of etcd must begin with "/"')
-        links = Endpoints(endpoints, tls=tls, user=user, password=password, timeout_seconds=timeout_seconds)
+        links = EtcdEndpoints(endpoints, tls=tls, user=user, password=password, timeout_seconds=timeout_seconds)
         store = cls(links, prefix, watch_queue_changes_max)
         try:
             with store._call():
@@ -131,7 +131,7 @@ class EtcdMetadata:
             for _ in range(LISTING_TRIES_MAX):
                 try:
                     return await self._list(first, end)
-                except Refused as refused:
+                except EtcdRefused as refused:
                     if refused.code != grpc.StatusCode.OUT_OF_RANGE:
                         raise
                     failure = refused
@@ -212,7 +212,7 @@ class EtcdMetadata:
         try:
             deadline = asyncio.get_running_loop().time() + min(CLOSE_SECONDS, self._endpoints.timeout_seconds)
             await self._transactions.close(deadline=deadline)
-        except (Refused, MetadataFailed) as error:
+        except (EtcdRefused, MetadataFailed) as error:
             _logger.info("etcd_slots_left error=%s", error)
         finally:
             await self._endpoints.close()
@@ -229,7 +229,7 @@ class EtcdMetadata:
         self._idle.clear()
         try:
             yield
-        except Refused as refused:
+        except EtcdRefused as refused:
             raise refused.as_error(self.path) from refused
         finally:
             self._under_way -= 1
@@ -237,14 +237,14 @@ class EtcdMetadata:
                 self._idle.set()
 
     async def _list(self, first: bytes, end: bytes) -> Listing:
-        """Page by page, all as of the revision of the first. Refused: OUT_OF_RANGE when that has been compacted."""
+        """Page by page, all as of the revision of the first. EtcdRefused: OUT_OF_RANGE when that has been compacted."""
         entries: list[Entry] = []
         revision, limit = 0, PAGE_ENTRIES
         while True:
             request = pb.RangeRequest(key=first, range_end=end, limit=limit, revision=revision)
             try:
                 page = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
-            except Refused as refused:
+            except EtcdRefused as refused:
                 if refused.code != grpc.StatusCode.RESOURCE_EXHAUSTED or limit == 1:
                     raise
                 limit = max(limit // 8, 1)  # the page was longer than a message may be

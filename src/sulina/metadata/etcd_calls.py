@@ -1,6 +1,6 @@
 """The methods of etcd that Sulina calls, and the two ways in which a call can fail.
 
-- `Refused`: etcd has said no. Nothing was done, and the same call gets the same answer everywhere.
+- `EtcdRefused`: etcd has said no. Nothing was done, and the same call gets the same answer everywhere.
 - `Unanswered`: the connection broke, time ran out, the member has no leader. Whether anything was done, or still will
   be, is unknown; another endpoint, or a later time, may answer.
 """
@@ -61,7 +61,7 @@ REFUSALS = {
 DETAILS_MAX = 300  # characters of an error that are shown
 
 
-class Refused(Exception):
+class EtcdRefused(Exception):
     """etcd said no, and did nothing."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
@@ -93,11 +93,11 @@ class Unanswered(Exception):
     """No answer, or one that leaves the outcome open."""
 
 
-def failure_of(error: grpc.aio.AioRpcError) -> Refused | Unanswered:
+def failure_of(error: grpc.aio.AioRpcError) -> EtcdRefused | Unanswered:
     """What a failed call means."""
     code, details = error.code(), error.details() or ""
     if code in REFUSALS and not is_passing(code, details):
-        return Refused(code, details)
+        return EtcdRefused(code, details)
     return Unanswered(f"{code.name}: {details[:DETAILS_MAX]}")
 
 

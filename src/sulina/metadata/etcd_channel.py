@@ -16,11 +16,12 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from sulina.core.backoff import Backoff
 from sulina.errors import MetadataFailed
 from sulina.metadata.etcd_calls import (
     AUTHENTICATE,
+    EtcdRefused,
     Method,
-    Refused,
     Request,
     Response,
     Unanswered,
@@ -70,8 +71,8 @@ class Credentials:
         """What every call carries."""
         return [("hasleader", "true"), *([("token", self._token)] if self._token else [])]
 
-    async def ensure(self, endpoint: "Endpoint", timeout_seconds: float) -> str | None:
-        """Get a token if one is needed, and tell which it is. Refused, Unanswered."""
+    async def ensure(self, endpoint: "EtcdEndpoint", timeout_seconds: float) -> str | None:
+        """Get a token if one is needed, and tell which it is. EtcdRefused, Unanswered."""
         if self._is_missing():
             try:
                 async with asyncio.timeout(timeout_seconds), self._lock:
@@ -86,11 +87,11 @@ class Credentials:
         if token == self._token:
             self._token = None
 
-    async def _authenticate(self, endpoint: "Endpoint", timeout_seconds: float) -> None:
+    async def _authenticate(self, endpoint: "EtcdEndpoint", timeout_seconds: float) -> None:
         request = pb.AuthenticateRequest(name=self.user, password=self._password)
         try:
             self._token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
-        except Refused as refused:
+        except EtcdRefused as refused:
             if "authentication is not enabled" not in refused.details:
                 raise
             self._token = ""
@@ -108,12 +109,12 @@ class Stream(Generic[Request, Response]):
         link.streams.add(self)
 
     async def write(self, request: Request) -> None:
-        """Refused, Unanswered."""
+        """EtcdRefused, Unanswered."""
         with contextlib.suppress(asyncio.InvalidStateError):  # it is over: the next read says why
             await _answer(self._call.write(request))
 
     async def read(self) -> Response:
-        """The next message. Refused, Unanswered."""
+        """The next message. EtcdRefused, Unanswered."""
         try:
             message = await _answer(self._call.read())
         except Unanswered:
@@ -161,7 +162,7 @@ class _Link:
         self.heard_at = asyncio.get_running_loop().time()
 
 
-class Endpoint:
+class EtcdEndpoint:
     """One member of etcd."""
 
     def __init__(
@@ -181,7 +182,7 @@ class Endpoint:
         self._closing: set[asyncio.Task[None]] = set()  # links that were given up
 
     async def call(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
-        """One message there, one back. Refused, Unanswered, MetadataWentBack."""
+        """One message there, one back. EtcdRefused, Unanswered, MetadataWentBack."""
         link = self._connect()
         began = asyncio.get_running_loop().time()
         floor, accepted = self._history.revision, self._history.accepted
@@ -189,7 +190,7 @@ class Endpoint:
             response: Response = await _answer(
                 link.unary(method)(request, timeout=timeout_seconds, metadata=self._credentials.metadata)
             )
-        except Refused:
+        except EtcdRefused:
             link.heard()
             raise
         except Unanswered:
@@ -206,7 +207,7 @@ class Endpoint:
     async def open(
         self, method: Method[Request, Response], request: Request, timeout_seconds: float
     ) -> tuple[Stream[Request, Response], Response]:
-        """A stream, to be cancelled, and the first answer on it. Refused, Unanswered."""
+        """A stream, to be cancelled, and the first answer on it. EtcdRefused, Unanswered."""
         link = self._connect()
         began = asyncio.get_running_loop().time()
         stream = Stream(link, method, self._credentials.metadata)
@@ -223,7 +224,7 @@ class Endpoint:
             raise
 
     async def exchange(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
-        """One message there, one back, on a stream of its own. Refused, Unanswered."""
+        """One message there, one back, on a stream of its own. EtcdRefused, Unanswered."""
         stream, answer = await self.open(method, request, timeout_seconds)
         stream.cancel()
         return answer
@@ -257,7 +258,7 @@ class _TimeIsUp(Unanswered):
     """Nothing was sent, and no endpoint is to blame."""
 
 
-class Endpoints:
+class EtcdEndpoints:
     """All members that we know, and the one in use."""
 
     def __init__(
@@ -278,7 +279,7 @@ class Endpoints:
         if tls is not None:
             channel_credentials = grpc.ssl_channel_credentials(*tls.read())
         self._endpoints = [
-            Endpoint(address, channel_credentials, self._credentials, self.history, self.connection_lost)
+            EtcdEndpoint(address, channel_credentials, self._credentials, self.history, self.connection_lost)
             for address in addresses
         ]
         random.shuffle(self._endpoints)  # clients spread over the members
@@ -288,14 +289,14 @@ class Endpoints:
         self._confirming = asyncio.Lock()
 
     @property
-    def members(self) -> Sequence[Endpoint]:
+    def members(self) -> Sequence[EtcdEndpoint]:
         """All of them, for what has to be done to each."""
         return self._endpoints
 
     async def on(
-        self, endpoint: Endpoint, work: Callable[[Endpoint, float], Awaitable[Result]], *, deadline: float
+        self, endpoint: EtcdEndpoint, work: Callable[[EtcdEndpoint, float], Awaitable[Result]], *, deadline: float
     ) -> Result:
-        """One try, on this endpoint. Refused, Unanswered."""
+        """One try, on this endpoint. EtcdRefused, Unanswered."""
         return await self._with_token(endpoint, work, deadline)
 
     def deadline(self) -> float:
@@ -310,7 +311,7 @@ class Endpoints:
         deadline: float,
         even_if_went_back: bool = False,
     ) -> Response:
-        """A call that may be repeated. Refused, MetadataFailed, MetadataWentBack."""
+        """A call that may be repeated. EtcdRefused, MetadataFailed, MetadataWentBack."""
         return await self.repeat(
             lambda endpoint, seconds: endpoint.call(method, request, seconds),
             deadline=deadline,
@@ -319,14 +320,14 @@ class Endpoints:
 
     async def repeat(
         self,
-        work: Callable[[Endpoint, float], Awaitable[Result]],
+        work: Callable[[EtcdEndpoint, float], Awaitable[Result]],
         *,
         deadline: float,
         even_if_went_back: bool = False,
     ) -> Result:
-        """Try until there is an answer. Refused, MetadataFailed at the deadline, MetadataWentBack."""
+        """Try until there is an answer. EtcdRefused, MetadataFailed at the deadline, MetadataWentBack."""
         loop = asyncio.get_running_loop()
-        tries, pause_seconds = 0, PAUSE_SECONDS_MIN
+        tries, backoff = 0, Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random.random)
         cause: Unanswered | None = None
         while True:
             accepted = self.history.accepted
@@ -344,17 +345,22 @@ class Endpoints:
                 if left_seconds <= 0:
                     raise MetadataFailed(path=self.path, cause=cause) from cause
             if tries % len(self._endpoints) == 0:
-                await asyncio.sleep(min(pause_seconds * random.uniform(0.5, 1), left_seconds))
-                pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
+                await asyncio.sleep(min(backoff.next(), left_seconds))
 
     async def once(
         self,
-        work: Callable[[Endpoint, float], Awaitable[Result]],
+        work: Callable[[EtcdEndpoint, float], Awaitable[Result]],
         *,
         deadline: float,
         even_if_went_back: bool = False,
     ) -> Result:
-        """One try, on the endpoint in use. Refused; Unanswered: the next is on another endpoint; MetadataWentBack."""
+        """Try once, on the endpoint in use.
+
+        Raises:
+            EtcdRefused: etcd did nothing.
+            Unanswered: the next try is on another endpoint.
+            MetadataWentBack: the store shows an older state than it has shown before.
+        """
         if not even_if_went_back:
             self.history.check()
         endpoint = self._endpoints[self._current]
@@ -399,20 +405,20 @@ class Endpoints:
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     async def _with_token(
-        self, endpoint: Endpoint, work: Callable[[Endpoint, float], Awaitable[Result]], deadline: float
+        self, endpoint: EtcdEndpoint, work: Callable[[EtcdEndpoint, float], Awaitable[Result]], deadline: float
     ) -> Result:
         renewals = 0
         while True:
             token = await self._credentials.ensure(endpoint, self._seconds_left(deadline))
             try:
                 return await work(endpoint, self._seconds_left(deadline))
-            except Refused as refused:
+            except EtcdRefused as refused:
                 if not self.may_renew(refused) or renewals == RENEWALS_MAX:
                     raise
             self._credentials.forget(token)
             renewals += 1
 
-    def may_renew(self, refused: Refused) -> bool:
+    def may_renew(self, refused: EtcdRefused) -> bool:
         """Whether it was refused for its token alone, of which there can be another."""
         return self._credentials.user is not None and refused.wants_token
 
@@ -423,7 +429,7 @@ class Endpoints:
             raise _TimeIsUp(f"the time limit of {self.timeout_seconds:g} s has passed")
         return seconds
 
-    def _leave(self, endpoint: Endpoint, failure: Unanswered) -> None:
+    def _leave(self, endpoint: EtcdEndpoint, failure: Unanswered) -> None:
         self.connection_lost()
         if self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
@@ -431,7 +437,7 @@ class Endpoints:
             self._failing_since = asyncio.get_running_loop().time()
             _logger.warning("etcd_unanswered endpoint=%s error=%s", endpoint.address, failure)
 
-    def _reached(self, endpoint: Endpoint) -> None:
+    def _reached(self, endpoint: EtcdEndpoint) -> None:
         if self._failing_since is not None:
             seconds = asyncio.get_running_loop().time() - self._failing_since
             self._failing_since = None
@@ -439,7 +445,7 @@ class Endpoints:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """What a call of gRPC gives, with its failures told apart. Refused, Unanswered."""
+    """What a call of gRPC gives, with its failures told apart. EtcdRefused, Unanswered."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:

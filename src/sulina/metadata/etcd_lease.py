@@ -11,15 +11,15 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from sulina.errors import LeaseLost
-from sulina.metadata.etcd_calls import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, RANGE, Refused, Unanswered
-from sulina.metadata.etcd_channel import Endpoint, Endpoints
+from sulina.metadata.etcd_calls import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, RANGE, EtcdRefused, Unanswered
+from sulina.metadata.etcd_channel import EtcdEndpoint, EtcdEndpoints
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 
 TRIES_PER_TTL = 3  # of keeping a lease alive, before it may have ended
 
 
-async def grant(endpoints: Endpoints, ttl_seconds: float, *, deadline: float) -> tuple[int, float]:
-    """A new lease: its id, and the seconds that etcd gives it, at least those asked for. Refused, MetadataFailed.
+async def grant(endpoints: EtcdEndpoints, ttl_seconds: float, *, deadline: float) -> tuple[int, float]:
+    """A new lease: its id, and the seconds that etcd gives it, at least those asked for. EtcdRefused, MetadataFailed.
 
     The id is ours, so that a grant whose answer was lost is not made twice.
     """
@@ -27,21 +27,26 @@ async def grant(endpoints: Endpoints, ttl_seconds: float, *, deadline: float) ->
     request = pb.LeaseGrantRequest(ttl_seconds=math.ceil(ttl_seconds), id=lease_id)
     try:
         granted = await endpoints.call(LEASE_GRANT, request, deadline=deadline)
-    except Refused as refused:
+    except EtcdRefused as refused:
         if "lease already exists" not in refused.details:
             raise
         return lease_id, float(request.ttl_seconds)
     return lease_id, float(granted.ttl_seconds)
 
 
-async def renew(endpoints: Endpoints, lease_id: int, ttl_seconds: float, probe: bytes, *, deadline: float) -> float:
-    """Start its time anew; how many seconds it has now. `probe` is a key that we may read.
+async def renew(endpoints: EtcdEndpoints, lease_id: int, ttl_seconds: float, probe: bytes, *, deadline: float) -> float:
+    """Start a lease's time again; return how many seconds it has now. `probe` is a key that we may read.
 
-    Each try starts the time anew, so what counts for a caller is when it called. LeaseLost, Refused, MetadataFailed.
+    Each try starts the time again, so what counts for a caller is when it called.
+
+    Raises:
+        LeaseLost: the lease has ended.
+        EtcdRefused: etcd did nothing.
+        MetadataFailed: there was no answer in time.
     """
     try_seconds_max = ttl_seconds / TRIES_PER_TTL
 
-    async def try_once(endpoint: Endpoint, seconds: float) -> float:
+    async def try_once(endpoint: EtcdEndpoint, seconds: float) -> float:
         seconds = min(seconds, try_seconds_max)
         answer = await endpoint.exchange(LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease_id), seconds)
         read = await endpoint.call(RANGE, pb.RangeRequest(key=probe, count_only=True), seconds)
@@ -54,12 +59,12 @@ async def renew(endpoints: Endpoints, lease_id: int, ttl_seconds: float, probe: 
     return await endpoints.repeat(try_once, deadline=deadline)
 
 
-async def revoke(endpoints: Endpoints, lease_id: int, *, deadline: float, even_if_went_back: bool = False) -> None:
-    """End it. No error when it has ended. Refused, MetadataFailed, MetadataWentBack."""
+async def revoke(endpoints: EtcdEndpoints, lease_id: int, *, deadline: float, even_if_went_back: bool = False) -> None:
+    """End it. No error when it has ended. EtcdRefused, MetadataFailed, MetadataWentBack."""
     request = pb.LeaseRevokeRequest(id=lease_id)
     try:
         await endpoints.call(LEASE_REVOKE, request, deadline=deadline, even_if_went_back=even_if_went_back)
-    except Refused as refused:
+    except EtcdRefused as refused:
         if "lease not found" not in refused.details:
             raise
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import grpc
 
 from sulina.errors import InvalidInput
-from sulina.metadata.etcd_calls import ALARM, COMPACT, DEFRAGMENT, STATUS, Refused, Unanswered
-from sulina.metadata.etcd_channel import Endpoint, Endpoints
+from sulina.metadata.etcd_calls import ALARM, COMPACT, DEFRAGMENT, STATUS, EtcdRefused, Unanswered
+from sulina.metadata.etcd_channel import EtcdEndpoint, EtcdEndpoints
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdStatus
 
@@ -27,23 +27,23 @@ WORTH_SHARE = 0.8  # of its former length: a file that is still longer would soo
 _logger = logging.getLogger("sulina.metadata")
 
 
-async def compact(endpoints: Endpoints, revision: int, *, is_waiting: bool, deadline: float) -> None:
+async def compact(endpoints: EtcdEndpoints, revision: int, *, is_waiting: bool, deadline: float) -> None:
     """Forget the history up to and with `revision`; with `is_waiting` the room is free on return.
 
-    InvalidInput (there is no such revision yet), Refused, MetadataFailed.
+    InvalidInput (there is no such revision yet), EtcdRefused, MetadataFailed.
     """
     request = pb.CompactionRequest(revision=revision, physical=is_waiting)
     try:
         await endpoints.call(COMPACT, request, deadline=deadline)
-    except Refused as refused:
+    except EtcdRefused as refused:
         if refused.code != grpc.StatusCode.OUT_OF_RANGE:
             raise
         if "has been compacted" not in refused.details:
             raise InvalidInput(f"history cannot be forgotten up to revision {revision}: {refused.details}") from None
 
 
-async def status_of(endpoint: Endpoint, seconds: float) -> EtcdStatus:
-    """Return what a member says about itself. Refused, Unanswered."""
+async def status_of(endpoint: EtcdEndpoint, seconds: float) -> EtcdStatus:
+    """Return what a member says about itself. EtcdRefused, Unanswered."""
     answer = await endpoint.call(STATUS, pb.StatusRequest(), seconds)
     return EtcdStatus(
         endpoint=endpoint.address,
@@ -59,8 +59,8 @@ async def status_of(endpoint: Endpoint, seconds: float) -> EtcdStatus:
     )
 
 
-async def make_room(endpoints: Endpoints) -> None:
-    """Make the files of full members shorter, and take their alarms back. Refused, MetadataFailed.
+async def make_room(endpoints: EtcdEndpoints) -> None:
+    """Make the files of full members shorter, and take their alarms back. EtcdRefused, MetadataFailed.
 
     What cannot be done safely is left to an operator, and logged.
     """
@@ -88,12 +88,12 @@ async def make_room(endpoints: Endpoints) -> None:
         _logger.warning("etcd_still_full members=%s", ",".join(f"{member:x}" for member in sorted(full - shorter)))
 
 
-async def _defragmented(endpoint: Endpoint, seconds: float) -> EtcdStatus:
+async def _defragmented(endpoint: EtcdEndpoint, seconds: float) -> EtcdStatus:
     await endpoint.call(DEFRAGMENT, pb.DefragmentRequest(), DEFRAGMENT_SECONDS)
     return await status_of(endpoint, seconds)
 
 
-async def _members(endpoints: Endpoints) -> Sequence[tuple[Endpoint, EtcdStatus]]:
+async def _members(endpoints: EtcdEndpoints) -> Sequence[tuple[EtcdEndpoint, EtcdStatus]]:
     """Those that answer, the leader last."""
     found = []
     for endpoint in endpoints.members:

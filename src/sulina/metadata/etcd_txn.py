@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from sulina.errors import LeaseLost, MetadataFailed, QueueFull
 from sulina.metadata import etcd_lease
-from sulina.metadata.etcd_calls import LEASE_TIME_TO_LIVE, RANGE, TXN, Refused, Unanswered
-from sulina.metadata.etcd_channel import PAUSE_SECONDS_MIN, Endpoints
+from sulina.metadata.etcd_calls import LEASE_TIME_TO_LIVE, RANGE, TXN, EtcdRefused, Unanswered
+from sulina.metadata.etcd_channel import PAUSE_SECONDS_MIN, EtcdEndpoints
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.ports import TxnResult
 
@@ -45,7 +45,7 @@ class _Slot:
 class Transactions:
     """The transactions of one client. Use on one event loop."""
 
-    def __init__(self, endpoints: Endpoints, folder: bytes) -> None:
+    def __init__(self, endpoints: EtcdEndpoints, folder: bytes) -> None:
         """`folder` is where slots may be: what etcd has there belongs to clients like this one."""
         self._endpoints = endpoints
         self._folder = folder + secrets.token_hex(12).encode() + b"/"
@@ -60,7 +60,7 @@ class Transactions:
         self._renewing = asyncio.Lock()
 
     async def check(self, compares: Sequence[pb.Compare], *, deadline: float) -> TxnResult:
-        """Whether all compares hold; nothing is written. Refused, MetadataFailed."""
+        """Whether all compares hold; nothing is written. EtcdRefused, MetadataFailed."""
         # A transaction without operations would be answered by any member, out of what it happens to know.
         read = pb.RequestOp(range=pb.RangeRequest(key=self._folder, count_only=True))
         request = pb.TxnRequest(compare=compares, success=[read], failure=[read])
@@ -76,12 +76,19 @@ class Transactions:
         size_bytes: int,
         deadline: float,
     ) -> TxnResult:
-        """All operations, or none. QueueFull, LeaseLost (of `lease_ids`), Refused, MetadataFailed: unknown outcome."""
+        """Do all operations, or none.
+
+        Raises:
+            QueueFull: too many transactions wait already.
+            LeaseLost: one of `lease_ids` has ended.
+            EtcdRefused: etcd did nothing.
+            MetadataFailed: the outcome is unknown.
+        """
         async with self._slot(size_bytes, deadline) as slot:
             while True:
                 try:
                     result = await self._try_once(slot, compares, operations, deadline)
-                except Refused as refused:
+                except EtcdRefused as refused:
                     if "lease not found" not in refused.details:
                         raise
                     await self._find_lost(lease_ids, deadline)
@@ -90,7 +97,7 @@ class Transactions:
                     return result
 
     async def close(self, *, deadline: float) -> None:
-        """Leave no slots behind. Refused, MetadataFailed: they go with their lease."""
+        """Leave no slots behind. EtcdRefused, MetadataFailed: they go with their lease."""
         if self._lease_id:
             # Nothing is believed by it, so it does not matter whose answer it is.
             await etcd_lease.revoke(self._endpoints, self._lease_id, deadline=deadline, even_if_went_back=True)
@@ -112,7 +119,7 @@ class Transactions:
             await self._endpoints.believe(deadline=deadline)
         except Unanswered as failure:
             return await self._settle(slot, before, token, deadline, failure)
-        except Refused:
+        except EtcdRefused:
             slot.revision = before
             raise
         if response.succeeded:
@@ -152,7 +159,7 @@ class Transactions:
         while True:
             try:
                 response = await self._endpoints.call(TXN, self._request(slot, before, token), deadline=deadline)
-            except Refused as refused:
+            except EtcdRefused as refused:
                 if "lease not found" not in refused.details:
                     raise
                 await self._find_lost((), deadline)
@@ -249,7 +256,7 @@ class Transactions:
         request = pb.LeaseTimeToLiveRequest(id=lease_id)
         try:
             return (await self._endpoints.call(LEASE_TIME_TO_LIVE, request, deadline=deadline)).ttl_seconds < 0
-        except Refused as refused:
+        except EtcdRefused as refused:
             if "lease not found" not in refused.details:
                 raise
             return True

@@ -24,8 +24,8 @@ import grpc
 
 from sulina.errors import Compacted, LimitReached, MetadataFailed, MetadataWentBack
 from sulina.metadata.checks import WATCHES_MAX
-from sulina.metadata.etcd_calls import RANGE, WATCH, Refused, Unanswered
-from sulina.metadata.etcd_channel import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Endpoint, Endpoints, Stream
+from sulina.metadata.etcd_calls import RANGE, WATCH, EtcdRefused, Unanswered
+from sulina.metadata.etcd_channel import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, EtcdEndpoint, EtcdEndpoints, Stream
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.watches import WatchQueue
 from sulina.ports import Change
@@ -42,7 +42,7 @@ class _Opened:
 class EtcdWatches:
     """The running watches of one client. Use on one event loop."""
 
-    def __init__(self, endpoints: Endpoints, *, name_of: Callable[[bytes], str], queue_changes_max: int) -> None:
+    def __init__(self, endpoints: EtcdEndpoints, *, name_of: Callable[[bytes], str], queue_changes_max: int) -> None:
         """`name_of` makes the key that callers see out of etcd's."""
         self._endpoints = endpoints
         self._name_of = name_of
@@ -99,7 +99,7 @@ class EtcdWatches:
                 await self._feed_once(queue, first, end, is_again=is_again)
             except Unanswered as failure:
                 _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
-            except Refused as refused:
+            except EtcdRefused as refused:
                 if self._endpoints.may_renew(refused) and "permission denied" not in refused.details:
                     # The next stream gets another token.
                     _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, refused)
@@ -119,12 +119,12 @@ class EtcdWatches:
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
     async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes, *, is_again: bool) -> None:
-        """With one stream, until it or the queue ends. Refused, Unanswered, MetadataWentBack."""
+        """With one stream, until it or the queue ends. EtcdRefused, Unanswered, MetadataWentBack."""
         create = pb.WatchCreateRequest(
             key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
         )
 
-        async def try_once(endpoint: Endpoint, seconds: float) -> _Opened:
+        async def try_once(endpoint: EtcdEndpoint, seconds: float) -> _Opened:
             return await _open(endpoint, pb.WatchRequest(create=create), seconds)
 
         opened = await self._endpoints.once(try_once, deadline=self._endpoints.deadline())
@@ -142,7 +142,7 @@ class EtcdWatches:
             opened.stream.cancel()
 
     async def _move(self, opened: _Opened, queue: WatchQueue) -> None:
-        """From the stream into the queue. Refused, Unanswered."""
+        """From the stream into the queue. EtcdRefused, Unanswered."""
         events: list[pb.Event] = []
         while queue.is_running:
             response = await opened.stream.read()
@@ -169,8 +169,8 @@ class EtcdWatches:
         return Change(self._name_of(event.kv.key), value, revision)
 
 
-async def _open(endpoint: Endpoint, request: pb.WatchRequest, seconds: float) -> _Opened:
-    """A stream on which etcd has taken the watch. Refused, Unanswered."""
+async def _open(endpoint: EtcdEndpoint, request: pb.WatchRequest, seconds: float) -> _Opened:
+    """A stream on which etcd has taken the watch. EtcdRefused, Unanswered."""
     stream, created = await endpoint.open(WATCH, request, seconds)
     if created.canceled:
         stream.cancel()
@@ -178,8 +178,8 @@ async def _open(endpoint: Endpoint, request: pb.WatchRequest, seconds: float) ->
     return _Opened(stream, created.header.revision)
 
 
-def _cancellation(reason: str) -> Refused | Unanswered:
+def _cancellation(reason: str) -> EtcdRefused | Unanswered:
     """etcd ends a single watch when its reader may not read, or when its token has expired. Anything else may pass."""
     if "permission denied" in reason or "auth" in reason:
-        return Refused(grpc.StatusCode.UNAUTHENTICATED, reason)
+        return EtcdRefused(grpc.StatusCode.UNAUTHENTICATED, reason)
     return Unanswered(reason or "etcd has ended the watch")

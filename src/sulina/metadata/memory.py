@@ -50,7 +50,7 @@ class MemoryMetadata:
         self._entries: dict[str, _Stored] = {}
         self._keys: list[str] = []  # of the entries, sorted
         self._revision = NO_REVISION
-        self._history = _Changes(history_changes_max)
+        self._history = _RecentChanges(history_changes_max)
         self._watches = Watches(queue_changes_max=watch_queue_changes_max)
         self._lease_id_last = 0
         self._lease_keys: dict[int, set[str]] = {}  # of every lease that has not ended
@@ -191,7 +191,7 @@ class MemoryMetadata:
             self._lease_keys[stored.lease_id].discard(key)
 
 
-class _Changes:
+class _RecentChanges:
     """The newest revisions, whole, as many as the bounds allow and at least one. Every revision has a change."""
 
     def __init__(self, changes_max: int) -> None:

@@ -30,7 +30,7 @@ from sulina.metadata.checks import (
 )
 from sulina.metadata.leases import Deadlines, HeldLease, LeaseTimer
 from sulina.metadata.revision_floor import RevisionFloor
-from sulina.metadata.tables import Draft, Tables
+from sulina.metadata.tables import Draft, SqliteTables
 from sulina.metadata.watches import History, Watches
 from sulina.ports import Change, Clock, Compare, Entry, Listing, Put, StoreSpace, TxnResult
 
@@ -47,13 +47,13 @@ _logger = logging.getLogger("sulina.metadata")
 class SqliteMetadata:
     """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
 
-    def __init__(self, tables: Tables, thread: Executor, clock: Clock, watch_queue_changes_max: int) -> None:
+    def __init__(self, tables: SqliteTables, thread: Executor, clock: Clock, watch_queue_changes_max: int) -> None:
         self.history = RevisionFloor()
         self._tables = tables
         self._thread = thread
         self._watches = Watches(queue_changes_max=watch_queue_changes_max)
-        self._reads: _Lane[Tables] = _Lane(thread, self._run_reads, self._settle)
-        self._writes: _Lane[Draft] = _Lane(thread, self._run_writes, self._settle)
+        self._reads: _CallQueue[SqliteTables] = _CallQueue(thread, self._run_reads, self._settle)
+        self._writes: _CallQueue[Draft] = _CallQueue(thread, self._run_writes, self._settle)
         self._deadlines = Deadlines(clock)
         self._timer = LeaseTimer(self._deadlines, self._expire)
         for lease_id, ttl_seconds in tables.leases.items():
@@ -72,7 +72,7 @@ class SqliteMetadata:
     ) -> Self:
         """Open the file, or create it. LogLocked, Corrupt, MetadataFailed, InvalidInput (another kind of file)."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sulina-metadata")
-        opening = thread.submit(Tables, path, history_changes_max=history_changes_max)
+        opening = thread.submit(SqliteTables, path, history_changes_max=history_changes_max)
         try:
             tables = await asyncio.shield(asyncio.wrap_future(opening))
         except asyncio.CancelledError:
@@ -178,7 +178,7 @@ class SqliteMetadata:
 
     # In the thread.
 
-    def _run_reads(self, calls: "Sequence[_Call[Tables]]") -> Revisions:
+    def _run_reads(self, calls: "Sequence[_ThreadCall[SqliteTables]]") -> Revisions:
         """Leases that have ended go first, so that a listing is what its revision says. Should that fail, their keys
         are hidden all the same."""
         changes: Revisions = ()
@@ -191,7 +191,7 @@ class SqliteMetadata:
             call.run(self._tables)
         return changes
 
-    def _run_writes(self, calls: "Sequence[_Call[Draft]]") -> Revisions:
+    def _run_writes(self, calls: "Sequence[_ThreadCall[Draft]]") -> Revisions:
         try:
             return self._transact(calls)
         except SulinaError as error:
@@ -204,7 +204,7 @@ class SqliteMetadata:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         return draft.grant(ttl_seconds)
 
-    def _transact(self, calls: "Sequence[_Call[Draft]]") -> Revisions:
+    def _transact(self, calls: "Sequence[_ThreadCall[Draft]]") -> Revisions:
         with self._tables.transaction() as draft:
             for lease_id in self._deadlines.ended():
                 draft.end_lease(lease_id)
@@ -217,7 +217,7 @@ class SqliteMetadata:
         return draft.changes
 
 
-class _Call(Generic[Context]):
+class _ThreadCall(Generic[Context]):
     """What the thread is to do, and how it went."""
 
     __slots__ = ("_run", "error", "future", "result", "size_bytes")
@@ -245,20 +245,20 @@ class _Call(Generic[Context]):
             self.future.set_result(self.result)
 
 
-class _Lane(Generic[Context]):
+class _CallQueue(Generic[Context]):
     """Calls of one kind on their way to the thread. While one group of them is there, the next one gathers."""
 
     def __init__(
         self,
         thread: Executor,
-        work: Callable[[Sequence[_Call[Context]]], Revisions],
+        work: Callable[[Sequence[_ThreadCall[Context]]], Revisions],
         settle: Callable[[Revisions], None],
     ) -> None:
         self._thread = thread
         self._work = work
         self._settle = settle
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[_Call[Context]] = []
+        self._waiting: list[_ThreadCall[Context]] = []
         self._waiting_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -272,7 +272,7 @@ class _Lane(Generic[Context]):
         size_bytes += CALL_BYTES
         if self._waiting and self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
             raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=WAITING_BYTES_MAX)
-        call = _Call(run, self._loop.create_future(), size_bytes)
+        call = _ThreadCall(run, self._loop.create_future(), size_bytes)
         self._waiting.append(call)
         self._waiting_bytes += size_bytes
         if self._idle.is_set():
@@ -292,7 +292,7 @@ class _Lane(Generic[Context]):
         else:
             self._idle.set()
 
-    def _finish(self, calls: Sequence[_Call[Context]], done: "asyncio.Future[Revisions]") -> None:
+    def _finish(self, calls: Sequence[_ThreadCall[Context]], done: "asyncio.Future[Revisions]") -> None:
         failure = done.exception()
         for call in calls:
             call.error = failure or call.error

@@ -80,7 +80,7 @@ class State:
         return crc32c(struct.pack(">5q", *astuple(self)))
 
 
-class Tables:
+class SqliteTables:
     """An open file, created when there is none. LogLocked, MetadataFailed, Corrupt, InvalidInput (another file)."""
 
     def __init__(self, path: str, *, history_changes_max: int) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import secrets
-import signal
-from collections.abc import Callable
 
 from sulina.broker.archives import Archives
 from sulina.broker.options import BrokerOptions
@@ -17,7 +15,6 @@ from sulina.storage.files import read_whole, write_whole
 METADATA_FILE = "metadata.sqlite"
 STORE_ID_FILE = "store-id"
 LOCK_FILE = "node.lock"
-KILL_AT = "SULINA_KILL_AT"
 
 
 async def open_metadata(settings: Settings, data: str) -> MetadataStore:
@@ -76,18 +73,3 @@ def _store_id(files: Files, data: str) -> str:
     if not found.isalnum():
         raise CorruptCommit(name=path, reason=f"it says {found!r}, not the id of a data directory")
     return found
-
-
-def kill_steps() -> Callable[[str], None]:
-    """For tests: the process ends itself, as if by a power failure, when a step is reached for the n-th time."""
-    wanted, _, count = os.environ.get(KILL_AT, "").partition(":")
-    left = int(count or 1)
-
-    def step(name: str) -> None:
-        nonlocal left
-        if name == wanted:
-            left -= 1
-            if left <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return step

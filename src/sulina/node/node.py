@@ -27,6 +27,7 @@ from sulina.core.records.batch import validate
 from sulina.core.records.kernel_choice import warm_up
 from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.errors import Disconnected
+from sulina.failpoints import failpoints_from_environment
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
@@ -34,7 +35,7 @@ from sulina.listeners.local import LocalConnection
 from sulina.listeners.peer import PeerNetwork, split_address
 from sulina.listeners.websocket import WebSocketListener
 from sulina.metadata.memory import MemoryMetadata
-from sulina.node.cluster import kill_steps, open_archives, open_metadata, take_directory
+from sulina.node.cluster import open_archives, open_metadata, take_directory
 from sulina.node.remote import RemoteOwners
 from sulina.node.tracing import Tracing
 from sulina.ports import Files, MetadataStore
@@ -197,7 +198,7 @@ def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | N
             metrics_event_seconds=settings.metrics_event_seconds,
         ),
         span=tracing.span if tracing is not None else no_span,
-        steps=kill_steps(),
+        failpoints=failpoints_from_environment(),
     )
 
 

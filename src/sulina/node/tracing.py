@@ -1,7 +1,7 @@
 """OpenTelemetry traces of the HTTP surface, off unless an endpoint is configured.
 
-- A span for each request, named after its route (`POST /v1/topics/{ns}/{topic}/records`), never after its path: the
-  names stay few. A span for each WebSocket, as long as it lasts.
+- A span for each request, named after its route (`POST /v1/topics/{namespace}/{topic}/records`), never after its path:
+  the names stay few. A span for each WebSocket, as long as it lasts.
 - A `traceparent` that comes with a request is taken over.
 - Spans leave in the background, in bounded queues: a collector that is away costs spans, not requests.
 
@@ -120,9 +120,9 @@ def _describe_route(span: "Span", method: str, scope: Scope) -> None:
         span.set_attribute("http.route", template)
     parameters = scope.get("path_params", {})
     if "topic" in parameters:
-        namespace = parameters.get("ns") or parameters.get("namespace")
+        namespace = parameters.get("namespace")
         span.set_attribute("topic", f"/{namespace}/{parameters['topic']}" if namespace else str(parameters["topic"]))
-    if (partition := parameters.get("p", parameters.get("partition"))) is not None:
+    if (partition := parameters.get("partition")) is not None:
         span.set_attribute("partition", int(partition) if str(partition).isdecimal() else str(partition))
     if isinstance(count := scope.get(COUNT), int):
         span.set_attribute("count", count)

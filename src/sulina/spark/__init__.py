@@ -22,7 +22,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first used: whoever has no Spark can still import the errors."""
+    """Load a name when it is first used, so that the errors can be imported without Spark."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PLACES[name]

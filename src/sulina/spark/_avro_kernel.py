@@ -31,7 +31,7 @@ _INT64_MAX = 2**63 - 1
 
 @kernel
 def _varint(data: U8, position: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 64 bits, and where it ends, or -1."""
+    """Return a zigzag varint of 64 bits and where it ends, or -1."""
     number, shift = np.uint64(0), 0
     while position < end and shift < 70:
         byte = data[position]
@@ -71,7 +71,7 @@ def _is_utf8(data: U8, position: int, end: int) -> bool:
 
 @kernel
 def _number(data: U8, position: int, end: int, what: int, times: int, over: int) -> tuple[int, int]:
-    """A number of the kinds that are varints, within its range, and where it ends, or -1."""
+    """Return a varint that is within the range of its type, and where it ends, or -1."""
     number, position = _varint(data, position, end)
     if position < 0:
         return 0, -1
@@ -90,7 +90,7 @@ def _number(data: U8, position: int, end: int, what: int, times: int, over: int)
 
 @kernel
 def _decimal(data: U8, position: int, size: int, high_max: int, low_max: int) -> tuple[int, int, bool]:
-    """The halves of a number of so many bytes, the first the largest; and whether it is under the limit."""
+    """Return the two halves of a big-endian number of `size` bytes, and whether it is below the limit."""
     while size > 16:  # bytes that only repeat the sign
         if data[position] != (0xFF if data[position + 1] >= 0x80 else 0):
             return 0, 0, False
@@ -111,7 +111,7 @@ def _decimal(data: U8, position: int, size: int, high_max: int, low_max: int) ->
 
 @kernel
 def _leaf(data: U8, position: int, end: int, code: I64, at: int) -> tuple[int, int, int]:
-    """Where a leaf ends, or -1, and its two numbers."""
+    """Return where a leaf ends, or -1, and its two numbers."""
     what = code[at, WHAT]
     if what == NOTHING:
         return position, 0, 0
@@ -146,7 +146,7 @@ def _leaf(data: U8, position: int, end: int, code: I64, at: int) -> tuple[int, i
 
 @kernel
 def _block(data: U8, position: int, end: int) -> tuple[int, int]:
-    """How many items come, and where they begin, or -1."""
+    """Return how many items a block has and where they begin, or -1."""
     count, position = _varint(data, position, end)
     if position >= 0 and count < 0:
         count = -count

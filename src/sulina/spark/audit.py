@@ -91,7 +91,7 @@ class Held:
 
 @dataclass(slots=True, kw_only=True)
 class Audit:
-    """Of one topic, and of a table that was made of it."""
+    """An audit of one topic, and of a table that was made from it."""
 
     spark: SparkSession
     place: LogPlace
@@ -109,7 +109,14 @@ class Audit:
     _begins: dict[int, int] = field(init=False, default_factory=dict)  # the table's first row of each partition
 
     def run(self) -> AuditReport:
-        """Read everything. TopicNotFound, TableNotFound, InvalidSettings, Disconnected; damage is not raised."""
+        """Read the whole log, and the table. Damage becomes a finding, and is not raised.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            TableNotFound: there is no such table.
+            InvalidSettings: the options contradict each other.
+            Disconnected: no broker answers.
+        """
         began = time.monotonic()
         if self.range_offsets < 1:
             raise InvalidSettings(f"a range has 1 offset or more, not {self.range_offsets}")
@@ -189,7 +196,13 @@ class Audit:
     # The table
 
     def _held(self) -> tuple[Held | None, int | None]:
-        """TableNotFound, TableUnsupported, InvalidSettings."""
+        """Return the rows of the table and its version.
+
+        Raises:
+            TableNotFound: there is no such table.
+            TableUnsupported: it has a feature that this reader lacks.
+            InvalidSettings: it has not the columns of a bronze or silver table, or the options do not fit it.
+        """
         if self.table is None:
             if self.quarantine is not None or self.is_complete or self.is_from_first:
                 raise InvalidSettings("say which table is to be compared with the log: --table TABLE")
@@ -221,14 +234,14 @@ class Audit:
         return read_delta(self.spark, uri, version=version, endpoint=endpoint), version
 
     def _of_topic(self, rows: DataFrame, mark: str) -> DataFrame:
-        """A table may have several topics; one that does not say has this one."""
+        """Keep the rows of this topic; all rows where the table does not name topics."""
         for column, value in (("namespace", self.topic.namespace), ("topic", self.topic.topic)):
             if f"{mark}{column}" in rows.columns:
                 rows = rows.filter(F.col(f"{mark}{column}") == value)
         return rows
 
     def _table_sums(self, held: Held | None) -> ByRange | None:
-        """None: there is no table, or it cannot be read."""
+        """Return the sums of the table by range. None: there is no table, or it cannot be read."""
         if held is None:
             return None
         if not self._audits:
@@ -258,7 +271,7 @@ class Audit:
     # The log
 
     def _log_sums(self, ends: dict[int, int]) -> ByRange:
-        """All partitions at once; if that fails, the one that is damaged by itself, and the others again."""
+        """Return the sums of all partitions. If one is damaged it is read by itself, and the others again."""
         left = {number: (audit.start, audit.end) for number, audit in self._audits.items() if audit.start < audit.end}
         found: ByRange = {}
         while left:
@@ -275,7 +288,7 @@ class Audit:
         return found
 
     def _around_damage(self, audit: PartitionAudit, ends: dict[int, int]) -> Iterator[ByRange]:
-        """What can be read of a partition, piece by piece. What cannot is noted."""
+        """Read a partition piece by piece and note what cannot be read."""
         left: list[Interval] = [(audit.start, audit.end)]
         damages = starts = 0
         while left:
@@ -307,9 +320,9 @@ class Audit:
             left += [piece for piece in ((until, end), (start, at)) if piece[0] < piece[1]]
 
     def _damage_end(self, partition: int, offset: int, otherwise: int, is_first: bool) -> int:
-        """Where to read on: after what was added together with the damaged batch.
+        """Return where to read on: after everything that was added together with the damaged batch.
 
-        If that did not help, because the batch no longer leads to the next one, after the file or object.
+        If that did not help, because the batch does not lead to the next one, return the end of its file or object.
         """
         name = self._names[partition]
         if is_first:
@@ -333,7 +346,7 @@ class Audit:
         return _sums(self._log(wanted, has_hash=has_hash), self._rules.range_offsets, place, has_hash=has_hash)
 
     def _log(self, wanted: dict[int, Interval], *, has_hash: bool) -> DataFrame:
-        """The records of these intervals: partition, offset, and hash if it is asked for."""
+        """Return the records of these intervals: partition, offset, and hash if it is asked for."""
         where = {
             "url": self.place.url,
             "path": self.place.path,
@@ -341,7 +354,7 @@ class Audit:
             "objectsEndpoint": self.place.objects_endpoint,
         }
         options = {name: value for name, value in where.items() if value is not None}
-        for which, at in (("startingOffsets", 0), ("endingOffsets", 1)):
+        for which, at in (("start", 0), ("end", 1)):
             offsets = {self._names[number]: Offset(interval[at]) for number, interval in wanted.items()}
             options[which] = json.dumps(to_json(offsets))
         columns = ("partition", *HASHED) if has_hash else ("partition", "offset")
@@ -365,7 +378,7 @@ class Audit:
             yield from found or suspect.findings
 
     def _look(self, suspect: Suspect, held: Held | None) -> list[Finding]:
-        """The exact offsets; none where they cannot be read again."""
+        """Return the exact offsets of what is wrong; nothing where they cannot be read again."""
         number, start, end = suspect.partition, suspect.start, suspect.end
         audit, is_whole = self._audits[number], self._rules.is_whole
         is_of_log = any(finding.kind in LOG_KINDS for finding in suspect.findings)
@@ -385,7 +398,7 @@ class Audit:
 
 
 def _places(rows: DataFrame, mark: str, *more: Column) -> DataFrame:
-    """Partition and offset of rows; one that does not say is in no log."""
+    """Return partition and offset of rows; both are null in a row that does not say."""
     partition, offset = (F.coalesce(F.col(f"{mark}{name}"), F.lit(-1)) for name in ("partition", "offset"))
     return rows.select(partition.cast("int").alias("partition"), offset.cast("bigint").alias("offset"), *more)
 
@@ -400,7 +413,7 @@ def _check_types(table: str, schema: StructType) -> None:
 
 
 def _hash() -> Column:
-    """Of a whole record. Nulls are passed over by the hash, so it is said beside each value whether it is one."""
+    """Return the hash of a whole record. Hashes skip nulls, so each value has a flag beside it."""
     headers = F.transform(
         "headers", lambda one: F.struct(one["key"].isNull(), one["key"], one["value"].isNull(), one["value"])
     )
@@ -417,13 +430,13 @@ def _hash() -> Column:
 
 
 def _looked_up(by_partition: dict[int, int]) -> Column:
-    """What the partition of a row has; null where it is not among them. An array makes that quick for any number."""
+    """Return what the partition of a row has, null where there is nothing, from an array for speed."""
     numbers = [by_partition.get(number) for number in range(max(by_partition) + 1)]
     return F.get(F.array(*(F.lit(number).cast("bigint") for number in numbers)), F.col("partition"))
 
 
 def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRange:
-    """By partition, range and place. Different offsets are counted by bits, 64 to a word: exactly, in little room."""
+    """Sum up by partition, range and side. Distinct offsets are counted by bits, 64 to a word."""
     within = f"{int(Place.HELD)}, {int(Place.BEHIND)}, {int(Place.BEFORE)}"
     placed = rows.withColumn("place", place)
     placed = placed.withColumn("range", F.expr(f"if(place in ({within}), offset div {size}, {OUTSIDE}L)"))
@@ -451,7 +464,7 @@ def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRan
 
 
 def _rows(rows: DataFrame, *, has_hash: bool) -> Rows:
-    """What a closer look needs of some rows."""
+    """Return what `look_closer` needs of some rows."""
     hashed = F.col("hash") if has_hash else F.lit(0).cast("bigint")
     found = rows.groupBy("offset").agg(
         F.count("*").alias("records"), F.min(hashed).alias("least"), F.max(hashed).alias("largest")
@@ -460,7 +473,7 @@ def _rows(rows: DataFrame, *, has_hash: bool) -> Rows:
 
 
 def _damage(error: PySparkException) -> tuple[type[SulinaError], str]:
-    """Which damage ended a job, or that retention came before it. Any other error is raised, as what it was."""
+    """Return which damage ended a job, or that retention came before it. Any other error is raised as it is."""
     kind, what = said(error)
     if kind is None:
         raise SparkFailed(reason=what) from error

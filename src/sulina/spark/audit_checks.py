@@ -81,7 +81,7 @@ class PartitionAudit(msgspec.Struct, kw_only=True):
 
 
 class AuditReport(msgspec.Struct, kw_only=True):
-    """All of it. The topic holds what it promises if there are no findings."""
+    """The outcome of an audit. The topic holds what it promises if there are no findings."""
 
     topic: str
     table: str | None
@@ -94,7 +94,7 @@ class AuditReport(msgspec.Struct, kw_only=True):
 
 
 class Place(IntEnum):
-    """Where a record lies, seen from the other side."""
+    """Where a record lies as the other side sees it: one of the log by the table, a row of the table by the log."""
 
     HELD = 0  # of the log: before the end of the table; of the table: within the log
     BEHIND = 1  # of the log: the table has not come there yet
@@ -104,7 +104,7 @@ class Place(IntEnum):
 
 
 class Sums(NamedTuple):
-    """What a range adds up to."""
+    """The checksums and counts of a range."""
 
     records: int = 0
     distinct: int = 0  # offsets
@@ -115,7 +115,7 @@ class Sums(NamedTuple):
     lower: int = 0
 
     def plus(self, other: "Sums") -> "Sums":
-        """With those of other offsets."""
+        """Return the sums of both; they have no offset in common."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
         return Sums(
@@ -158,12 +158,12 @@ class Rules:
 
 
 def range_size(offsets: int, wanted: int = RANGE_OFFSETS) -> int:
-    """How many offsets a range has, so that there are not too many ranges."""
+    """Return how many offsets a range has, so that the number of ranges stays bounded."""
     return max(wanted, -(-offsets // RANGES_MAX))
 
 
 def offsets_text(start: int, end: int) -> str:
-    """`offset 7`, `offsets 7 to 9`."""
+    """Return `offset 7` or `offsets 7 to 9`."""
     return f"offset {start}" if end - start == 1 else f"offsets {start} to {end - 1}"
 
 
@@ -172,7 +172,7 @@ def _overlap(unread: Iterable[Interval], start: int, end: int) -> int:
 
 
 def _grid(start: int, end: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """The ranges that have a part of [start, end): number, and that part."""
+    """Yield the ranges that have a part of [start, end): their number, and that part."""
     if start < end:
         for number in range(start // size, (end - 1) // size + 1):
             yield number, max(start, number * size), min(end, (number + 1) * size)
@@ -192,9 +192,9 @@ class CommitsSeen:
 def check_commits(
     partition: int, commits: Iterable[Commit], *, end: int | None, is_kept: Callable[[int], bool]
 ) -> CommitsSeen:
-    """Versions follow one another without a gap, and so do the offsets that they add, up to `end`.
+    """Check that versions follow one another without a gap, and so do the offsets that they add, up to `end`.
 
-    `is_kept` says whether a version is still within what is kept: commits may be cleaned up while we read.
+    `is_kept` tells whether a version is still retained: commits may be cleaned up while they are read.
     """
     seen = CommitsSeen()
     version: int | None = None
@@ -249,7 +249,7 @@ def _versions_text(start: int, end: int) -> str:
 
 
 def check_log(audit: PartitionAudit, found: ByRange, rules: Rules) -> list[Suspect]:
-    """Every offset of what was read exists once."""
+    """Check that every offset of what was read exists once."""
     suspects = []
     for number, start, end in _grid(audit.start, audit.end, rules.range_offsets):
         sums = both(audit.partition, number, found)
@@ -267,7 +267,7 @@ def check_log(audit: PartitionAudit, found: ByRange, rules: Rules) -> list[Suspe
 
 
 def both(partition: int, number: int, found: ByRange) -> Sums:
-    """What the log has of a range, whether the table has come there or not."""
+    """Return what the log has of a range, whether the table has reached it or not."""
     held = found.get((partition, number, Place.HELD), NOTHING)
     for place in (Place.BEHIND, Place.BEFORE):
         held = held.plus(found.get((partition, number, place), NOTHING))
@@ -278,7 +278,7 @@ def both(partition: int, number: int, found: ByRange) -> Sums:
 
 
 def frontiers(audits: Iterable[PartitionAudit], table: ByRange) -> dict[int, int]:
-    """By partition, the offset after the newest row of the table; the log's first, where it has none."""
+    """Return the offset after the table's newest row, by partition; the log's first if it has no rows."""
     found = {audit.partition: audit.start for audit in audits}
     for (partition, _, place), sums in table.items():
         if place == Place.HELD and sums.high is not None:
@@ -287,7 +287,7 @@ def frontiers(audits: Iterable[PartitionAudit], table: ByRange) -> dict[int, int
 
 
 def beginnings(audits: Iterable[PartitionAudit], table: ByRange, rules: Rules) -> dict[int, int]:
-    """By partition, the first row of the table; the log's first record, where that is asked of it or it has none."""
+    """Return the offset of the table's first row, by partition; the log's first if it has none or must be complete."""
     found = {audit.partition: audit.start for audit in audits}
     if rules.must_begin_first or not rules.is_whole:
         return found
@@ -301,7 +301,7 @@ def beginnings(audits: Iterable[PartitionAudit], table: ByRange, rules: Rules) -
 def check_table(
     audit: PartitionAudit, log: ByRange, table: ByRange, frontier: int, rules: Rules, begins: int | None = None
 ) -> list[Suspect]:
-    """The table has what the log has, from its first row (`begins`) or the log's first record up to its newest row."""
+    """Check that the table has what the log has, from `begins` or the log's first record to the table's newest row."""
     partition = audit.partition
     first = audit.start if begins is None else begins
     audit.begins = first if first > audit.start else None
@@ -342,7 +342,7 @@ def check_table(
 
 
 def check_unknown(table: ByRange, known: Iterable[int]) -> list[Suspect]:
-    """Rows of partitions that the topic does not have."""
+    """Return findings for rows of partitions that the topic does not have."""
     partitions = set(known)
     found = [(key[0], sums) for key, sums in sorted(table.items()) if key[0] not in partitions]
     return [suspect for partition, sums in found for suspect in _foreign(partition, sums)]
@@ -416,14 +416,14 @@ class Rows:
 
     @classmethod
     def of(cls, found: pa.Table) -> "Rows":
-        """From the columns offset, records, least and largest, in any order."""
+        """Make them from the columns offset, records, least and largest, in any order."""
         found = found.sort_by("offset")
         names = ("offset", "records", "least", "largest")
         return cls(*(found.column(name).to_numpy().astype(np.int64) for name in names))
 
 
 def look_closer(suspect: Suspect, log: Rows | None, table: Rows | None, *, is_whole: bool = True) -> list[Finding]:
-    """The exact offsets of what is wrong in a range. `log` and `table` are None where they were not read."""
+    """Return the exact offsets of what is wrong in a range. `log` and `table` are None where they were not read."""
     found: Mapping[Kind, NDArray[np.int64]] = {}
     if log is not None:
         expected = np.arange(suspect.start, suspect.end, dtype=np.int64)
@@ -460,7 +460,7 @@ def _runs(kind: Kind, partition: int, offsets: NDArray[np.int64]) -> Iterator[Fi
 
 
 def joined(findings: Iterable[Finding]) -> list[Finding]:
-    """Ranges that lie end to end, and of which all is wrong in the same way, are one finding."""
+    """Join findings of one kind whose ranges lie end to end and are wrong throughout."""
     found: list[Finding] = []
     for one in findings:
         last = found[-1] if found else None

@@ -88,7 +88,11 @@ Part = Leaf | Option | Array | Map | Record | Union
 
 
 def parts_of(definition: Any) -> Record:
-    """What data of this schema become; one that is no record has the column `value`. InvalidSettings."""
+    """Return what data of this schema become; a schema that is not a record has the column `value`.
+
+    Raises:
+        InvalidSettings: it has no columns, or too many.
+    """
     import fastavro
 
     found = _Compiler().part(fastavro.parse_schema(definition), ())
@@ -101,7 +105,7 @@ class _Compiler:
         self._count = 0
 
     def part(self, schema: Any, inside: tuple[str, ...]) -> Part:
-        """`inside` are the records that this is a part of."""
+        """Return the part for a schema; `inside` names the records around it."""
         self._count += 1
         if self._count > COLUMNS_MAX:
             raise InvalidSettings(f"the schema has more than {COLUMNS_MAX} columns")

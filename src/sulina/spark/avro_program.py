@@ -21,7 +21,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the kernel has put into the slots: those of one column at a time."""
+    """The cells that the kernel has found, by slot: a slot belongs to one column."""
 
     data: NDArray[np.uint8]
     numbers: NDArray[np.int64]
@@ -46,7 +46,7 @@ class Program:
 
     @classmethod
     def of(cls, part: Record) -> "Program | None":
-        """None: there are unions in it, which the kernel does not know."""
+        """Compile a record. None: it has unions, which the kernel does not know."""
         program = cls()
         try:
             for _name, inner in part.fields:
@@ -78,7 +78,7 @@ class Program:
         return self.slot_count - 1
 
     def _add(self, part: Part) -> list[int]:
-        """The instructions of a part. The slots that get a null when it is one."""
+        """Add the instructions of a part. Return the slots that get a null when the part is null."""
         if isinstance(part, Leaf):
             slot = self._slot()
             self.code.append(_leaf_code(part, slot))
@@ -131,14 +131,14 @@ def _signed(number: int) -> int:
 
 
 class Assembler:
-    """Columns out of slots, in the order in which the program has numbered them."""
+    """Makes columns from slots, in the order in which the program has numbered them."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
         self._next = 0
 
     def struct(self, record: Record, rows: int) -> pa.StructArray:
-        """The columns of whole data."""
+        """Return the columns of whole data."""
         arrays = [self._column(part) for _name, part in record.fields]
         assert all(len(array) == rows for array in arrays)
         return pa.StructArray.from_arrays(arrays, fields=list(record.type))

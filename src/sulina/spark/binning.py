@@ -12,9 +12,9 @@ ENOUGH = 0.75  # of the target: such a file is left alone
 
 
 def bins_of(sizes: Sequence[int], *, target_bytes: int, files_max: int) -> list[list[int]]:
-    """The files, by their places in `sizes`, that are to become one each.
+    """Return the files to join, by their index in `sizes`: one list for each new file.
 
-    Every bin has two files or more, `files_max` at most, of no more than `target_bytes` together; no file is in two.
+    Every list has between two and `files_max` files, of at most `target_bytes` together; no file is in two lists.
     """
     enough = target_bytes * ENOUGH
     found: list[list[int]] = []

@@ -12,7 +12,7 @@ TIMEOUT_SECONDS = 60.0  # brokers may be moving a partition, or be restarted
 
 
 def client_of(url: str) -> "SyncClient":
-    """Not to be closed by whoever asks."""
+    """Return the client of this process for a URL. Do not close it: it is shared."""
     return _client(url, os.getpid())
 
 

@@ -23,7 +23,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, M
 
 
 class ArrowRows:
-    """Any number of rows for each value."""
+    """Decodes values that have any number of rows each."""
 
     def __init__(self, schema: Schema) -> None:
         self._written = written_schema(schema.definition)
@@ -31,7 +31,7 @@ class ArrowRows:
         self.type: pa.StructType = pa.struct(list(self._plain))
 
     def decode(self, values: pa.BinaryArray, first: int) -> tuple[pa.StructArray, pa.StringArray, pa.Int64Array]:
-        """The rows, their reasons, and which value they are of: `first` is the place of the first of these."""
+        """Return the rows, their errors, and the index of each row's value; `first` is the index of the first value."""
         reasons: list[str | None] = [None] * len(values)
         tables: dict[int, pa.Table] = {}
         for index, value in enumerate(values.to_pylist()):
@@ -54,7 +54,11 @@ class ArrowRows:
         return data, error, pa.array(value_rows + first, pa.int64())
 
     def _table(self, value: bytes) -> pa.Table:
-        """The rows of one value, in the types that it was written with. Misfit."""
+        """Return the rows of one value, in the types that it was written with.
+
+        Raises:
+            Misfit: it is not a stream of the topic's schema.
+        """
         try:
             _check_size(value)
             with pa.ipc.open_stream(pa.py_buffer(value)) as reader:
@@ -71,7 +75,7 @@ class ArrowRows:
         return pa.Table.from_batches(batches, self._written)
 
     def _rows(self, tables: dict[int, pa.Table], reasons: list[str | None]) -> pa.StructArray:
-        """All rows in Spark's types. A table that does not become them is dropped, and the reason noted."""
+        """Return all rows in Spark's types. A table that cannot be cast is dropped, and its reason noted."""
         try:
             whole = [self._cast(pa.concat_tables(tables.values()).combine_chunks())] if tables else []
         except (*_UNREADABLE, Misfit):
@@ -85,7 +89,11 @@ class ArrowRows:
         return pa.concat_arrays([pa.array([], self.type), *(part for each in whole for part in _structs(each))])
 
     def _cast(self, table: pa.Table) -> pa.Table:
-        """What does not fit is an error, but for nanoseconds, which are cut off. Misfit."""
+        """Cast to Spark's types. Nanoseconds are cut off.
+
+        Raises:
+            Misfit: a value does not fit.
+        """
         columns = []
         for timed, plain, column in zip(self._timed, self._plain, table.columns, strict=True):
             try:
@@ -101,7 +109,11 @@ def _structs(table: pa.Table) -> list[pa.StructArray]:
 
 
 def _check_size(value: bytes) -> None:
-    """Misfit when batches say that they decompress to too much."""
+    """Check how large batches say that they are once decompressed.
+
+    Raises:
+        Misfit: it is too much.
+    """
     total = 0
     reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(value))
     while True:
@@ -116,7 +128,7 @@ def _check_size(value: bytes) -> None:
 
 
 def _decompressed_bytes(metadata: bytes, body: pa.Buffer) -> int:
-    """What the buffers of a batch say, each in its first eight bytes; 0 if they are not compressed."""
+    """Return what the buffers of a batch declare, each in its first eight bytes; 0 if they are not compressed."""
     message = struct.unpack_from("<I", metadata)[0]
     batch = _inner(metadata, message, 2)
     if metadata[_field(metadata, message, 1)] == _DICTIONARY:
@@ -134,7 +146,7 @@ _DICTIONARY = 2  # the other kind of message that has buffers is a batch
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where a field of a table of Flatbuffers is; 0: it is not there."""
+    """Return where a field of a Flatbuffers table is; 0: it is absent."""
     names = table - struct.unpack_from("<i", metadata, table)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", metadata, names)[0]:
         return 0
@@ -143,7 +155,7 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 
 def _inner(metadata: bytes, table: int, number: int) -> int:
-    """Where the table or vector begins that a field refers to."""
+    """Return where the table or vector begins that a field refers to."""
     place = _field(metadata, table, number)
     if not place:
         raise ValueError("a message has no batch")

@@ -24,7 +24,7 @@ _EXACT = Context(prec=DIGITS_MAX + 1)
 
 
 class AvroRows:
-    """One row for each value."""
+    """Decodes values that are one row each."""
 
     def __init__(self, schema: Schema) -> None:
         from sulina.spark.avro_program import Program
@@ -35,7 +35,7 @@ class AvroRows:
         self.type: pa.StructType = self._record.type
 
     def rows(self, values: pa.BinaryArray) -> tuple[pa.StructArray, NDArray[np.bool_]]:
-        """The rows of those that are in order, and which these are. No value is null."""
+        """Return the rows of the data that fit, and which these are. No value is null."""
         if self._program is None:
             return pa.array([], self.type), np.zeros(len(values), np.bool_)
         from sulina.spark.avro_program import Assembler
@@ -44,7 +44,11 @@ class AvroRows:
         return Assembler(found).struct(self._record, int(is_taken.sum())), is_taken.astype(np.bool_)
 
     def row(self, value: bytes) -> dict[str, Any]:
-        """The row of one datum. Misfit."""
+        """Return the row of one datum.
+
+        Raises:
+            Misfit: it does not fit the schema, and where.
+        """
         datum = _Datum(value)
         row = _record(self._fields, datum)
         if datum.position != len(value):
@@ -69,7 +73,11 @@ class _Datum:
         self._entries = 0
 
     def count(self, entries: int) -> None:
-        """So many cells more."""
+        """Add to the number of cells that this datum becomes.
+
+        Raises:
+            Misfit: there are too many.
+        """
         self._entries += entries
         if self._entries > ENTRIES_MAX:
             raise Misfit(f"becomes more than {ENTRIES_MAX} cells")
@@ -96,7 +104,7 @@ _Reading = Callable[[_Datum], Any]
 
 
 def _reading(part: Part) -> _Reading:
-    """What reads a part, as Arrow takes it. Misfit."""
+    """Return a function that reads a part from a datum, as Arrow takes it. It raises Misfit."""
     if isinstance(part, Leaf):
         return _counted(_leaf_reading(part))
     if isinstance(part, Option):
@@ -164,7 +172,7 @@ def _option_reading(part: Option) -> _Reading:
 
 
 def _width(part: Part) -> int:
-    """How many cells it is if it is null."""
+    """Return how many cells a part is when it is null."""
     if isinstance(part, Option):
         return _width(part.inner)
     return 1 + sum(_width(inner) for _name, inner in part.fields) if isinstance(part, Record) else 1

@@ -22,7 +22,7 @@ _UNREADABLE = (ValueError, RecursionError)  # msgspec's own errors are ValueErro
 
 
 class JsonRows:
-    """One row for each value."""
+    """Decodes values that are one row each."""
 
     def __init__(self, schema: Schema) -> None:
         self._column = columns_of(schema.definition)
@@ -41,7 +41,7 @@ class JsonRows:
         self.type: pa.StructType = inner if self._is_record else pa.struct([pa.field(VALUE, inner)])
 
     def rows(self, values: pa.BinaryArray) -> tuple[pa.StructArray, NDArray[np.bool_]]:
-        """The rows of those that are in order for sure, and which these are. No value is null."""
+        """Return the rows of the values that fit for certain, and which these are. No value is null."""
         texts = values.to_pylist()
         cells, rests, is_taken = self._read_quickly(texts)
         if not self._column.is_plain:
@@ -59,7 +59,11 @@ class JsonRows:
         return built, is_taken
 
     def row(self, value: bytes) -> dict[str, Any] | None:
-        """The row of one value; None is JSON's null where the schema allows that. Misfit."""
+        """Return the row of one value; None for JSON's null where the schema allows that.
+
+        Raises:
+            Misfit: it does not fit the schema, and where.
+        """
         try:
             found = self._read(value)
         except UnicodeDecodeError:
@@ -83,7 +87,7 @@ class JsonRows:
         return row if self._is_record else {VALUE: row}
 
     def _read_quickly(self, texts: Sequence[bytes]) -> tuple[list[Any], dict[int, str], NDArray[np.bool_]]:
-        """What could be read, the rest of some of these by their place among them, and which were read."""
+        """Return the cells that could be read, the other properties of some of them, and which values were read."""
         cells: list[Any] = []
         rests: dict[int, str] = {}
         is_taken = np.ones(len(texts), np.bool_)
@@ -103,7 +107,7 @@ class JsonRows:
                 cells.append(found[0])
 
     def _open_row(self, text: bytes) -> tuple[Any, str] | None:
-        """An object with properties that the schema does not name, and those as text."""
+        """Return an object with properties that the schema does not name, and those as text. None: it is not one."""
         if self._open is None:
             return None
         try:
@@ -118,7 +122,7 @@ class JsonRows:
         return cell, msgspec.json.encode(rest).decode()
 
     def _fitting(self, texts: Sequence[bytes], is_taken: NDArray[np.bool_]) -> list[bool]:
-        """Of those that were taken, which the validator takes too."""
+        """Return which of the values that were read the validator accepts too."""
         read, is_valid = self._read, self._validator.is_valid
         fits = []
         for index in np.flatnonzero(is_taken).tolist():

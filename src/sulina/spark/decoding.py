@@ -35,7 +35,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`data` and `error` go together, row by row."""
+    """Decoded values: `data` and `error` belong together, row by row."""
 
     data: pa.StructArray  # null: see error; both null: a tombstone, or a value of Arrow without rows
     error: pa.StringArray
@@ -43,15 +43,19 @@ class Decoded:
 
 
 class Rows(Protocol):
-    """How one schema of single rows is decoded."""
+    """A decoder for schemas whose values are one row each."""
 
     type: pa.StructType
 
     def rows(self, values: pa.BinaryArray) -> tuple[pa.StructArray, NDArray[np.bool_]]:
-        """The quick way: the rows of some of these values, and of which. No value is null."""
+        """Return the rows of the values that the quick way can decode, and which these are. No value is null."""
 
     def row(self, value: bytes) -> dict[str, Any] | None:
-        """The exact way: the row of one value, as Arrow takes it. Misfit."""
+        """Return the row of one value by the exact way, as Arrow takes it.
+
+        Raises:
+            Misfit: it does not fit the schema, and where.
+        """
 
 
 class Decoder:
@@ -65,7 +69,11 @@ class Decoder:
 
     @classmethod
     def of(cls, schema: Schema, mode: Mode | str = Mode.PERMISSIVE) -> "Decoder":
-        """InvalidSettings: the topic has no schema, or one whose values make no columns."""
+        """Make a decoder.
+
+        Raises:
+            InvalidSettings: the topic has no schema, or one whose values make no columns.
+        """
         if mode not in list(Mode):
             raise InvalidSettings(f"mode {mode!r} is none of {', '.join(Mode)}")
         return cls(schema, Mode(mode))
@@ -74,7 +82,11 @@ class Decoder:
         return Decoder.of, (self.schema, self.mode)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """In FAILFAST, InvalidRecord has the place of the first bad value among these."""
+        """Decode values to rows.
+
+        Raises:
+            InvalidRecord: in FAILFAST, a value does not fit; it has the index of the first.
+        """
         if values.type != pa.binary():
             values = values.cast(pa.binary())
         parts, first = [], 0
@@ -128,7 +140,7 @@ def _raise_first(part: Decoded, first: int) -> None:
 
 
 def _decode_rows(rows: Rows, values: pa.BinaryArray, *, is_quick: bool) -> Decoded:
-    """The quick way, then the exact way for what is left, then all in the order of the values."""
+    """Decode by the quick way, then by the exact way what is left, and return all in the order of the values."""
     count = len(values)
     places = np.full(count, -1, np.int64)  # where among the rows that were made; -1: nowhere
     present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))

@@ -70,7 +70,7 @@ class Optimized(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """Files, and those that have the same rows."""
+    """Some files of a table, and the new files that have the same rows."""
 
     removed: tuple[TableFile, ...]
     added: tuple[NewFile, ...]
@@ -86,8 +86,14 @@ def optimize(
 ) -> Optimized:
     """Join small files; with `z_order`, write all files again, with their rows in that order.
 
-    InvalidSettings, TableNotFound, TableUnsupported, MaintenanceBusy: nothing was done. MaintenanceFenced, TableFailed,
-    ArchiveFailed: what was committed is there, and the rest can be done again.
+    Raises:
+        InvalidSettings: `target_bytes` or `z_order` is not possible.
+        TableNotFound: there is no table.
+        TableUnsupported: it has a feature that this writer lacks.
+        MaintenanceBusy: somebody else maintains the table; nothing was done.
+        MaintenanceFenced: somebody else took over. What was committed is there, and the rest can be done again.
+        TableFailed: the last commit may be there. The rest can be done again.
+        ArchiveFailed: a file could not be read or written. The rest can be done again.
     """
     if not 1 <= target_bytes <= TARGET_BYTES_MAX:
         raise InvalidSettings(
@@ -111,7 +117,7 @@ def _fence(table: DeltaTable) -> int:
 
 @dataclass(slots=True)
 class _Compaction:
-    """One run of one holder."""
+    """One run of one maintainer."""
 
     place: TablePlace
     lease: Lease
@@ -162,7 +168,7 @@ class _Compaction:
         return bins
 
     def _bins_of(self, files: list[TableFile]) -> list[tuple[TableFile, ...]]:
-        """Of files with the same partition values, in the order in which they were written."""
+        """Group files that have the same partition values, in the order in which they were written."""
         sizes = [file.size_bytes for file in files]
         if not self.z_order:
             found = bins_of(sizes, target_bytes=self.target_bytes, files_max=BIN_FILES_MAX)
@@ -218,9 +224,14 @@ class _Compaction:
 
 
 def replace_files(place: TablePlace, rewrites: Sequence[_Rewrite], fence: int) -> tuple[list[_Rewrite], int]:
-    """Commit those whose files are all still there; the files of others are removed. Which they were, and the version.
+    """Commit the rewrites whose files are all still there, and delete the new files of the others.
 
-    MaintenanceFenced, TableUnsupported: nothing was committed. TableFailed: whether it was is unknown, and files stay.
+    Return the rewrites that were committed, and the version.
+
+    Raises:
+        MaintenanceFenced: nothing was committed.
+        TableUnsupported: nothing was committed.
+        TableFailed: whether it was committed is unknown, and all files stay.
     """
     left = list(rewrites)
     failure: Exception | None = None
@@ -254,7 +265,11 @@ def replace_files(place: TablePlace, rewrites: Sequence[_Rewrite], fence: int) -
 
 
 def _still_possible(place: TablePlace, table: DeltaTable, rewrites: list[_Rewrite], fence: int) -> list[_Rewrite]:
-    """Without those that took away what is no longer there, whose files are removed. MaintenanceFenced."""
+    """Return the rewrites whose old files are all still there, and delete the new files of the others.
+
+    Raises:
+        MaintenanceFenced: somebody else took over.
+    """
     current = _fence(table)
     if current > fence:
         discard(place, _added(rewrites))
@@ -270,7 +285,7 @@ def _added(rewrites: Sequence[_Rewrite]) -> list[NewFile]:
 
 
 def _attempt(table: DeltaTable, rewrites: Sequence[_Rewrite], fence: int) -> None:
-    """Exactly one version after the table's, or not at all."""
+    """Commit exactly one version after the table's, or not at all."""
     columns, now_ms = table.metadata().partition_columns, int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [
         AddAction(file.path, file.size_bytes, dict(file.partition_values), file.modified_ms, False, file.stats)

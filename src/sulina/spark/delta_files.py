@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sulina.errors import SulinaError
+from sulina.failpoints import Failpoint, reach
 from sulina.spark.delta_partitions import Values, folder_of, split
 from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_stats import Leaf, leaves, stats_json, with_nan
 from sulina.spark.errors import TableSchemaConflict
-from sulina.spark.steps import Step, step
 
 TARGET_BYTES = 128 << 20
 ROW_GROUP_BYTES = 32 << 20  # in Arrow's form
@@ -56,12 +56,12 @@ class WritePlan:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """What the files have: partition columns are in the log alone."""
+        """Return the columns of the files: partition columns are in the log alone."""
         return pa.schema([field for field in self.schema if field.name not in self.partition_columns])
 
 
 def write_files(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> list[NewFile]:
-    """All rows, in files. On failure none of them are left, as far as that can be seen to."""
+    """Write all rows to files. On failure they are deleted, as far as possible."""
     writer = FileWriter(plan)
     try:
         for batch in batches:
@@ -71,7 +71,7 @@ def write_files(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> list[NewF
         discard(plan.place, writer.done)
         raise
     if files:
-        step(Step.FILES_WRITTEN, plan.place.location)
+        reach(Failpoint.FILES_WRITTEN, plan.place.location)
     return files
 
 
@@ -92,7 +92,12 @@ class FileWriter:
         self.done: list[NewFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows, whose columns are in the order of the plan's. TableSchemaConflict, ArchiveFailed."""
+        """Take rows, whose columns are in the order of the plan's.
+
+        Raises:
+            TableSchemaConflict: a value does not fit its column.
+            ArchiveFailed: a file could not be written.
+        """
         rows = self._aligned(batch)
         if not self._plan.partition_columns:
             self._add((), rows)
@@ -134,7 +139,7 @@ class FileWriter:
         self.done.append(NewFile(path, size, partition_values, int(time.time() * 1000), rows, stats))
 
     def _aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """With the table's names and types."""
+        """Return rows with the table's names and types."""
         columns = []
         for field, column in zip(self._plan.schema, batch.columns, strict=True):
             if not field.nullable and column.null_count:
@@ -181,7 +186,7 @@ class _OpenFile:
             self._flush()
 
     def close(self) -> tuple[list[memoryview], int, str]:
-        """The file's bytes, its rows and its statistics."""
+        """Return the file's bytes, its number of rows and its statistics."""
         self._flush()
         assert self._writer is not None
         self._writer.close()
@@ -209,7 +214,7 @@ class _OpenFile:
 
 
 def _repetitive(table: pa.Table, columns: Sequence[Leaf]) -> list[str]:
-    """The columns that are worth a dictionary, by a look at the first rows."""
+    """Return the columns that are worth a dictionary, judged by the first rows."""
     sample = table.slice(0, SAMPLE_ROWS)
     found = []
     for leaf in columns:
@@ -240,13 +245,13 @@ class _Buffers:
         return self.size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no bytes are held back."""
 
     def close(self) -> None:
         self.closed = True
 
     def tail(self) -> bytes:
-        """The footer, which a reader finds from the end."""
+        """Return the footer, which a reader finds from the end."""
         length = int.from_bytes(self._last(8)[:4], "little") + 8
         return self._last(length)
 

@@ -17,7 +17,7 @@ Action = dict[str, Any]
 
 
 class CommitFacts(msgspec.Struct, kw_only=True):
-    """One version."""
+    """The facts of one version."""
 
     version: int
     timestamp_ms: int | None
@@ -44,17 +44,22 @@ class Actions:
 
     @property
     def removed_paths(self) -> set[str]:
-        """As the store has them."""
+        """Return the paths of removed files, as the store has them."""
         return {unquote(remove["path"]) for remove in self.removes}
 
     @property
     def new_paths(self) -> set[str]:
-        """Of the files that readers of increments read."""
+        """Return the paths of files that readers of increments read."""
         return {unquote(add["path"]) for add in self.adds if add.get("dataChange", True)}
 
 
 def read_actions(place: TablePlace, version: int) -> Actions | None:
-    """None: there is no such commit, or no longer. CorruptCommit, ArchiveFailed."""
+    """Read one commit. None: it does not exist, or no longer.
+
+    Raises:
+        CorruptCommit: it is not JSON.
+        ArchiveFailed: the store does not answer.
+    """
     name = f"{LOG_FOLDER}/{version:020d}.json"
     data = place.objects().get(name)
     if data is None:
@@ -71,7 +76,11 @@ def read_actions(place: TablePlace, version: int) -> Actions | None:
 
 
 def history(place: TablePlace, limit: int) -> list[CommitFacts]:
-    """The newest commits, the newest first; those whose log is still there. TableNotFound."""
+    """Return the newest commits whose log is still there, newest first.
+
+    Raises:
+        TableNotFound: there is no table.
+    """
     newest, found = open_table(place).version(), []
     for version in range(newest, max(-1, newest - limit), -1):
         actions = read_actions(place, version)
@@ -82,7 +91,7 @@ def history(place: TablePlace, limit: int) -> list[CommitFacts]:
 
 
 def facts_of(actions: Actions) -> CommitFacts:
-    """One commit, counted."""
+    """Count what one commit did."""
     info = actions.info
     return CommitFacts(
         version=actions.version,

@@ -37,7 +37,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Lease:
-    """The right to maintain a table, for as long as it is kept."""
+    """The right to maintain a table, until its time ends."""
 
     place: TablePlace
     number: int
@@ -47,7 +47,12 @@ class Lease:
     expires_ms: int
 
     def keep(self) -> None:
-        """Renew it when a third of its time is over; to be called often. MaintenanceFenced, ArchiveFailed."""
+        """Renew the lease when a third of its time is over; call it often.
+
+        Raises:
+            MaintenanceFenced: somebody else has a newer lease.
+            ArchiveFailed: it could not be written.
+        """
         if self.expires_ms - self.clock() * 1000 > self.seconds * 1000 * 2 / 3:
             return
         newest = _newest(self.place)
@@ -57,7 +62,11 @@ class Lease:
         self._write(self.expires_ms)
 
     def stored_at(self) -> float:
-        """Return when the lease was last written, by the clock of the table's store. ArchiveFailed."""
+        """Return when the lease was last written, by the clock of the table's store.
+
+        Raises:
+            ArchiveFailed: the store does not list it.
+        """
         for listed in self.place.objects().list(FOLDER):
             if f"{FOLDER}/{listed.name}" == _path(self.number):
                 return listed.modified
@@ -65,7 +74,7 @@ class Lease:
         raise ArchiveFailed(path=self.place.location, cause=cause)
 
     def release(self) -> None:
-        """Let the next one begin at once."""
+        """Release the lease, so that the next maintainer can start at once."""
         self._write(0)
 
     def _write(self, expires_ms: int) -> None:
@@ -78,7 +87,12 @@ class Lease:
 def hold(
     place: TablePlace, *, recorded: int, seconds: float = LEASE_SECONDS, clock: Clock = time.time
 ) -> Iterator[Lease]:
-    """Hold a table; `recorded` is the highest fence in its log. MaintenanceBusy, ArchiveFailed."""
+    """Hold a table while the context is open; `recorded` is the highest fence in its log.
+
+    Raises:
+        MaintenanceBusy: somebody else holds it.
+        ArchiveFailed: the store does not answer.
+    """
     lease = take(place, recorded=recorded, seconds=seconds, clock=clock)
     try:
         yield lease
@@ -88,7 +102,12 @@ def hold(
 
 
 def take(place: TablePlace, *, recorded: int, seconds: float = LEASE_SECONDS, clock: Clock = time.time) -> Lease:
-    """The next lease, and what is left of those before it is removed. MaintenanceBusy, ArchiveFailed."""
+    """Acquire the next lease and delete older ones.
+
+    Raises:
+        MaintenanceBusy: somebody else holds it.
+        ArchiveFailed: the store does not answer.
+    """
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"
     objects = place.objects()
     for _ in range(ATTEMPTS_MAX):

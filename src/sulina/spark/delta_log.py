@@ -57,7 +57,11 @@ class LogEntry:
 
 
 def find_table(place: TablePlace) -> DeltaTable | None:
-    """The newest version; None: there is no table. TableFailed."""
+    """Open the newest version. None: there is no table.
+
+    Raises:
+        TableFailed: the log cannot be read.
+    """
     try:
         return DeltaTable(place.location, storage_options=place.storage_options())
     except TableNotFoundError:
@@ -73,7 +77,15 @@ def _has_log(place: TablePlace) -> bool:
 
 
 def open_table(place: TablePlace, *, version: int | None = None, timestamp: str | None = None) -> DeltaTable:
-    """For readers, at a version. TableNotFound, VersionNotRetained, TableUnsupported."""
+    """Open a version to read it.
+
+    Raises:
+        TableNotFound: there is no table.
+        VersionNotRetained: there is no such version, or no longer.
+        InvalidSettings: `timestamp` is not a time.
+        TableFailed: the log cannot be read.
+        TableUnsupported: it has a feature that this reader lacks.
+    """
     table = find_table(place)
     if table is None:
         raise TableNotFound(table=place.location)
@@ -98,12 +110,16 @@ def _moment(text: str) -> datetime:
 
 
 def schema_of(table: DeltaTable) -> StructType:
-    """Its columns, as Spark has them."""
+    """Return the columns of a table, as Spark has them."""
     return StructType.fromJson(json.loads(table.schema().to_json()))
 
 
 def check_readable(place: TablePlace, table: DeltaTable) -> None:
-    """TableUnsupported."""
+    """Check that this reader knows all features of a table.
+
+    Raises:
+        TableUnsupported: it does not.
+    """
     protocol, settings = table.protocol(), table.metadata().configuration
     _refuse(place, set(protocol.reader_features or ()) - _READER_FEATURES)
     if (settings.get("delta.columnMapping.mode") or "none") != "none":
@@ -113,7 +129,11 @@ def check_readable(place: TablePlace, table: DeltaTable) -> None:
 
 
 def check_writable(place: TablePlace, table: DeltaTable, *, overwrite: bool) -> None:
-    """TableUnsupported. A table whose rows would have to be checked or changed on their way is no table for us."""
+    """Check that this writer knows all features of a table, and need not check or change rows.
+
+    Raises:
+        TableUnsupported: it does not.
+    """
     protocol, settings = table.protocol(), table.metadata().configuration
     _refuse(place, set(protocol.writer_features or ()) - _WRITER_FEATURES)
     if (settings.get("delta.columnMapping.mode") or "none") != "none":
@@ -134,12 +154,12 @@ def _refuse(place: TablePlace, features: Iterable[str]) -> None:
 
 
 def snapshot(table: DeltaTable) -> pa.Table:
-    """A row for each file: path, size_bytes, partition.NAME, min.NAME, max.NAME, null_count.NAME, num_records."""
+    """Return a row a file: path, size_bytes, num_records, partition.NAME, min.NAME, max.NAME, null_count.NAME."""
     return pa.table(table.get_add_actions(flatten=True))
 
 
 def files_of(place: TablePlace, found: pa.Table, partition_columns: Iterable[str]) -> list[TableFile]:
-    """The files of a snapshot, or of those of its rows that are left, in the order in which they were written."""
+    """Return the files of a snapshot, or of some of its rows, in the order in which they were written."""
     found = found.sort_by([("modification_time", "ascending"), ("path", "ascending")])
     columns = [to_texts(found.column(f"partition.{name}").combine_chunks()) for name in partition_columns]
     values = list(zip(*columns, strict=True)) if columns else [()] * found.num_rows
@@ -152,7 +172,12 @@ def files_of(place: TablePlace, found: pa.Table, partition_columns: Iterable[str
 
 
 def read_commit(place: TablePlace, version: int, partition_columns: Iterable[str]) -> LogEntry | None:
-    """None: there is none, or no longer. TableUnsupported, ArchiveFailed."""
+    """Read one commit. None: it does not exist, or no longer.
+
+    Raises:
+        TableUnsupported: it has deletion vectors, or files of another table.
+        ArchiveFailed: the store does not answer.
+    """
     data = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
     if data is None:
         return None
@@ -186,7 +211,7 @@ def _path(place: TablePlace, encoded: str) -> str:
 
 
 def oldest_version(place: TablePlace) -> int:
-    """Of the commits that are still there."""
+    """Return the oldest version whose commit is still there."""
     versions = [
         int(listed.name.removesuffix(".json"))
         for listed in place.objects().list(LOG_FOLDER)

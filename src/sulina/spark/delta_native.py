@@ -26,16 +26,19 @@ def read_delta(
     where: Mapping[str, Any] | None = None,
     endpoint: str | None = None,
 ) -> DataFrame:
-    """The rows of a table, as of now or of a version or time (`2026-11-01T12:00:00Z`).
+    """Return the rows of a table, as of now or of a version or time (`2026-11-01T12:00:00Z`).
 
     `where` chooses by partition columns: `{"day": date(2026, 11, 1), "kind": ["a", None]}` reads the files of these
     values and no others. The files are those of one version, whatever is committed later.
 
-    Spark's Parquet reader knows directories. For buckets it would need Hadoop's jars, and for files that do not lie in
-    folders named after their partition values it would not find these: then `format("sulina-delta")` reads the same
-    version instead, through Python.
+    Spark's Parquet reader knows directories. For buckets it would need Hadoop's jars, and it would not find partition
+    values of files that lie in other folders: then `format("sulina-delta")` reads the same version, through Python.
 
-    TableNotFound, VersionNotRetained, TableUnsupported, InvalidSettings.
+    Raises:
+        TableNotFound: there is no table.
+        VersionNotRetained: there is no such version, or no longer.
+        TableUnsupported: it has a feature that this reader lacks.
+        InvalidSettings: `where` names something that is not a partition column, or a value of another type.
     """
     place = TablePlace.parse(uri, endpoint)
     table = open_table(place, version=version, timestamp=timestamp)

@@ -25,7 +25,7 @@ Values = tuple[str | None, ...]  # of the partition columns, in their order
 
 
 def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[Values, pa.RecordBatch]]:
-    """The rows of each combination of values, in the order in which they came."""
+    """Yield the rows of each combination of values, in the order in which they came."""
     codes = np.zeros(batch.num_rows, np.int64)
     texts: list[list[str | None]] = []
     indices = []
@@ -51,7 +51,7 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[Value
 
 
 def to_texts(values: pa.Array) -> list[str | None]:
-    """As the log has them."""
+    """Return partition values as the log has them."""
     if pa.types.is_timestamp(values.type) and values.type.tz is not None:
         values = values.cast(pa.timestamp("us", "UTC"))
     try:
@@ -78,7 +78,11 @@ def _text(value: Any) -> str | None:
 
 
 def to_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
-    """The inverse. InvalidSettings."""
+    """Return the value of a text in the log.
+
+    Raises:
+        InvalidSettings: it is not of that type.
+    """
     if text is None or text == "":
         return pa.scalar(None, kind)
     try:
@@ -93,7 +97,7 @@ def to_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
 
 
 def folder_of(columns: Sequence[str], values: Values) -> str:
-    """`day=2026-11-01/kind=a%2Fb/`, or nothing where there are no partition columns."""
+    """Return `day=2026-11-01/kind=a%2Fb/`, or nothing where there are no partition columns."""
     return "".join(f"{_folder(name, value)}/" for name, value in zip(columns, values, strict=True))
 
 
@@ -112,7 +116,7 @@ def _escape(text: str) -> str:
 
 
 def is_hive(path: str, columns: Sequence[str], values: Values) -> bool:
-    """Whether whoever reads values from folders finds these."""
+    """Tell whether readers that take values from folder names find these."""
     folders = path.split("/")[:-1]
     if len(folders) != len(columns):
         return False

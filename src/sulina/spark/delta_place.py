@@ -19,14 +19,18 @@ _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az"}
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """A table's root. Pickled with every task."""
+    """The root of a table. Pickled with every task."""
 
     uri: str  # as `open_objects` takes it
     endpoint: str | None = None
 
     @classmethod
     def parse(cls, path: str | None, endpoint: str | None = None) -> "TablePlace":
-        """InvalidSettings. Nothing is asked of the store yet."""
+        """Read a path or URL. The store is not asked yet.
+
+        Raises:
+            InvalidSettings: no table can be there.
+        """
         if path is None or not path.strip():
             raise InvalidSettings("say where the table is: .load(PATH), .save(PATH), .start(PATH) or option path")
         parts = urlsplit(path)
@@ -45,23 +49,23 @@ class TablePlace:
         return place
 
     def objects(self) -> Objects:
-        """For the data files. Connections to a bucket are shared by a process."""
+        """Open the store of the data files. Connections to a bucket are shared by a process."""
         if self.directory is not None:
             return open_objects(self.uri)  # which remembers its folders, and they may be gone by the next write
         return open_shared(self.uri, self.endpoint)
 
     @property
     def directory(self) -> str | None:
-        """Where it is on this machine; None: it is in a bucket."""
+        """Return the directory on this machine; None: the table is in a bucket."""
         return unquote(urlsplit(self.uri).path) if self.uri.startswith(_FILE) else None
 
     @property
     def location(self) -> str:
-        """For delta-rs, and for messages."""
+        """Return the location for delta-rs and for messages."""
         return self.directory or self.uri
 
     def storage_options(self) -> dict[str, str]:
-        """For delta-rs. What is not here it takes from the environment."""
+        """Return the options for delta-rs, which takes the rest from the environment."""
         options: dict[str, str] = {}
         if self.uri.startswith("s3:"):
             options["aws_conditional_put"] = "etag"  # one of two writers of a version wins, the store sees to it

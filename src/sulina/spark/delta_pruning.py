@@ -28,7 +28,7 @@ _COARSE = timedelta(milliseconds=1)  # others cut a highest instant to milliseco
 
 
 def pruned(found: pa.Table, filters: Iterable[Filter], partition_columns: Sequence[str]) -> pa.Table:
-    """The rows of a snapshot (see `delta_log.snapshot`) that all filters leave."""
+    """Return the rows of a snapshot (see `delta_log.snapshot`) whose files may have rows that pass all filters."""
     names = {name.lower(): name for name in found.column_names}
     for one in filters:
         attribute = getattr(one, "attribute", None)
@@ -86,7 +86,7 @@ def _null_mask(found: pa.Table, *, is_null: bool, partition: str | None, nulls: 
 
 
 def _between(lows: pa.ChunkedArray, highs: pa.ChunkedArray, low: Any, high: Any) -> pa.ChunkedArray | None:
-    """Where some value of [low, high] may be; an end that is None is open."""
+    """Return where some value of [low, high] may be; an end that is None is open."""
     mask = None
     if low is not None:
         if pa.types.is_floating(highs.type) and high is None:

@@ -31,18 +31,27 @@ class TablePosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def check_reader(name: str) -> None:
-    """InvalidName."""
+    """Check the name of a reader.
+
+    Raises:
+        InvalidName: it cannot be one.
+    """
     if not _NAME.fullmatch(name):
         raise InvalidName(kind="reader", name=name[:60], pattern=_NAME.pattern)
 
 
 def path_of(name: str) -> str:
-    """Where a reader's position is."""
+    """Return the path of a reader's position."""
     return f"{FOLDER}/{name}.json"
 
 
 def live_readers(place: TablePlace, now: float) -> dict[str, TablePosition]:
-    """Those that were heard of. CorruptCommit, ArchiveFailed."""
+    """Return the readers that wrote their position within `SILENT_DAYS`.
+
+    Raises:
+        CorruptCommit: a position cannot be read.
+        ArchiveFailed: the store does not answer.
+    """
     found = {}
     for listed in place.objects().list(FOLDER):
         data = place.objects().get(f"{FOLDER}/{listed.name}") if listed.name.endswith(".json") else None
@@ -67,14 +76,18 @@ class ReaderFile:
     _written: TablePosition | None = None
 
     def enter(self, version: int, snapshot: int | None) -> None:
-        """Where it begins, or goes on. After that it only shows, now and then, that it is there."""
+        """Write where the stream begins; later calls renew that now and then."""
         if self._written is None:
             self.write(version, snapshot)
         elif self.clock() * 1000 - self._written.at_ms > HEARD_SECONDS * 1000:
             self.write(self._written.version, self._written.snapshot)
 
     def write(self, version: int, snapshot: int | None) -> None:
-        """ArchiveFailed."""
+        """Write the position.
+
+        Raises:
+            ArchiveFailed: the store does not answer.
+        """
         position = TablePosition(version=version, snapshot=snapshot, at_ms=int(self.clock() * 1000))
         self.place.objects().put(path_of(self.name), [msgspec.json.encode(position)])
         self._written = position

@@ -47,7 +47,7 @@ class ScanPlan:
 
 
 def divided(files: Sequence[TableFile], tasks_min: int | None = None) -> list[tuple[FilePiece, ...]]:
-    """Pieces of about `SPLIT_BYTES`, small ones together: a task each, and `tasks_min` of them if the files allow."""
+    """Divide files into tasks of about `SPLIT_BYTES`, small ones together, and into `tasks_min` of them if possible."""
     total = sum(file.size_bytes for file in files)
     size_max = SPLIT_BYTES if tasks_min is None else max(1, min(SPLIT_BYTES, -(-total // tasks_min)))
     groups: list[list[FilePiece]] = []
@@ -73,7 +73,13 @@ def _pieces(files: Iterable[TableFile], size_max: int) -> Iterator[FilePiece]:
 
 
 def read_pieces(plan: ScanPlan, pieces: Iterable[FilePiece]) -> Iterator[pa.RecordBatch]:
-    """Their rows. TableFileGone, ArchiveFailed."""
+    """Yield the rows of pieces.
+
+    Raises:
+        TableFileGone: a vacuum has removed a file.
+        TableSchemaConflict: a file has other columns than the table.
+        ArchiveFailed: the store does not answer.
+    """
     for piece in pieces:
         yield from _read(plan, piece)
 
@@ -109,7 +115,7 @@ def _middle(group: Any) -> int:
 def _completed(
     plan: ScanPlan, file: TableFile, batch: pa.RecordBatch | None, rows: int, values: dict[str, str | None]
 ) -> pa.RecordBatch:
-    """With partition values, and with nulls for columns that came to the table later."""
+    """Add partition values, and nulls for columns that came to the table later."""
     arrays = []
     for field in plan.schema:
         if field.name in values:

@@ -46,7 +46,11 @@ _NO_NAME = re.compile("[ ,;{}()\n\t=]")  # in a Parquet file, for some of its re
 
 
 def table_schema(schema: StructType) -> StructType:
-    """As a table has it. InvalidSettings for names and types that no table has."""
+    """Return the schema of a table for these columns.
+
+    Raises:
+        InvalidSettings: a name or type cannot be in a table.
+    """
     _check_names(schema, "")
     return StructType(
         [
@@ -90,12 +94,16 @@ def _plain(kind: DataType, at: str) -> DataType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """As files and batches have it. Instants are of UTC."""
+    """Return the schema of files and batches. Instants are in UTC."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def check_partition_columns(schema: StructType, columns: Sequence[str]) -> tuple[str, ...]:
-    """With the names of the schema. InvalidSettings."""
+    """Return partition columns with the names of the schema.
+
+    Raises:
+        InvalidSettings: one is unknown, given twice or of a type that cannot be one, or no other column is left.
+    """
     names = {field.name.lower(): field for field in schema}
     for column in columns:
         field = names.get(column.lower())
@@ -120,7 +128,11 @@ class Fitted:
 
 
 def fit(table: str, current: StructType, rows: StructType, *, merge: bool) -> Fitted:
-    """Whether these rows can be appended. TableSchemaConflict names the columns that stand in the way."""
+    """Decide how rows are appended to a table.
+
+    Raises:
+        TableSchemaConflict: they cannot be; it names the columns.
+    """
     known = {field.name.lower(): field for field in current}
     added, renamed = [], []
     for field in rows:
@@ -148,7 +160,7 @@ def fit(table: str, current: StructType, rows: StructType, *, merge: bool) -> Fi
 
 
 def _loose(kind: DataType) -> str:
-    """A type by its name, whatever is nullable inside."""
+    """Return a type's name without what is nullable inside."""
     return _plain(kind, "").simpleString().lower()
 
 

@@ -45,7 +45,13 @@ class SinkOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool, is_stream: bool) -> "SinkOptions":
-        """InvalidSettings, TableSchemaConflict, TableUnsupported: before any row is read."""
+        """Read and check the options before any row is read.
+
+        Raises:
+            InvalidSettings: an option is unknown or wrong.
+            TableSchemaConflict: the columns do not fit the table.
+            TableUnsupported: the table has a feature that this writer lacks.
+        """
         options = Options(given, WRITE_OPTIONS)
         unfit = "txn" if is_stream else "txnApp"
         if options.text(unfit) is not None:
@@ -110,7 +116,7 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
 def commit_batch(
     options: SinkOptions, files: Sequence[NewFile], messages: Sequence[WriterCommitMessage | None], batch: int
 ) -> Committed:
-    """One micro-batch, as (query, batch)."""
+    """Commit one micro-batch, as (query, batch)."""
     queries = {message.query for message in messages if isinstance(message, Written) and message.query}
     app = options.txn_app or min(queries, default=None)
     if app is None:
@@ -123,6 +129,6 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[NewFile]:
 
 
 def _give_up(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Where a task has failed, no commit was tried. Where none has, one was, and it may yet appear: its files stay."""
+    """Delete the files of tasks if no commit was tried; if one was, it may yet appear, and they stay."""
     if any(message is None for message in messages):
         discard(options.to.place, _files(messages))

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sulina.core.log.position import At, Position
 from sulina.errors import InvalidSettings, VersionNotRetained
 from sulina.spark.delta_log import (
     LogEntry,
@@ -44,10 +45,9 @@ from sulina.spark.errors import TableRewritten
 from sulina.spark.options import Options
 
 READ_OPTIONS = (
-    "path", "objectsEndpoint", "version", "timestamp", "columns", "minPartitions", "startingVersion",
+    "path", "objectsEndpoint", "version", "timestamp", "columns", "minPartitions", "start",
     "maxFilesPerTrigger", "ignoreChanges", "reader",
 )  # fmt: skip
-LATEST = "latest"
 ENTRIES_MAX = 256  # commits that a stream remembers
 
 
@@ -73,39 +73,48 @@ class DeltaReadOptions:
     timestamp: str | None
     columns: tuple[str, ...] | None
     tasks_min: int | None
-    starting: str | None
+    start: Position
     files_max: int | None
     ignore_changes: bool
     reader: str | None = None  # the name under which a stream says how far it is
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "DeltaReadOptions":
-        """InvalidSettings, InvalidName."""
+        """Read and check the options.
+
+        Raises:
+            InvalidSettings: an option is unknown or wrong.
+            InvalidName: the reader's name cannot be one.
+        """
         options = Options(given, READ_OPTIONS)
         version, timestamp = options.text("version"), options.text("timestamp")
-        starting, reader = options.text("startingVersion"), options.text("reader")
+        start, reader = Position.parse((options.text("start") or "earliest").strip()), options.text("reader")
         if reader is not None:
             check_reader(reader)
         if version is not None and timestamp is not None:
             raise InvalidSettings("say one of version, timestamp")
-        given_versions = {"version": version, "startingVersion": None if starting == LATEST else starting}
-        for name, value in given_versions.items():
-            if value is not None and not value.strip().isdecimal():
-                raise InvalidSettings(f"option {name}: {value!r} is no version of a table, which are 0, 1, 2, …")
+        if version is not None and not version.strip().isdecimal():
+            raise InvalidSettings(f"option version: {version!r} is no version of a table, which are 0, 1, 2, …")
+        if start.at not in (At.EARLIEST, At.LATEST, At.VERSION):
+            raise InvalidSettings(f"option start: a table is read from earliest, latest or version:N on, not {start}")
         return cls(
             place=TablePlace.parse(options.text("path"), options.text("objectsEndpoint")),
             version=None if version is None else int(version),
             timestamp=timestamp,
             columns=options.names("columns"),
             tasks_min=options.count("minPartitions"),
-            starting=None if starting is None else starting.strip(),
+            start=start,
             files_max=options.count("maxFilesPerTrigger"),
             ignore_changes=options.flag("ignoreChanges", otherwise=False),
             reader=reader,
         )
 
     def schema(self, of_table: StructType) -> StructType:
-        """Of the rows. InvalidSettings for a column that there is not."""
+        """Return the columns that are read.
+
+        Raises:
+            InvalidSettings: the table does not have one.
+        """
         if self.columns is None:
             return of_table
         known = {field.name.lower(): field for field in of_table}
@@ -146,7 +155,7 @@ def _opened(options: DeltaReadOptions) -> Any:
 
 
 def _nullable(schema: StructType) -> StructType:
-    """A file that was written before a column came has nulls in it, whatever the table says now."""
+    """Make all columns nullable: files from before a column came have nulls in it."""
     return StructType([type(field)(field.name, field.dataType, True, field.metadata) for field in schema])
 
 
@@ -211,7 +220,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: DeltaReadOptions, schema: StructType) -> None:
         if options.version is not None or options.timestamp is not None:
-            raise InvalidSettings("a stream reads no one version: say startingVersion")
+            raise InvalidSettings("a stream reads no one version: say start")
         self._options, self._schema = options, schema
         self._forget()
 
@@ -233,11 +242,11 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Where it is
 
     def initialOffset(self) -> dict[str, Any]:
-        starting, newest = self._options.starting, self._newest().version()
-        if starting == LATEST:
+        start, newest = self._options.start, self._newest().version()
+        if start.at == At.LATEST:
             return StreamOffset(newest).to_json()
-        if starting is not None:
-            return StreamOffset(int(starting) - 1).to_json()
+        if start.at == At.VERSION:
+            return StreamOffset(start.value - 1).to_json()
         return StreamOffset(-1, snapshot=newest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -256,7 +265,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._newest().version()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark calls this when it plans the batch after the one that ended there."""
+        """Note that a batch is done. Spark calls this when it plans the batch after it."""
         if self._reader is not None:
             at = StreamOffset.of(end)
             self._reader.write(at.version, at.snapshot)
@@ -302,7 +311,12 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(at.version + 1 if at.snapshot is None else at.snapshot)
 
     def _following(self, at: StreamOffset) -> Sequence[TableFile]:
-        """The files of what comes after an offset. TableRewritten, VersionNotRetained."""
+        """Yield the files that come after an offset.
+
+        Raises:
+            TableRewritten: a commit removed rows.
+            VersionNotRetained: a commit is gone.
+        """
         if at.snapshot is not None:
             if self._first is None or self._first[0] != at.snapshot:
                 table = open_table(self._options.place, version=at.snapshot)

@@ -34,7 +34,7 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema) -> list[Leaf]:
-    """In the order in which a Parquet file has them."""
+    """Return the columns in the order in which a Parquet file has them."""
     found = [leaf for field in schema for leaf in _leaves(field.name, field.type, (), "", in_struct=True)]
     return [leaf if n < COLUMNS_MAX else Leaf(leaf.path, leaf.type, leaf.parquet_path, False)
             for n, leaf in enumerate(found)]  # fmt: skip
@@ -56,7 +56,7 @@ def _leaves(name: str, kind: pa.DataType, above: tuple[str, ...], prefix: str, *
 
 
 def with_nan(batch: pa.Table, columns: Sequence[Leaf]) -> set[tuple[str, ...]]:
-    """Which of these have a NaN, which footers keep silent about, and which is the highest of numbers to Spark."""
+    """Return which columns have a NaN: footers leave it out, and Spark sorts it above all numbers."""
     found = set()
     for leaf in columns:
         if leaf.has_stats and pa.types.is_floating(leaf.type):
@@ -69,7 +69,7 @@ def with_nan(batch: pa.Table, columns: Sequence[Leaf]) -> set[tuple[str, ...]]:
 
 
 def stats_json(metadata: Any, columns: Sequence[Leaf], nan: AbstractSet[tuple[str, ...]]) -> str:
-    """Of a file with this footer. `nan`: the columns that have one."""
+    """Return the statistics of a file with this footer; `nan` names the columns that have one."""
     stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for number, leaf in enumerate(columns):
         if not leaf.has_stats:
@@ -87,7 +87,7 @@ def stats_json(metadata: Any, columns: Sequence[Leaf], nan: AbstractSet[tuple[st
 
 
 def _of_column(metadata: Any, number: int) -> tuple[Any, Any, int | None]:
-    """Lowest, highest and how many nulls; None: not known."""
+    """Return the lowest value, the highest and the number of nulls; None: not known."""
     lows, highs, nulls, is_known = [], [], 0, True
     has_nulls_known = True
     for group in range(metadata.num_row_groups):
@@ -131,7 +131,7 @@ def _highest(raw: Any, kind: pa.DataType) -> Any:
 
 
 def _above(prefix: str) -> str | None:
-    """The lowest text that is higher than everything that begins so; None: there is none."""
+    """Return the lowest text that is higher than every text with this prefix; None: there is none."""
     while prefix:
         following = ord(prefix[-1]) + 1
         if _SURROGATES[0] <= following <= _SURROGATES[1]:

@@ -19,13 +19,14 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StructType
 
+from sulina.core.backoff import doubled, jittered
 from sulina.errors import InvalidInput
+from sulina.failpoints import Failpoint, reach
 from sulina.spark.delta_files import TARGET_BYTES, NewFile, WritePlan, discard
 from sulina.spark.delta_log import check_writable, find_table, read_commit, schema_of
 from sulina.spark.delta_place import LOG_FOLDER, TablePlace
 from sulina.spark.delta_schema import arrow_schema, check_partition_columns, fit, table_schema
 from sulina.spark.errors import TableFailed, TableSchemaConflict
-from sulina.spark.steps import Step, step
 
 ATTEMPTS_MAX = 20
 DELTA_RETRIES_MAX = 100  # of an append that other appends overtake
@@ -66,16 +67,24 @@ class _Shape:
 
 
 def plan_write(to: WriteTo, *, target_bytes: int = TARGET_BYTES) -> WritePlan:
-    """How executors are to write. TableSchemaConflict, TableUnsupported, InvalidSettings: nothing is written yet."""
+    """Return how executors write. Nothing is written yet.
+
+    Raises:
+        TableSchemaConflict: the columns do not fit the table.
+        TableUnsupported: it has a feature that this writer lacks.
+        InvalidSettings: a column cannot be in a table, or cannot be a partition column.
+    """
     shape = _shape(to, find_table(to.place))
     return WritePlan(to.place, arrow_schema(shape.rows), shape.partition_columns, target_bytes)
 
 
 def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, version: int = 0) -> Committed:
-    """Make these files part of the table, or find that (app, version) is there already: then they are removed.
+    """Make files part of the table, or delete them if the table has (app, version) already.
 
-    TableSchemaConflict, TableUnsupported: nothing was committed, and the files are removed. TableFailed: the outcome is
-    not known; with the same app and version it may be tried again.
+    Raises:
+        TableSchemaConflict: nothing was committed, and the files are deleted.
+        TableUnsupported: nothing was committed, and the files are deleted.
+        TableFailed: the outcome is not known. Try again with the same app and version.
     """
     failure: Exception | None = None
     since: int | None = None  # the version that was there before the first attempt
@@ -86,14 +95,14 @@ def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, ver
         if failure is not None and (ours := version_with(to.place, files, since, newest)) is not None:
             return Committed(ours, True)  # an attempt that seemed to fail did not
         if table is not None and app is not None and _has_transaction(table, app, version):
-            step(Step.COMMIT_FOUND, to.place.location)
+            reach(Failpoint.COMMIT_FOUND, to.place.location)
             return _found_there(to.place, files, since, table)
         if table is not None and not files and not to.overwrite and to.user_metadata is None:
             return Committed(newest, False)
         try:
-            step(Step.COMMIT_BEGUN, to.place.location)
+            reach(Failpoint.COMMIT_BEGUN, to.place.location)
             made = _attempt(to, table, files, app, version)
-            step(Step.COMMIT_DONE, to.place.location)
+            reach(Failpoint.COMMIT_DONE, to.place.location)
             return Committed(made, True)
         except (InvalidInput, TableSchemaConflict):
             if failure is None:
@@ -101,7 +110,7 @@ def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, ver
             raise
         except Exception as error:  # noqa: BLE001 - delta-rs raises plain ones too; whatever it was, the log decides
             failure = error
-        time.sleep(random.uniform(0.5, 1) * min(PAUSE_SECONDS_MAX, PAUSE_SECONDS * 2**attempt))
+        time.sleep(jittered(doubled(PAUSE_SECONDS, PAUSE_SECONDS_MAX, attempt), random.random))
     assert failure is not None
     raise TableFailed(table=to.place.location, cause=failure)
 
@@ -112,7 +121,7 @@ def _has_transaction(table: DeltaTable, app: str, version: int) -> bool:
 
 
 def _found_there(place: TablePlace, files: Sequence[NewFile], since: int, table: DeltaTable) -> Committed:
-    """Somebody has committed the same: we, in an attempt that seemed to fail, or another process."""
+    """Settle with a commit of the same (app, version): ours that seemed to fail, or another process'."""
     ours = version_with(place, files, since, table.version())
     if ours is not None:
         return Committed(ours, True)
@@ -121,7 +130,7 @@ def _found_there(place: TablePlace, files: Sequence[NewFile], since: int, table:
 
 
 def version_with(place: TablePlace, files: Sequence[NewFile], since: int, newest: int) -> int | None:
-    """Which version after `since` has one of these files. All of a commit's files are in one."""
+    """Return the version after `since` that has one of these files. A commit has all of its files or none."""
     paths = {file.path for file in files[:1]}
     for version in range(since + 1, newest + 1) if paths else ():
         entry = read_commit(place, version, ())
@@ -153,7 +162,7 @@ def _shape(to: WriteTo, table: DeltaTable | None) -> _Shape:
 
 
 def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], app: str | None, version: int) -> int:
-    """One try. Whatever is raised by delta-rs says nothing about whether it was committed."""
+    """Try to commit once. An error of delta-rs does not tell whether it was committed."""
     shape = _shape(to, table)
     properties = CommitProperties(
         app_transactions=[] if app is None else [Transaction(app, version)],
@@ -201,7 +210,7 @@ def _schema(schema: StructType) -> Schema:
 
 
 def make_durable(place: TablePlace, version: int) -> None:
-    """delta-rs leaves that to the system. A commit that is torn by a loss of power would take the table along."""
+    """Sync a commit to disk, which delta-rs leaves to the system: a torn commit would make the table unreadable."""
     if place.directory is None:
         return
     folder = f"{place.directory}/{LOG_FOLDER}"

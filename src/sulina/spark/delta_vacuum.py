@@ -131,7 +131,7 @@ def _data_files(listed: Iterable[Listed]) -> list[Listed]:
 
 
 def _is_hidden(path: str) -> bool:
-    """As everybody has it who keeps things beside the data: a folder of a partition has an equals sign."""
+    """Tell whether a path has a hidden folder. Folders of partitions are not: they have an equals sign."""
     return any(folder.startswith(("_", ".")) and "=" not in folder for folder in path.split("/"))
 
 
@@ -139,7 +139,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def _needed(place: TablePlace, listed: Sequence[Listed], readers: dict[str, TablePosition], cutoff: float) -> set[str]:
-    """What commits since then took away, and what readers have not read."""
+    """Return the files that commits since the cutoff removed, and those that readers have not read."""
     read_to = min((_position(one) for one in readers.values()), default=None)
     young: set[int] = set()
     wanted: list[int] = []
@@ -169,7 +169,11 @@ def _position(reader: TablePosition) -> int:
 
 
 def _snapshots(place: TablePlace, readers: dict[str, TablePosition]) -> set[str]:
-    """The files of versions that readers have begun with. VersionNotRetained."""
+    """Return the files of versions that readers have begun with.
+
+    Raises:
+        VersionNotRetained: such a version is gone.
+    """
     found: set[str] = set()
     for name, reader in readers.items():
         if reader.snapshot is None:
@@ -188,7 +192,7 @@ def _paths(table: DeltaTable) -> set[str]:
 
 
 def _version(path: str) -> int | None:
-    """Of a commit in the table's own log."""
+    """Return the version of a commit in the table's own log; None: it is another file."""
     folder, _, name = path.rpartition("/")
     number = name.removesuffix(".json")
     return int(number) if folder == LOG_FOLDER and name.endswith(".json") and number.isdecimal() else None

@@ -21,7 +21,11 @@ _CODE_BITS = 64
 
 
 def z_columns(names: Sequence[str], schema: pa.Schema, partition_columns: Sequence[str]) -> tuple[str, ...]:
-    """With the table's own names. InvalidSettings."""
+    """Return columns with the table's own names.
+
+    Raises:
+        InvalidSettings: one is unknown, nested, a partition column or given twice.
+    """
     known = {name.lower(): name for name in schema.names}
     found: list[str] = []
     for name in names:
@@ -45,7 +49,7 @@ def z_columns(names: Sequence[str], schema: pa.Schema, partition_columns: Sequen
 def z_ordered(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """All rows, ordered in runs of `run_bytes` at most, so that memory is bounded."""
+    """Yield all rows, ordered in runs of at most `run_bytes`, so that memory is bounded."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -65,7 +69,7 @@ def _run(batches: list[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.R
 
 
 def _ranks(values: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    """Of equal values the same, from 0 on; null is the highest."""
+    """Return the rank of each value from 0 on; equal values have the same, and null has the highest."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
     ranks = pc.rank(values.combine_chunks(), sort_keys="ascending", tiebreaker="dense")
@@ -73,7 +77,7 @@ def _ranks(values: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 
 
 def z_codes(ranks: Sequence[npt.NDArray[np.uint64]], rows: int) -> npt.NDArray[np.uint64]:
-    """The bits of the ranks in turn, the highest first. Ranks that need more bits than there are lose their lowest."""
+    """Interleave the bits of ranks, the highest first. Ranks with too many bits lose their lowest."""
     codes = np.zeros(rows, np.uint64)
     if not rows:
         return codes

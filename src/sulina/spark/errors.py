@@ -178,7 +178,11 @@ class SparkFailed(SulinaError):
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise what is behind an error of Spark: one of ours as what it is, any other as SparkFailed."""
+    """Raise what is behind an error of Spark.
+
+    Raises:
+        SparkFailed: it is not one of ours; ours are raised as they are.
+    """
     from pyspark.errors import PySparkException  # which processes that only name these errors do without
 
     try:
@@ -192,7 +196,7 @@ _RAISED = re.compile(r"sulina\.(?:spark\.)?errors\.(\w+): (.*)")
 
 
 def said(error: BaseException) -> tuple[type[SulinaError] | None, str]:
-    """Which of our errors is behind one of Spark's, and what it said; None: it is none of ours."""
+    """Return the class of ours that is behind an error of Spark, and its message; None: it is not ours."""
     text = str(error)
     for name, what in reversed(_RAISED.findall(text)):
         kind = getattr(known, name, globals().get(name))

@@ -31,14 +31,14 @@ _NUMBERS = ("offset", "version", "timestamp")
 
 @dataclass(slots=True)
 class Bounds:
-    """What rows may have. Both ends are inclusive."""
+    """The bounds of rows that filters let through. Both ends are inclusive."""
 
     low: dict[str, int] = field(default_factory=dict)
     high: dict[str, int] = field(default_factory=dict)
     among: dict[str, frozenset[Any]] = field(default_factory=dict)  # namespace, topic, partition
 
     def take(self, filters: Iterable[Filter]) -> None:
-        """Narrow them by as much as can be made of these."""
+        """Narrow the bounds as far as these filters allow."""
         for one in filters:
             self._take(one)
 
@@ -69,7 +69,7 @@ class Bounds:
     # What they leave
 
     def has_partition(self, partition: PartitionName) -> bool:
-        """Whether it may have such rows."""
+        """Tell whether a partition may have such rows."""
         values = {
             "namespace": partition.topic.namespace,
             "topic": partition.topic.topic,
@@ -78,10 +78,10 @@ class Bounds:
         return all(values[name] in allowed for name, allowed in self.among.items())
 
     def narrow(self, logs: Logs, partition: PartitionName, start: Offset, end: Offset) -> tuple[Offset, Offset]:
-        """The part of [start, end) where such rows can be.
+        """Return the part of [start, end) where such rows can be.
 
-        Timestamps are the producers': they need not rise, so only the first record that is as new or newer is a bound,
-        and there is none at the other end.
+        Timestamps are the producers' and need not rise: so only the first record that is as new or newer is a bound,
+        and the other end stays open.
         """
         start = max(start, Offset(self.low.get("offset", start)))
         if "offset" in self.high:

@@ -51,26 +51,34 @@ class Column(Protocol):
     def type(self) -> pa.DataType: ...
     @property
     def reads(self) -> Any:
-        """The type that msgspec reads it as, if it is not null."""
+        """Return the type that msgspec reads it as, if it is not null."""
 
     @property
     def is_nullable(self) -> bool: ...
     @property
     def is_plain(self) -> bool: ...
     def convert(self, value: Any) -> Any:
-        """What Arrow takes for it; it is not null. Misfit."""
+        """Return what Arrow takes for a value that is not null.
+
+        Raises:
+            Misfit: it does not fit.
+        """
 
     def build(self, cells: list[Any]) -> pa.Array:
-        """A column of what msgspec has read; None where there is nothing."""
+        """Return a column of what msgspec has read; None where there is no value."""
 
 
 def json_text(value: Any) -> str | None:
-    """JSON's null is null."""
+    """Return a value as JSON text; None for null."""
     return None if value is None else msgspec.json.encode(value).decode()
 
 
 def converted(column: Column, value: Any) -> Any:
-    """Misfit."""
+    """Return what Arrow takes for a value, which may be null.
+
+    Raises:
+        Misfit: it does not fit.
+    """
     if value is not None:
         return column.convert(value)
     if not column.is_nullable:
@@ -80,7 +88,7 @@ def converted(column: Column, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """Text, numbers, truth."""
+    """A column of text, numbers, booleans or times."""
 
     type: pa.DataType
     reads: Any
@@ -100,7 +108,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Anything, as JSON text."""
+    """A column of anything, as JSON text."""
 
     reads: Any = Any
     is_nullable: bool = True
@@ -119,7 +127,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """An array."""
+    """A column of arrays."""
 
     item: Column
     is_nullable: bool = False
@@ -152,7 +160,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One of an object."""
+    """One property of an object."""
 
     name: str
     column: Column
@@ -215,12 +223,12 @@ class Record:
 
 
 def readable(column: Column) -> Any:
-    """The type that msgspec reads it as, null too where that is allowed."""
+    """Return the type that msgspec reads it as, null included where that is allowed."""
     return Optional[column.reads] if column.is_nullable else column.reads  # noqa: UP045
 
 
 def step(name: str) -> str:
-    """To a property, in a JSON path."""
+    """Return the step to a property, in a JSON path."""
     return f".{name}" if name.isidentifier() else f"[{json_text(name)}]"
 
 
@@ -230,7 +238,11 @@ def _nulls(cells: list[Any]) -> pa.Array | None:
 
 
 def columns_of(definition: Any) -> Column:
-    """What values of this JSON Schema become. InvalidSettings."""
+    """Return what values of this JSON Schema become.
+
+    Raises:
+        InvalidSettings: it has too many columns, or two of one name.
+    """
     if not isinstance(definition, dict):
         return Text()
     return _Compiler(definition).column(definition, (), 0)
@@ -273,7 +285,7 @@ class _Compiler:
         return _plain_if(self.column(target, (*references, name), depth + 1), set(schema) <= {*_NOTES, "$ref"})
 
     def _resolve(self, reference: Any) -> Any:
-        """The part of the schema that is meant; None when that is not to be found by its path."""
+        """Return the part of the schema that a reference names; None: it is not found by its path."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         part: Any = self._root
@@ -285,7 +297,7 @@ class _Compiler:
         return part if reference.startswith("#/") else None
 
     def _alternative(self, schema: dict[str, Any], word: str, references: tuple[str, ...], depth: int) -> Column:
-        """One thing or null; more than one thing is JSON text."""
+        """Return the column of a choice between one thing and null; any other choice is JSON text."""
         parts = schema[word]
         others = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "null")]
         if len(others) != 1:
@@ -364,7 +376,11 @@ class _Compiler:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """InvalidSettings: Spark's columns have names, and whether they are in capitals makes no difference."""
+    """Check the names of columns, in which Spark ignores case.
+
+    Raises:
+        InvalidSettings: one is empty, or two are the same.
+    """
     seen: dict[str, str] = {}
     for name in names:
         if not name:
@@ -398,7 +414,7 @@ class _Never(msgspec.Struct):
 
 
 def _limits(schema: dict[str, Any], words: set[str], known: dict[str, str]) -> Any:
-    """As msgspec has them; None: there are others too, or numbers that it does not take."""
+    """Return limits as msgspec has them; None: there are others too, or numbers that it does not take."""
     said = {word: schema[word] for word in words}
     if not all(word in known and type(limit) is int and abs(limit) < _INT64_MAX for word, limit in said.items()):
         return None

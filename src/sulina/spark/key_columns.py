@@ -10,7 +10,7 @@ _SEED, _M = 0x9747B28C, 0x5BD1E995
 
 
 def column_partitions(keys: pa.Array, partitions: int, keyless: int) -> NDArray[np.int32]:
-    """One for each row; rows without a key go to `keyless`."""
+    """Return the partition of each row; rows without a key go to `keyless`."""
     array = keys if keys.type == pa.binary() else keys.cast(pa.binary())
     out = np.empty(len(array), np.int32)
     _, ends, data = array.buffers()

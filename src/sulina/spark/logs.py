@@ -11,7 +11,7 @@ from sulina.core.log.archive import ArchiveView
 from sulina.core.log.commit import Commit, SegmentRef, commit_version, offset_before
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.position import At, Position
-from sulina.core.topic import Delivery, Schema
+from sulina.core.topic import DeliveryGuarantee, Schema
 from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
 from sulina.spark.clients import client_of
 from sulina.spark.commit_feed import COMMITS_AT_ONCE
@@ -28,18 +28,22 @@ FROM_BROKERS = "none"
 
 
 class Logs(Protocol):
-    """The logs of some topics, as they are now."""
+    """The catalogue of the logs of some topics, as they are now."""
 
     def partitions(self) -> list[PartitionName]:
-        """Those that exist, in order. TopicNotFound when one that is named does not."""
+        """Return the partitions that exist, in order.
+
+        Raises:
+            TopicNotFound: a topic that is named does not exist.
+        """
         ...
 
     def span(self, partition: PartitionName) -> Span:
-        """What it holds, by pieces."""
+        """Return what a partition holds, by pieces."""
         ...
 
     def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
-        """Its first offset and the one after its last."""
+        """Return the first offset of a partition and the one after its last."""
         ...
 
     def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
@@ -47,32 +51,52 @@ class Logs(Protocol):
         ...
 
     def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
-        """Return where to go on, for who has read everything before `offset` in `epoch`: less, if some was given up."""
+        """Return where a reader goes on that has read everything before `offset` in `epoch`: earlier, if some was given
+        up.
+        """
         ...
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
-        """The first offset at or after a position. VersionNotRetained, OffsetOutOfRange."""
+        """Return the first offset at or after a position.
+
+        Raises:
+            VersionNotRetained: the version is gone, or not there yet.
+            OffsetOutOfRange: the log does not have that offset.
+        """
         ...
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
-        """Where the log ended at a version. VersionNotRetained."""
+        """Return where the log ended at a version.
+
+        Raises:
+            VersionNotRetained: the version is gone, or not there yet.
+        """
         ...
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
-        """Every commit that is kept, oldest first, read anew. One that is missing is passed over. CorruptCommit."""
+        """Yield every commit that is kept, oldest first, read afresh. Missing ones are skipped.
+
+        Raises:
+            CorruptCommit: one is damaged.
+        """
         ...
 
     def schema(self, topic: TopicName) -> Schema | None:
-        """What its values are; None: that is not known here."""
+        """Return the schema of a topic's values; None: it is not known here."""
         ...
 
     def source(self) -> Source:
-        """For executors."""
+        """Return the source from which executors read bytes."""
         ...
 
 
 def open_logs(place: Place, topics: TopicChoice) -> Logs:
-    """InvalidSettings, Disconnected."""
+    """Open the catalogue of some topics.
+
+    Raises:
+        InvalidSettings: the location cannot be one.
+        Disconnected: no broker answers.
+    """
     if place.url is not None:
         return BrokerLogs(place, topics)
     assert place.path is not None
@@ -80,7 +104,11 @@ def open_logs(place: Place, topics: TopicChoice) -> Logs:
 
 
 def common_schema(logs: Logs) -> Schema:
-    """What the values of all its topics are. InvalidSettings when that is not one thing."""
+    """Return the one schema that the values of all topics have.
+
+    Raises:
+        InvalidSettings: there is none, or several.
+    """
     topics = {name.topic for name in logs.partitions()}
     found = {schema.fingerprint: schema for topic in topics if (schema := logs.schema(topic)) is not None}
     if len(found) != 1:
@@ -90,14 +118,18 @@ def common_schema(logs: Logs) -> Schema:
 
 
 def checked_offset(offset: int, start: Offset, end: Offset) -> Offset:
-    """The offset itself, if a log has it or ends with it. OffsetOutOfRange."""
+    """Return the offset itself, if a log has it or ends with it.
+
+    Raises:
+        OffsetOutOfRange: it does not.
+    """
     if not start <= offset <= end:
         raise OffsetOutOfRange(offset=offset, start=start, end=end)
     return Offset(offset)
 
 
 class BrokerLogs:
-    """By asking a broker, who knows them all; and the archive, for what is in it."""
+    """A catalogue that asks a broker, and the archive for what is in it."""
 
     def __init__(self, place: Place, topics: TopicChoice) -> None:
         assert place.url is not None
@@ -116,12 +148,12 @@ class BrokerLogs:
         names = self._topics.names
         if names is None:
             found = [info for info in self._client.topics() if self._topics.has(TopicName.parse(info.topic))]
-            found = [info for info in found if info.settings.delivery == Delivery.RELIABLE]
+            found = [info for info in found if info.settings.delivery == DeliveryGuarantee.RELIABLE]
         else:
             found = [self._client.topic(name) for name in names]
         self._known = {TopicName.parse(info.topic): info for info in found}
         for name, info in self._known.items():
-            if info.settings.delivery != Delivery.RELIABLE:
+            if info.settings.delivery != DeliveryGuarantee.RELIABLE:
                 raise NotReliable(topic=str(name))
         return [
             PartitionName(name, n) for name in sorted(self._known) for n in range(self._known[name].settings.partitions)
@@ -215,7 +247,7 @@ class BrokerLogs:
 
 
 def _known(epoch: int) -> Epoch | None:
-    """The epoch of a log; None: nobody has claimed it yet."""
+    """Return the epoch of a log; None: no owner has claimed it yet."""
     return Epoch(epoch) if epoch >= 0 else None
 
 
@@ -228,7 +260,7 @@ def _piece(stored: SegmentRef, start: int, end: int) -> Piece:
 
 
 class FileLogs:
-    """Without a broker: an archive (a bucket or a directory), or a broker's data directory."""
+    """A catalogue without a broker: from an archive (a bucket or a directory), or from a data directory."""
 
     def __init__(self, path: str, endpoint: str | None, topics: TopicChoice) -> None:
         self._topics = topics
@@ -251,7 +283,7 @@ class FileLogs:
         return sorted(found)
 
     def _found(self) -> Iterator[tuple[PartitionName, str | None]]:
-        """Every partition with the id of its topic; None in a data directory, where there is one only."""
+        """Yield every partition with the id of its topic; None in a data directory, which has one topic of a name."""
         for folder in self._objects.folders():
             try:
                 name = PartitionName.from_directory(folder)
@@ -264,7 +296,7 @@ class FileLogs:
                 yield name, self._newest(folder, below)
 
     def _newest(self, folder: str, topic_ids: Sequence[str]) -> str:
-        """A topic that was made anew leaves its past behind for a while: the one that was written last counts."""
+        """Return the id of the topic that was written last: a deleted topic's files stay for a while."""
         if len(topic_ids) == 1:
             return topic_ids[0]
 

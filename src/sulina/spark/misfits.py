@@ -4,9 +4,9 @@ REASON_CHARACTERS_MAX = 300
 
 
 class Misfit(Exception):
-    """Never leaves decoding: it becomes the text beside the row, or InvalidRecord.
+    """A value does not fit its schema. It stays inside decoding, and becomes the text beside the row, or InvalidRecord.
 
-    It is raised without a place, and gets a step of the way by each part that it passes: values that fit cost nothing.
+    It is raised without a path; each part that it passes adds a step, so values that fit cost nothing.
     """
 
     def __init__(self, reason: str, *way: str) -> None:
@@ -14,7 +14,7 @@ class Misfit(Exception):
         self._reason, self._way = reason, list(reversed(way))
 
     def under(self, step: str) -> "Misfit":
-        """It happened inside of this."""
+        """Return it with a step before its path."""
         self._way.append(step)
         return self
 
@@ -24,6 +24,6 @@ class Misfit(Exception):
 
 
 def short(reason: str) -> str:
-    """One line that fits a column."""
+    """Return one line that fits a column."""
     line = " ".join(reason.split())
     return line if len(line) <= REASON_CHARACTERS_MAX else line[: REASON_CHARACTERS_MAX - 1] + "…"

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from sulina.core.log.position import EARLIEST, LATEST, At, Position
+from sulina.core.log.position import EARLIEST, LATEST, Position
 from sulina.errors import InvalidSettings
 from sulina.spark.scan import Positions, TopicChoice
 from sulina.spark.schema import RAW_COLUMNS
 from sulina.types import checked_reader
 
 READ_OPTIONS = (
-    "url", "path", "objects", "objectsEndpoint", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
-    "endingTimestamp", "startingVersion", "endingVersion", "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "columns", "decode", "mode", "checkCrc", "reader",
+    "url", "path", "objects", "objectsEndpoint", "topic", "start", "end", "maxRowsPerTrigger",
+    "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "columns", "decode", "mode", "checkCrc", "reader",
 )  # fmt: skip
 
 
@@ -22,7 +21,7 @@ SPARK_OPTIONS = ("checkpointlocation", "queryname", "outputmode")  # which Spark
 
 
 class Options:
-    """Spark's options, whose names have no case."""
+    """Reads Spark's options, whose names ignore case."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
         names = {name.lower(): name for name in known}
@@ -34,19 +33,27 @@ class Options:
         self._values = {names[name.lower()]: value for name, value in given.items() if name.lower() in names}
 
     def text(self, name: str) -> str | None:
-        """None: it was not given."""
+        """Return a text; None: it was not given."""
         value = self._values.get(name)
         return None if value is None else str(value)
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of these; the first unless told."""
+        """Return one of `choices`; the first is the default.
+
+        Raises:
+            InvalidSettings: it is another.
+        """
         value = (self.text(name) or choices[0]).strip().lower()
         if value not in choices:
             raise InvalidSettings(f"option {name}: {value!r} is none of {', '.join(choices)}")
         return value
 
     def count(self, name: str) -> int | None:
-        """A number that is at least 1."""
+        """Return a number that is at least 1; None: it was not given.
+
+        Raises:
+            InvalidSettings: it is not one.
+        """
         value = self.text(name)
         if value is None:
             return None
@@ -55,18 +62,22 @@ class Options:
         return int(value)
 
     def flag(self, name: str, *, otherwise: bool) -> bool:
-        """`true` or `false`."""
+        """Return whether it is `true`.
+
+        Raises:
+            InvalidSettings: it is neither `true` nor `false`.
+        """
         return self.choice(name, ("true", "false") if otherwise else ("false", "true")) == "true"
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """Words with commas between them."""
+        """Return words that have commas between them; None: it was not given."""
         value = self.text(name)
         return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where topics are: at a broker, or in files that nobody needs to serve."""
+    """Where topics are: at a broker, or in files that are read without one."""
 
     url: str | None
     path: str | None
@@ -75,6 +86,11 @@ class Place:
 
     @classmethod
     def of(cls, options: Options) -> "Place":
+        """Read the location.
+
+        Raises:
+            InvalidSettings: neither url nor path is given, or both.
+        """
         url, path = options.text("url"), options.text("path")
         if (url is None) == (path is None):
             raise InvalidSettings("say either url (of a broker) or path (of an archive or a data directory)")
@@ -92,8 +108,8 @@ class ReadOptions:
 
     place: Place
     topics: TopicChoice
-    starting: Positions
-    ending: Positions
+    start: Positions
+    end: Positions  # exclusive; of a version: after its records
     rows_max: int | None
     bytes_max: int | None
     tasks_min: int | None
@@ -105,17 +121,20 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, is_stream: bool) -> "ReadOptions":
-        """InvalidSettings, InvalidName."""
+        """Read and check the options.
+
+        Raises:
+            InvalidSettings: an option is unknown or wrong.
+            InvalidName: a topic or the reader has a name that cannot be one.
+        """
         options = Options(given, READ_OPTIONS)
         topic = options.text("topic")
         if topic is None:
             raise InvalidSettings(
                 "say which topic: option topic, such as /default/orders, several with commas, or /shop/*"
             )
-        if is_stream:
-            for name in ("endingOffsets", "endingTimestamp", "endingVersion"):
-                if options.text(name) is not None:
-                    raise InvalidSettings(f"a stream has no end: option {name} is for spark.read")
+        if is_stream and options.text("end") is not None:
+            raise InvalidSettings("a stream has no end: option end is for spark.read")
         columns = options.names("columns")
         unknown = set(columns or ()) - set(RAW_COLUMNS)
         if unknown or columns == ():
@@ -128,8 +147,8 @@ class ReadOptions:
         return cls(
             place=place,
             topics=TopicChoice.parse(topic),
-            starting=_positions(options, "starting", LATEST if is_stream else EARLIEST),
-            ending=_positions(options, "ending", LATEST),
+            start=_positions(options, "start", LATEST if is_stream else EARLIEST),
+            end=_positions(options, "end", LATEST),
             rows_max=options.count("maxRowsPerTrigger"),
             bytes_max=options.count("maxBytesPerTrigger"),
             tasks_min=options.count("minPartitions"),
@@ -141,14 +160,6 @@ class ReadOptions:
         )
 
 
-def _positions(options: Options, which: str, otherwise: Position) -> Positions:
-    given = {kind: options.text(f"{which}{kind}") for kind in ("Offsets", "Timestamp", "Version")}
-    said = {kind: value for kind, value in given.items() if value is not None}
-    if len(said) > 1:
-        raise InvalidSettings(f"say one of {', '.join(f'{which}{kind}' for kind in said)}")
-    if not said:
-        return Positions(otherwise)
-    ((kind, value),) = said.items()
-    if kind == "Offsets":
-        return Positions.parse(value, otherwise)
-    return Positions(Position.parse(f"{At.TIMESTAMP if kind == 'Timestamp' else At.VERSION}:{value.strip()}"))
+def _positions(options: Options, name: str, otherwise: Position) -> Positions:
+    text = options.text(name)
+    return Positions(otherwise) if text is None else Positions.parse(text, otherwise)

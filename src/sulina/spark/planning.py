@@ -21,7 +21,7 @@ NO_EPOCHS: Epochs = {}
 
 @dataclass(slots=True)
 class Planner:
-    """For one scan or stream. Lives in the driver."""
+    """Plans one scan or stream. Lives in the driver."""
 
     options: ReadOptions
     logs: Logs
@@ -29,24 +29,34 @@ class Planner:
 
     @classmethod
     def of(cls, options: ReadOptions) -> "Planner":
+        """Make a planner with the catalogue that the options name.
+
+        Raises:
+            InvalidSettings: the location cannot be one.
+            Disconnected: no broker answers.
+        """
         return cls(options, open_logs(options.place, options.topics))
 
     # A scan
 
     def scan(self, bounds: Bounds) -> Tasks:
-        """Everything between the starting and the ending positions that the filters leave."""
+        """Return tasks for everything between `start` and `end` that the filters leave."""
         wanted: dict[PartitionName, tuple[int, int]] = {}
         for partition in self.logs.partitions():
             if not bounds.has_partition(partition):
                 continue
-            start, end = self._offset(partition, self.options.starting), self._end(partition)
+            start, end = self._offset(partition, self.options.start), self._end(partition)
             start, end = bounds.narrow(self.logs, partition, start, end)
             if start < end:
                 wanted[partition] = (start, end)
         return self.tasks(wanted)
 
     def _offset(self, partition: PartitionName, positions: Positions) -> Offset:
-        """Where to begin. What is no longer there is an error, or passed over, as the user wishes."""
+        """Return where to begin.
+
+        Raises:
+            OffsetOutOfRange: the log does not have that, and `failOnDataLoss` is set.
+        """
         position = positions.of(partition)
         if position.epoch is not None:
             current = {partition: self.logs.end(partition)[1]}
@@ -62,15 +72,16 @@ class Planner:
             return Offset(gone.start)
 
     def _end(self, partition: PartitionName) -> Offset:
-        position = self.options.ending.of(partition)
+        position = self.options.end.of(partition)
         if position.at == At.VERSION:
             return self._at_version(partition, lambda: self.logs.end_of(partition, Version(position.value)))
         return self.logs.offset(partition, position)
 
     def _at_version(self, partition: PartitionName, ask: Callable[[], Offset]) -> Offset:
-        """Look up a version. A partition that has not come to it, where others have, ends before it.
+        """Look up a version. A partition that has not reached it, where others have, ends before it.
 
-        VersionNotRetained.
+        Raises:
+            VersionNotRetained: no partition has it, or no longer.
         """
         try:
             return ask()
@@ -92,7 +103,7 @@ class Planner:
         return version in self._reached
 
     def tasks(self, wanted: Mapping[PartitionName, tuple[int, int]]) -> Tasks:
-        """Ranges of partitions, divided and grouped so that all cores have work and none has crumbs."""
+        """Divide ranges of partitions into tasks, so that all cores have work and no task is tiny."""
         spans = [self.logs.span(partition) for partition in wanted]
         for span in spans:
             self._check_kept(span, *wanted[span.partition])
@@ -100,19 +111,23 @@ class Planner:
         return packed(_ranges(spans, wanted, size), bytes_max=size)
 
     def _check_kept(self, span: Span, start: int, end: int) -> None:
-        """Check that a log still has all of [start, end), unless told to go on with what is left. OffsetOutOfRange."""
+        """Check that a log still has all of [start, end), unless `failOnDataLoss` is off.
+
+        Raises:
+            OffsetOutOfRange: it does not.
+        """
         if self.options.fail_on_data_loss:
             for offset in (start, end):
                 checked_offset(offset, span.start, span.end)
 
     # A stream
 
-    def starting(self) -> Offsets:
-        """Where a new stream begins."""
-        return {partition: self._offset(partition, self.options.starting) for partition in self.logs.partitions()}
+    def start(self) -> Offsets:
+        """Return where a new stream begins."""
+        return {partition: self._offset(partition, self.options.start) for partition in self.logs.partitions()}
 
     def newest(self) -> tuple[Offsets, Epochs]:
-        """Where the logs end now, and the epochs that they have there."""
+        """Return where the logs end now, and the epochs that they have there."""
         ends = {partition: self.logs.end(partition) for partition in self.logs.partitions()}
         return {partition: end for partition, (end, _) in ends.items()}, {
             partition: epoch for partition, (_, epoch) in ends.items() if epoch >= 0
@@ -138,7 +153,7 @@ class Planner:
         return found
 
     def next(self, start: Offsets, newest: Offsets, *, rows_max: int | None, bytes_max: int | None) -> Offsets:
-        """Where a batch ends that begins at `start`. Partitions that have come since begin with their first record."""
+        """Return where a batch ends that begins at `start`. New partitions begin with their first record."""
         begin = {partition: start.get(partition, Offset(0)) for partition in newest}
         if rows_max is None and bytes_max is None:
             ends = {partition: max(begin[partition], end) for partition, end in newest.items()}
@@ -151,9 +166,10 @@ class Planner:
     def between(
         self, start: Offsets, end: Offsets, start_epochs: Epochs = NO_EPOCHS, end_epochs: Epochs = NO_EPOCHS
     ) -> Tasks:
-        """A batch. Replayed, it has the same tasks, wherever its records lie by then: sinks know tasks by number.
+        """Return the tasks of a batch. Replayed, it has the same tasks, because sinks know tasks by number.
 
-        StreamDiverged: some of its records were given up since it was planned, or of those before it.
+        Raises:
+            StreamDiverged: some of its records, or of those before it, were given up since it was planned.
         """
         self.logs.partitions()
         begin = {name: start[name] if name in start else self.logs.bounds(name)[0] for name in end}
@@ -183,7 +199,11 @@ def _ranges(spans: Iterable[Span], wanted: Mapping[PartitionName, tuple[int, int
 
 
 def _whole_ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BYTES) -> list[Range]:
-    """Return ranges that have every offset of [start, end) which the log holds, each once. IncompleteScan."""
+    """Return ranges that have every offset of [start, end) which the log holds, each once.
+
+    Raises:
+        IncompleteScan: they would not.
+    """
     found = ranges(span, start, end, bytes_max=bytes_max)
     at = start = max(start, span.start)
     end = max(start, min(end, span.end))
@@ -200,7 +220,7 @@ def _whole_ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BY
 
 
 def to_json(offsets: Offsets, epochs: Epochs = NO_EPOCHS) -> dict[str, dict[str, int | str]]:
-    """`{"/ns/topic": {"0": "17@4"}}`, as the option `startingOffsets` takes it; without its epoch, 17 is a number."""
+    """Return `{"/ns/topic": {"0": "17@4"}}`, as the option `start` takes it; without an epoch, 17 is a number."""
     found: dict[str, dict[str, int | str]] = {}
     for partition in sorted(offsets):
         offset, epoch = offsets[partition], epochs.get(partition)
@@ -210,17 +230,17 @@ def to_json(offsets: Offsets, epochs: Epochs = NO_EPOCHS) -> dict[str, dict[str,
 
 
 def from_json(offsets: JsonOffsets) -> Offsets:
-    """The offsets of `to_json`."""
+    """Return the offsets of `to_json`."""
     return {partition: Offset(offset_of(at)) for partition, at in _entries(offsets)}
 
 
 def epochs_from_json(offsets: JsonOffsets) -> Epochs:
-    """The epochs of `to_json`, where it has them: a checkpoint from before they were noted has none."""
+    """Return the epochs of `to_json`, where it has them: older checkpoints have none."""
     return {partition: Epoch(int(at.partition("@")[2])) for partition, at in _entries(offsets) if isinstance(at, str)}
 
 
 def offset_of(at: int | str) -> int:
-    """The offset of an entry."""
+    """Return the offset of an entry."""
     return at if isinstance(at, int) else int(at.partition("@")[0])
 
 

@@ -20,7 +20,7 @@ LAST_WORDS_SECONDS_MAX = 2.0
 
 
 class _Words(threading.Thread):
-    """Reads what Java says, for as long as it lives."""
+    """Reads what Java prints until it ends."""
 
     def __init__(self, pipe: IO[str]) -> None:
         super().__init__(name="sulina-java-says", daemon=True)
@@ -47,7 +47,7 @@ class _Words(threading.Thread):
 
 @contextlib.contextmanager
 def holding_back(settings: Mapping[str, str]) -> Iterator[None]:
-    """Java runs inside of this; nothing is done where it runs already."""
+    """Hold back what Java prints while it starts inside this context; do nothing if it runs already."""
     if SparkContext._gateway is not None:  # noqa: SLF001
         yield
         return

@@ -29,7 +29,7 @@ def read_ranges(
     fail_on_data_loss: bool,
     check_crc: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of these ranges, in their order. With `check_crc` nothing is believed that somebody else checked."""
+    """Yield the records of ranges, in their order. With `check_crc` every batch is checked again."""
     for one in wanted:
         reader = source.open(one, is_fresh=check_crc)
         yield from read_range(reader, one, columns, fail_on_data_loss=fail_on_data_loss, check_crc=check_crc)
@@ -38,9 +38,12 @@ def read_ranges(
 def read_range(
     reader: RangeReader, wanted: Range, columns: Sequence[str], *, fail_on_data_loss: bool, check_crc: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The records of one range. OffsetOutOfRange when some are gone, unless told to go on with those that are left.
+    """Yield the records of one range.
 
-    CorruptSegment; IncompleteScan when fewer came than the range has.
+    Raises:
+        OffsetOutOfRange: some are gone, and `fail_on_data_loss` is set.
+        CorruptSegment: a batch is damaged.
+        IncompleteScan: fewer records came than the range has.
     """
     versions = _Versions(reader, wanted.start) if "version" in columns else None
     offset = wanted.start
@@ -62,9 +65,12 @@ def read_range(
 
 
 def _check_epochs(headers: list[BatchHeader], wanted: Range) -> None:
-    """Check that no batch is of a later epoch than the log had when the range was planned. StreamDiverged.
+    """Check that no batch is of a later epoch than the log had when the range was planned.
 
-    Such a batch has offsets of records that were there then, and were given up since.
+    Such a batch has offsets of records that were given up since.
+
+    Raises:
+        StreamDiverged: there is one.
     """
     if wanted.epoch is None:
         return
@@ -78,7 +84,11 @@ def _check_epochs(headers: list[BatchHeader], wanted: Range) -> None:
 def _check_whole(
     found: pa.RecordBatch | None, headers: list[BatchHeader], start: Offset, end: Offset, partition: PartitionName
 ) -> None:
-    """Check that there is a row for every record of [start, end). IncompleteScan."""
+    """Check that there is a row for every record of [start, end).
+
+    Raises:
+        IncompleteScan: there is not.
+    """
     rows = 0 if found is None else found.num_rows
     for header in headers:
         if header.is_control:  # has offsets, and no records
@@ -88,7 +98,11 @@ def _check_whole(
 
 
 def _checked(data: memoryview, partition: PartitionName) -> list[BatchHeader]:
-    """The headers of batches, each checked. CorruptSegment says which is not what was written."""
+    """Yield the headers of batches, each checked.
+
+    Raises:
+        CorruptSegment: one is not what was written.
+    """
     try:
         return split(data)
     except CorruptBatch:
@@ -145,7 +159,7 @@ def _constant(name: str, partition: PartitionName, rows: int) -> pa.Array:
 
 
 def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) -> pa.RecordBatch:
-    """The same rows with what their values decode to. In quarantine, a value itself is kept where it does not."""
+    """Add the columns that values decode to. In quarantine mode the value is kept only where it does not decode."""
     found = decoder.decode(rows.column("value"))
     if found.value_rows is not None:  # a value of Arrow may have any number of rows
         rows = rows.take(found.value_rows)
@@ -167,7 +181,7 @@ class _Versions:
         self._load(start)
 
     def of(self, offsets: NDArray[np.int64]) -> pa.Array:
-        """The version of each of these offsets, which rise."""
+        """Return the version of each of these offsets, which rise."""
         if not len(self._ends) or offsets[-1] >= self._ends[-1]:
             self._load(Offset(int(offsets[0])))  # there were none so new when we looked
         if not len(self._ends):

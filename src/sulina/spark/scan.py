@@ -65,15 +65,18 @@ class Positions:
     own: Mapping[PartitionName, Position] = field(default_factory=dict)
 
     def of(self, partition: PartitionName) -> Position:
-        """Where this one begins, or ends."""
+        """Return the position of a partition."""
         return self.own.get(partition, self.default)
 
     @classmethod
     def parse(cls, text: str, otherwise: Position) -> "Positions":
-        """`earliest`, `latest`, another position, or JSON: `{"/ns/topic": {"0": 23, "1": -2}}`.
+        """Read `earliest`, `latest`, another position, or JSON: `{"/ns/topic": {"0": 23, "1": -2}}`.
 
         In JSON -2 is the earliest offset and -1 the latest; "23@4" is offset 23, after what was read in epoch 4.
-        Partitions that are not named are `otherwise`.
+        Partitions that are not named are at `otherwise`.
+
+        Raises:
+            InvalidSettings: it is none of these.
         """
         if not text.lstrip().startswith("{"):
             return cls(Position.parse(text.strip()))
@@ -122,13 +125,13 @@ class TopicChoice:
 
     @property
     def names(self) -> tuple[TopicName, ...] | None:
-        """The topics, if all are named; None: those that exist have to be listed."""
+        """Return the topics, if all are named; None: those that exist have to be listed."""
         if any(map(_is_pattern, self.patterns)):
             return None
         return tuple(map(TopicName.parse, self.patterns))
 
     def has(self, topic: TopicName) -> bool:
-        """Whether it is one of them."""
+        """Tell whether a topic is one of them."""
         return any(fnmatchcase(str(topic), pattern) for pattern in self.patterns)
 
 
@@ -142,9 +145,9 @@ def _is_pattern(text: str) -> bool:
 def limited(
     spans: Sequence[Span], starts: Mapping[PartitionName, Offset], *, rows_max: int | None, bytes_max: int | None
 ) -> dict[PartitionName, Offset]:
-    """Where to end, so that no more than so many rows, and about so many bytes, are read from `starts` on.
+    """Return where to end, so that at most `rows_max` rows and about `bytes_max` bytes are read from `starts` on.
 
-    Partitions share the room by how far they are behind; each that is behind gets something, so none starves.
+    Partitions share the room by how far they are behind; each that is behind gets some, so none starves.
     """
     rows = {span.partition: max(0, span.end - starts[span.partition]) for span in spans}
     share = 1.0
@@ -178,7 +181,7 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> Iterator[Piece]:
 
 
 def ranges(span: Span, start: int, end: int, *, bytes_max: int = SPLIT_BYTES) -> list[Range]:
-    """[start, end) of a partition in ranges of about `bytes_max` bytes at most.
+    """Return [start, end) of a partition in ranges of at most about `bytes_max` bytes.
 
     What is in one object or segment of an archive stays together if it is no larger than that.
     """
@@ -212,7 +215,7 @@ def _parts(piece: Piece, count: int) -> Iterator[Piece]:
 
 
 def packed(wanted: Iterable[Range], *, bytes_max: int = SPLIT_BYTES) -> list[tuple[Range, ...]]:
-    """Ranges in groups of about `bytes_max` bytes, in their order: a task each. Small ones share a task."""
+    """Group ranges into tasks of about `bytes_max` bytes, in their order. Small ones share a task."""
     groups: list[list[Range]] = []
     size_bytes = 0
     for one in wanted:
@@ -227,9 +230,9 @@ def packed(wanted: Iterable[Range], *, bytes_max: int = SPLIT_BYTES) -> list[tup
 def shares(
     wanted: Mapping[PartitionName, tuple[int, int]], *, tasks_min: int | None = None, rows_max: int = TASK_ROWS
 ) -> list[list[tuple[PartitionName, int, int]]]:
-    """Offsets in equal shares, a task each, in their order.
+    """Divide offsets into equal shares, a task each, in their order.
 
-    By their number alone: who divides the same offsets again gets the same tasks, wherever they are stored by then.
+    Only the offsets count: dividing the same offsets again gives the same tasks, wherever they are stored by then.
     """
     total = sum(end - start for start, end in wanted.values())
     count = min(total, max(tasks_min or 1, -(-total // rows_max)))
@@ -245,7 +248,7 @@ def shares(
 
 
 def split_bytes(spans: Iterable[Span], wanted: Mapping[PartitionName, tuple[int, int]], tasks_min: int | None) -> int:
-    """How large a task may be, so that there are `tasks_min` of them if the data allow."""
+    """Return how large a task may be, so that there are `tasks_min` of them if the data allow."""
     if tasks_min is None:
         return SPLIT_BYTES
     total = sum(_bytes(span, *wanted[span.partition]) for span in spans if span.partition in wanted)

@@ -36,10 +36,10 @@ _DDL = {
 
 
 def ddl(columns: tuple[str, ...]) -> str:
-    """Spark's words for these columns, in this order."""
+    """Return Spark's DDL for these columns, in this order."""
     return ", ".join(f"`{name}` {_DDL[name]}" for name in columns)
 
 
 def data_ddl(kind: pa.StructType) -> str:
-    """Spark's words for what values of this type are decoded to."""
+    """Return Spark's DDL for what values of this type are decoded to."""
     return f"`{DATA}` {ddl_of(kind)}, `{ERROR}` STRING"

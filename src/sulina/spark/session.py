@@ -66,12 +66,14 @@ def session(
     settings: Mapping[str, str] | None = None,
     is_quiet: bool = False,
 ) -> SparkSession:
-    """The session of this process, made if there is none.
+    """Return the session of this process, and make it if there is none.
 
-    Where neither `master` nor `remote` is given, SPARK_REMOTE says it, or SPARK_MASTER. With `is_quiet`, what Java says
-    while it starts is shown only if it does not.
+    Where neither `master` nor `remote` is given, SPARK_REMOTE or SPARK_MASTER is used. With `is_quiet`, what Java
+    prints while it starts is shown only if it fails.
 
-    SparkUnavailable says what is missing, InvalidSettings what contradicts.
+    Raises:
+        SparkUnavailable: Java or PySpark is missing, or nothing listens there.
+        InvalidSettings: `master` and `remote` contradict each other.
     """
     if master is None and remote is None:
         remote = os.environ.get("SPARK_REMOTE")
@@ -112,7 +114,7 @@ def _share_workers(context: SparkContext) -> None:
 
 
 def settings_for(master: str) -> dict[str, str]:
-    """What we set for a master, less what the user's own `spark-defaults.conf` says."""
+    """Return our settings for a master, without those that the user's `spark-defaults.conf` has."""
     ours = dict(SETTINGS)
     if master.startswith("local"):
         ours |= LOCAL_SETTINGS
@@ -133,7 +135,7 @@ def _user_defaults() -> set[str]:
 
 
 def _connected(name: str, remote: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session of a Spark Connect server. Only settings of SQL are a session's own: others are the server's."""
+    """Return a session of a Spark Connect server. Only settings of SQL belong to a session, others to the server."""
     _check_reached(remote)
     given = {key: value for key, value in (SETTINGS | dict(settings)).items() if key.startswith("spark.sql.")}
     try:
@@ -145,7 +147,11 @@ def _connected(name: str, remote: str, settings: Mapping[str, str]) -> SparkSess
 
 
 def _check_reached(address: str) -> None:
-    """Whether somebody listens there: Spark itself would try for minutes. SparkUnavailable."""
+    """Check that something listens there: Spark itself would try for minutes.
+
+    Raises:
+        SparkUnavailable: nothing does.
+    """
     hosts = list(_hosts(address))
     for host, port in hosts:
         with contextlib.suppress(OSError), socket.create_connection((host, port), CONNECT_SECONDS_MAX):
@@ -155,7 +161,7 @@ def _check_reached(address: str) -> None:
 
 
 def _hosts(address: str) -> Iterator[tuple[str, int]]:
-    """Of `spark://a:1,b:2` and `sc://a:1/;…`; none of other masters."""
+    """Return the hosts of `spark://a:1,b:2` and `sc://a:1/;…`; nothing for other masters."""
     parts = urlsplit(address)
     if parts.scheme not in ("spark", "sc"):
         return
@@ -166,7 +172,11 @@ def _hosts(address: str) -> Iterator[tuple[str, int]]:
 
 
 def check_java() -> str:
-    """The path of a Java that Spark can use. SparkUnavailable."""
+    """Return the path of a Java that Spark can use.
+
+    Raises:
+        SparkUnavailable: there is none.
+    """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):

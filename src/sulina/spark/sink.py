@@ -35,13 +35,13 @@ from sulina.client import SyncClient
 from sulina.core.log.commit import Add, Commit
 from sulina.core.records.batch import split
 from sulina.core.records.compression import Codec
-from sulina.core.topic import Delivery
+from sulina.core.topic import DeliveryGuarantee
 from sulina.errors import DuplicateSequence, InvalidSettings, OffsetOutOfRange, StaleOrigin, SulinaError
+from sulina.failpoints import Failpoint, reach
 from sulina.spark.clients import TIMEOUT_SECONDS, client_of
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.errors import SinkBehind, SinkDiverged
 from sulina.spark.options import Options
-from sulina.spark.steps import Step, step
 from sulina.spark.task_origin import SEQUENCES, TaskOrigin, task_origin
 from sulina.types import TopicName, Version
 from sulina.wire.messages import Published
@@ -76,7 +76,11 @@ class WriteOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> "WriteOptions":
-        """InvalidSettings: also for columns that no record has."""
+        """Read and check the options and columns.
+
+        Raises:
+            InvalidSettings: an option or a column is unknown or wrong.
+        """
         options = Options(given, WRITE_OPTIONS)
         url, topic = options.text("url"), options.text("topic")
         names = {name.lower() for name in schema.names}
@@ -134,7 +138,7 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
         return _Publishing(self._options, f"query {query}", int(batch)).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        step(Step.PUBLISH_ALL_DONE, self._options.topic or "")
+        reach(Failpoint.PUBLISH_ALL_DONE, self._options.topic or "")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         pass
@@ -205,7 +209,7 @@ class _Publishing:
 
         if topic not in self._topics:
             settings = self._client.topic(topic).settings
-            self._topics[topic] = settings.partitions, settings.delivery == Delivery.RELIABLE
+            self._topics[topic] = settings.partitions, settings.delivery == DeliveryGuarantee.RELIABLE
         count, _ = self._topics[topic]
         keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
         rows = len(columns["value"])
@@ -219,7 +223,11 @@ class _Publishing:
         return places
 
     def _publish(self, part: "_Part") -> None:
-        """Publish what waits, unless the log has it. SinkDiverged when it has half of it."""
+        """Publish what waits, unless the log has it.
+
+        Raises:
+            SinkDiverged: the log has a part of it.
+        """
         data, first, rows = part.take()
         if not rows or part.is_superseded:
             return
@@ -236,7 +244,7 @@ class _Publishing:
                 raise self._diverged(part, theirs=has) from known
             part.answer, part.stored = None, has
         self._publishes += 1
-        step(Step.PUBLISH_DONE, part.topic)
+        reach(Failpoint.PUBLISH_DONE, part.topic)
 
     def _sent(self, part: "_Part", data: memoryview) -> Published:
         """Publish, again if the outcome is not known: the log has it once."""
@@ -252,7 +260,12 @@ class _Publishing:
     # What the log had before
 
     def _check_complete(self, part: "_Part") -> None:
-        """Check that the log has as many records of this task as it gave now. SinkDiverged, SinkBehind."""
+        """Check that the log has as many records of this task as it gave now.
+
+        Raises:
+            SinkDiverged: it has another number.
+            SinkBehind: a later batch is there, and this one cannot be counted.
+        """
         if part.is_superseded:
             has = self._count_stored(part)
             if not has:

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sulina.errors import InvalidSettings
+from sulina.failpoints import Failpoint, reach
 from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
 from sulina.spark.logs import common_schema, open_logs
@@ -35,14 +36,13 @@ from sulina.spark.scan import Range
 from sulina.spark.schema import data_ddl, ddl
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.sources import Source
-from sulina.spark.steps import Step, step
 from sulina.spark.stream_positions import StreamPositions
 from sulina.types import Offset
 
 
 @dataclass(frozen=True, slots=True)
 class Task(InputPartition):
-    """What one executor core reads, one range after the other."""
+    """The ranges that one executor core reads, one after the other."""
 
     ranges: tuple[Range, ...]
     source: Source
@@ -69,7 +69,11 @@ def _read(task: InputPartition, options: ReadOptions, decoder: Decoder | None) -
 
 
 def _decoder(options: ReadOptions) -> Decoder | None:
-    """As the topics have it now. InvalidSettings."""
+    """Return a decoder for the schema that the topics have now; None: values are not decoded.
+
+    Raises:
+        InvalidSettings: there is no schema, or several.
+    """
     if options.mode is None:
         return None
     return Decoder.of(common_schema(open_logs(options.place, options.topics)), options.mode)
@@ -84,7 +88,7 @@ class SulinaDataSource(DataSource):
 
     def schema(self) -> str:
         # A stream's options are checked when it is read: only then it is known that it is one.
-        options = {name: value for name, value in self.options.items() if not name.lower().startswith("ending")}
+        options = {name: value for name, value in self.options.items() if name.lower() != "end"}
         read = ReadOptions.of(options, is_stream=False)
         decoder = _decoder(read)
         return ddl(read.columns) if decoder is None else f"{ddl(read.columns)}, {data_ddl(decoder.type)}"
@@ -106,7 +110,7 @@ class SulinaDataSource(DataSource):
 
 
 class SulinaReader(DataSourceReader):
-    """One scan."""
+    """One scan of topics."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -167,7 +171,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         planner = self._planning()
         _, epochs = planner.newest()  # before it is looked up what begins there: it may be older, never newer
-        return to_json(planner.starting(), epochs)
+        return to_json(planner.start(), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_max is not None:
@@ -196,7 +200,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
         )
         self._enter(begin, begun_epochs, found)
-        step(Step.SOURCE_ENDED)
+        reach(Failpoint.SOURCE_ENDED)
         return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -221,7 +225,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._enter(begun, epochs, end)
         tasks = planner.between(begun, from_json(end), epochs, epochs_from_json(end))
         found = _tasks(tasks, planner.logs.source())
-        step(Step.SOURCE_PLANNED)
+        reach(Failpoint.SOURCE_PLANNED)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -32,24 +32,33 @@ THREADS = 4
 
 
 class RangeReader(Protocol):
-    """One range of one partition."""
+    """A reader of one range of one partition."""
 
     def read(self, offset: Offset) -> tuple[memoryview, Offset]:
-        """Whole batches from the one that holds `offset` on, and where to read on. OffsetOutOfRange, Corrupt."""
+        """Return whole batches from the one that holds `offset` on, and where to read on.
+
+        Raises:
+            OffsetOutOfRange: the log does not have it.
+            Corrupt: a byte is damaged.
+        """
         ...
 
     def newest(self) -> Version:
-        """The newest version whose commit may be asked for."""
+        """Return the newest version whose commit can be read."""
         ...
 
     def commits(self, start: Version, end: Version) -> list[Commit]:
-        """The commits of versions [start, end). VersionNotRetained."""
+        """Return the commits of versions [start, end).
+
+        Raises:
+            VersionNotRetained: one is gone.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the partitions of some topics are."""
+    """Where the bytes of some topics are. Pickled with every task."""
 
     url: str | None = None
     objects: str | None = None
@@ -67,7 +76,7 @@ class Source:
         return _InArchive(self.archive(wanted.partition, is_fresh=is_fresh), wanted)
 
     def archive(self, partition: PartitionName, *, is_fresh: bool = False) -> Archive:
-        """The archive of a partition, not loaded."""
+        """Return the archive of a partition, not loaded."""
         assert self.objects is not None
         path = f"{partition.directory}/{self.topic_ids[partition.topic]}"
         objects = open_shared(self.objects, self.objects_endpoint)
@@ -76,14 +85,14 @@ class Source:
 
 
 def open_directory(directory: str, partition: PartitionName) -> CommitLog:
-    """The commit log of a partition in a data directory, to be loaded and read only."""
+    """Return the commit log of a partition in a data directory, to be loaded, and read only."""
     store = DirectoryCommits(OsFiles(), f"{directory}/{partition.directory}/{COMMITS_FOLDER}")
     return CommitLog(store, clock=SystemClock(), writer="")
 
 
 @lru_cache(maxsize=8)
 def open_shared(url: str, endpoint: str | None) -> Objects:
-    """One store for each place and process."""
+    """Return the store of a URL; a process has one for each."""
     return open_objects(url, endpoint=endpoint)
 
 
@@ -98,7 +107,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class _AtBroker:
-    """The hot tail, from whoever owns the partition now. While some of it is decoded, the next is on its way."""
+    """Reads the hot tail from the partition's owner. While a part is decoded, the next is on its way."""
 
     def __init__(self, url: str, wanted: Range) -> None:
         self._client = client_of(url)

@@ -40,7 +40,11 @@ class StreamPositions:
         self._say(again | new, is_beginning=True)
 
     def advance(self, end: Offsets, epochs: Epochs = NO_EPOCHS) -> None:
-        """Everything before `end` has been processed. InvalidSettings: another stream has the same name."""
+        """Register that everything before `end` has been processed.
+
+        Raises:
+            InvalidSettings: another stream has the same name.
+        """
         self._epochs |= epochs
         moved = {name: at for name, at in end.items() if self._said.get(name) != at}
         # Back goes who has read what was given up since: the log goes on before that.

@@ -22,7 +22,7 @@ _HIGH_BIT = 1 << 62  # away from ids that are counted up
 
 @dataclass(frozen=True, slots=True)
 class TaskOrigin:
-    """As record batches carry it."""
+    """The origin of a task's records, as record batches carry it."""
 
     producer_id: int
     epoch: int

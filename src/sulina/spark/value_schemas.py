@@ -32,7 +32,11 @@ _DIGITS_MAX = 38
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """The columns of values of this schema. InvalidSettings: it is none, or its values make no columns."""
+    """Return the columns of values of this schema.
+
+    Raises:
+        InvalidSettings: there is no schema, or its values make no columns.
+    """
     checker(schema)
     if schema.kind == SchemaKind.JSON:
         from sulina.spark.decode_json import JsonRows
@@ -48,19 +52,19 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def spark_type(schema: pa.Schema) -> "StructType":
-    """Spark's type for these columns."""
+    """Return Spark's type for these columns."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def spark_ddl(schema: pa.Schema) -> str:
-    """The same in words: `id` BIGINT, `at` TIMESTAMP, …"""
+    """Return Spark's DDL: `id` BIGINT, `at` TIMESTAMP, …"""
     return ", ".join(f"{_quoted(field.name)} {ddl_of(field.type)}" for field in schema)
 
 
 def ddl_of(kind: pa.DataType) -> str:
-    """Spark's words for one type that `arrow_schema` gives."""
+    """Return Spark's DDL for one type that `arrow_schema` gives."""
     if pa.types.is_struct(kind):
         return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {ddl_of(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
@@ -77,17 +81,25 @@ def _quoted(name: str) -> str:
 
 
 def written_schema(definition: Any) -> pa.Schema:
-    """The schema that values of Arrow are written with. It has been checked."""
+    """Return the schema that values of Arrow are written with. It has been checked."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(definition, validate=True)))
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The same columns in types that Spark has. InvalidSettings."""
+    """Return the same columns in types that Spark has.
+
+    Raises:
+        InvalidSettings: a type has no equivalent.
+    """
     return pa.schema([pa.field(field.name, _without_times(field.type)) for field in timed_schema(schema)])
 
 
 def timed_schema(schema: pa.Schema) -> pa.Schema:
-    """The same in types that Spark has, but for times of day, which are not yet microseconds. InvalidSettings."""
+    """Return the same in types that Spark has, except times of day, which are not yet microseconds.
+
+    Raises:
+        InvalidSettings: a type has no equivalent.
+    """
     if not len(schema):
         raise InvalidSettings("the schema has no columns")
     check_names(schema.names)

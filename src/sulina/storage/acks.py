@@ -1,6 +1,6 @@
-"""When an append is answered: once it is as durable as its topic wants, and only while its broker may answer.
+"""Acknowledges appends: once they are as durable as their topic wants, and only while their broker may.
 
-Whether it may is asked at the last moment before each answer. If it may not, the outcome is unknown to whoever asked.
+Whether it may is asked at the last moment before each ack. If it may not, the outcome is unknown to the publisher.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ _Future = asyncio.Future[Appended]
 
 
 def always() -> bool:
-    """Nobody has to be asked."""
+    """Allow every ack: there is no other owner."""
     return True
 
 
 class Acks:
-    """The answers that a log owes. For one event loop."""
+    """Holds the appends of a log that are not acknowledged yet. For one event loop."""
 
     def __init__(self, broker_id: str, may_ack: Callable[[], bool], clock: Clock, *, waits: bool) -> None:
         self.waits = waits  # for the archive
@@ -40,32 +40,33 @@ class Acks:
         return len(self._waiting)
 
     def answer(self, future: _Future, appended: Appended) -> None:
-        """An append is durable on disk."""
+        """Acknowledge an append that is durable on disk, now or when the archive has it."""
         if self._failure is not None:
             future.set_exception(self._failure())
         elif self.waits and appended.version > self._archived:
             entry = (appended.version, next(self._numbers), self._clock.monotonic(), future, appended)
             heapq.heappush(self._waiting, entry)
         else:
-            self._settle(future, appended)
+            self._ack_if_owner(future, appended)
 
     def archived(self, version: Version) -> None:
-        """The archive has reached a version: answer those who waited for it."""
+        """Acknowledge the appends that waited for the archive to reach a version."""
         self._archived = max(version, self._archived)
         while self._waiting and self._waiting[0][0] <= version:
             _, _, _, future, appended = heapq.heappop(self._waiting)
-            self._settle(future, appended)
+            self._ack_if_owner(future, appended)
 
-    def _settle(self, future: _Future, appended: Appended) -> None:
+    def _ack_if_owner(self, future: _Future, appended: Appended) -> None:
+        """Acknowledge an append while this broker may; else its outcome is unknown to the publisher."""
         if future.done():
-            return  # whoever asked was cancelled
+            return  # it was cancelled
         if self._may_ack():
             future.set_result(appended)
         else:
             future.set_exception(LeaseExpired(broker=self._broker_id))
 
     def give_up(self, path: str, cause: Exception) -> None:
-        """The archive has failed once more: those who have waited long are told, and may try again."""
+        """Fail the appends that have waited long for an archive that has failed once more; they may be tried again."""
         before = self._clock.monotonic() - ACK_SECONDS_MAX
         late = [entry for entry in self._waiting if entry[2] <= before]
         if late:
@@ -75,7 +76,7 @@ class Acks:
             self._fail(late, lambda: ArchiveFailed(path=path, cause=failed))
 
     def fail(self, error: Callable[[], SulinaError]) -> None:
-        """There will be no more answers. Each gets an error of its own."""
+        """Fail all appends that wait, and all that come, each with an error of its own."""
         self._failure = error
         waiting, self._waiting = self._waiting, []
         self._fail(waiting, error)

@@ -46,12 +46,12 @@ from sulina.core.log.retention import Retention
 from sulina.core.log.segment import segment_name
 from sulina.core.log.txn_run import TxnRun
 from sulina.errors import ArchiveFailed, CorruptLog, CorruptSegment, EpochTaken, StaleEpoch, VersionConflict
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Bytes, Clock
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.archive_reader import ArchiveReader
 from sulina.storage.commit_log import CommitLog, load_runs
 from sulina.storage.objects import Objects
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Offset, Version
 
 COMMITS_FOLDER = "_delta_log"
@@ -124,11 +124,11 @@ class Archive(ArchiveReader):
         clock: Clock | None = None,
         cache: ArchiveCache | None = None,
         readers: Executor | None = None,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         super().__init__(objects, path, cache=cache or ArchiveCache(), readers=readers)
         self._clock = clock or SystemClock()
-        self._steps = steps
+        self._reach = failpoints
         self._log = CommitLog(
             objects.commits(f"{path}/{COMMITS_FOLDER}"), clock=self._clock, writer=secrets.token_hex(8)
         )
@@ -211,7 +211,7 @@ class Archive(ArchiveReader):
                 except VersionConflict:
                     continue
                 self._epoch = epoch
-                self._steps(Step.ARCHIVE_CLAIMED)
+                self._reach(Failpoint.ARCHIVE_CLAIMED)
                 return before
 
     def put_data(self, new: NewSlice) -> None:
@@ -219,14 +219,14 @@ class Archive(ArchiveReader):
         self._in_flight.add(new.object)
         if new.size:
             self._objects.put(f"{self.path}/{new.object}", new.data)
-        self._steps(Step.ARCHIVE_OBJECT_PUT)
+        self._reach(Failpoint.ARCHIVE_OBJECT_PUT)
 
     def put_commits(self, new: NewSlice) -> None:
         """Put the commits that made them."""
         self._in_flight.add(commits_name(new.object))
         if new.commits:
             self._objects.put(f"{self.path}/{commits_name(new.object)}", [new.commits])
-        self._steps(Step.ARCHIVE_COMMITS_PUT)
+        self._reach(Failpoint.ARCHIVE_COMMITS_PUT)
 
     def put_state(self, new: NewSlice) -> None:
         """Put the state of the log at its end, if it comes with one, and the runs of txn_ids that it names."""
@@ -234,7 +234,7 @@ class Archive(ArchiveReader):
             self._in_flight.add(state_name(new.object))
             self._put_runs(new.runs)
             self._objects.put(f"{self.path}/{state_name(new.object)}", [new.state])
-            self._steps(Step.ARCHIVE_STATE_PUT)
+            self._reach(Failpoint.ARCHIVE_STATE_PUT)
 
     def _put_runs(self, runs: Sequence[TxnRun]) -> None:
         if runs and self._runs is None:
@@ -273,7 +273,7 @@ class Archive(ArchiveReader):
             self._commit([add], self._epoch)
             added = self.view.slices[-1]
         self.landed(new)
-        self._steps(Step.ARCHIVE_COMMITTED)
+        self._reach(Failpoint.ARCHIVE_COMMITTED)
         return added
 
     def store(self, new: NewSlice) -> SegmentRef:
@@ -397,7 +397,7 @@ class Archive(ArchiveReader):
 
         self._change(operations)
         if removed:
-            self._steps(Step.ARCHIVE_REMOVED)
+            self._reach(Failpoint.ARCHIVE_REMOVED)
             self._delete([name for slice_ in removed for name in objects_of(slice_)])
         return removed
 
@@ -440,7 +440,7 @@ class Archive(ArchiveReader):
         found = next((slice_ for slice_ in self.view.slices if slice_.object == merged), None)
         if found is None:
             return None
-        self._steps(Step.ARCHIVE_MERGED)
+        self._reach(Failpoint.ARCHIVE_MERGED)
         gone = [name for part in parts for name in objects_of(part) if name != found.state]
         self._garbage.append((self._clock.monotonic(), gone))
         return found, parts
@@ -462,7 +462,7 @@ class Archive(ArchiveReader):
         if due is not None:
             self._log.write_checkpoint(due)
             self._log.clean_up(Version(due.version - VERSIONS_KEPT))
-            self._steps(Step.ARCHIVE_CHECKPOINTED)
+            self._reach(Failpoint.ARCHIVE_CHECKPOINTED)
         while self._garbage and self._garbage[0][0] + GRACE_SECONDS <= self._clock.monotonic():
             self._delete(self._garbage.popleft()[1])
 
@@ -503,7 +503,7 @@ class Archive(ArchiveReader):
                 self._objects.delete([f"{self.path}/{name}" for name in names])
             except ArchiveFailed:
                 return  # they are orphans now: a sweep will find them
-            self._steps(Step.ARCHIVE_OBJECTS_DELETED)
+            self._reach(Failpoint.ARCHIVE_OBJECTS_DELETED)
 
     def delete_all(self) -> None:
         """The topic is gone, and this with it. May be called again; needs no claim."""

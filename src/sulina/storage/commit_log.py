@@ -33,8 +33,8 @@ from sulina.core.log.plan import next_commit
 from sulina.core.log.retention import CHECKPOINTS_KEPT, disposable_before
 from sulina.core.log.txn_run import TxnRun, is_run_name
 from sulina.errors import CorruptCommit, CorruptLog, VersionConflict, VersionNotRetained
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Bytes, Clock, CommitStore
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Version
 
 HINT_EVERY = 10 * CHECKPOINT_EVERY  # versions; a stale hint costs a longer listing, no more
@@ -52,7 +52,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class _Listing:
+class _StoreListing:
     """What a store's listing says."""
 
     commits: list[Version]
@@ -60,7 +60,7 @@ class _Listing:
     runs: list[str]
 
     @classmethod
-    def of(cls, names: list[str]) -> "_Listing":
+    def of(cls, names: list[str]) -> "_StoreListing":
         commits = [version for name in names if (version := commit_version(name)) is not None]
         checkpoints = [version for name in names if (version := checkpoint_version(name)) is not None]
         return cls(commits, checkpoints, [name for name in names if is_run_name(name)])
@@ -77,13 +77,13 @@ class CommitLog:
         writer: str,
         is_alone: bool = False,
         limits: MemoryLimits | None = None,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self.store = store
         self.state = LogState(limits=limits or MemoryLimits())
         self._limits = self.state.limits
         self._clock = clock
-        self._steps = steps
+        self._reach = failpoints
         self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
         self._is_alone = is_alone  # nobody else can commit: a lock says so
         self._numbers = itertools.count()
@@ -118,10 +118,10 @@ class CommitLog:
         hint = self._hint()
         after = f"{hint:020d}" if hint is not None else ""
         newer = self.store.list(after) if names is None else sorted(name for name in names if name > after)
-        listing = _Listing.of(newer)
+        listing = _StoreListing.of(newer)
         state = self._newest_checkpoint(listing)
         if state is None and hint is not None:
-            listing = _Listing.of(self.store.list())
+            listing = _StoreListing.of(self.store.list())
             state = self._newest_checkpoint(listing)
         if state is None:
             state = LogState(limits=self._limits)
@@ -136,7 +136,7 @@ class CommitLog:
 
     def readable(self) -> Iterator[Commit | Checkpoint]:
         """Read every commit and checkpoint that can be read, also of a log that cannot be rebuilt."""
-        listing = _Listing.of(self.store.list())
+        listing = _StoreListing.of(self.store.list())
         for version in listing.commits:
             with contextlib.suppress(CorruptCommit):
                 if (commit := self._read(version)) is not None:
@@ -154,7 +154,7 @@ class CommitLog:
         except CorruptCommit:
             return None
 
-    def _newest_checkpoint(self, listing: _Listing) -> LogState | None:
+    def _newest_checkpoint(self, listing: _StoreListing) -> LogState | None:
         damage: CorruptCommit | None = None
         for version in reversed(listing.checkpoints):
             checkpoint = self._read_checkpoint(version)
@@ -267,7 +267,7 @@ class CommitLog:
         """The oldest commit that is retained."""
         if self._oldest_kept is not None:
             return self._oldest_kept
-        commits = _Listing.of(self.store.list()).commits
+        commits = _StoreListing.of(self.store.list()).commits
         return commits[0] if commits else Version(max(self.state.version, 0))
 
     def take_checkpoint(self) -> Checkpoint:
@@ -285,14 +285,14 @@ class CommitLog:
         self.store.put_if_absent(checkpoint_name(version), encode(checkpoint, compress=compress))
         if self._read_checkpoint(version) is None:
             raise CorruptCommit(name=checkpoint_name(version), reason="it cannot be read back")
-        self._steps(Step.CHECKPOINT_VERIFIED)
+        self._reach(Failpoint.CHECKPOINT_VERIFIED)
         self._checkpoints.append(version)
         self._named[version] = names
         if version % HINT_EVERY == 0:
             self.store.delete(LAST_CHECKPOINT)
-            self._steps(Step.CHECKPOINT_HINT_REMOVED)
+            self._reach(Failpoint.CHECKPOINT_HINT_REMOVED)
             self.store.put_if_absent(LAST_CHECKPOINT, encode(LastCheckpoint(version=version)))
-            self._steps(Step.CHECKPOINT_HINT_WRITTEN)
+            self._reach(Failpoint.CHECKPOINT_HINT_WRITTEN)
 
     def clean_up(self, keep_from: Version) -> int:
         """Delete the commits below `keep_from` that no recovery needs, and needless checkpoints; say how many files."""
@@ -303,7 +303,7 @@ class CommitLog:
         checkpoints = self._checkpoints
         if self._swept is None:
             # Once: what came before us need not be without gaps.
-            listing = _Listing.of(self.store.list())
+            listing = _StoreListing.of(self.store.list())
             checkpoints = listing.checkpoints
             self._runs.update(listing.runs)
             commits = [version for version in listing.commits if version < end]
@@ -311,16 +311,16 @@ class CommitLog:
         else:
             commits = [Version(version) for version in range(self._swept, end)]
             oldest = max(end, self._swept)
-        self._steps(Step.CLEANUP_PLANNED)
+        self._reach(Failpoint.CLEANUP_PLANNED)
         self._oldest_kept = oldest  # before any is gone: nobody is sent to a commit that is just being removed
         for version in commits:  # oldest first, so that what is left has no gap
             self.store.delete(commit_name(version))
-            self._steps(Step.CLEANUP_COMMIT_REMOVED)
+            self._reach(Failpoint.CLEANUP_COMMIT_REMOVED)
         self._swept = oldest  # a log that goes on where an archive ends never had those before
         needless = [version for version in checkpoints if version < kept[0]]
         for version in needless:
             self.store.delete(checkpoint_name(version))
-            self._steps(Step.CLEANUP_CHECKPOINT_REMOVED)
+            self._reach(Failpoint.CLEANUP_CHECKPOINT_REMOVED)
         self._checkpoints = kept
         self._named = {version: self._named[version] for version in kept}
         forgotten = self._runs.difference(*self._named.values())

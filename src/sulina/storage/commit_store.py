@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from sulina.core.log.commit import LAST_CHECKPOINT, checkpoint_version
 from sulina.core.log.txn_run import is_run_name
 from sulina.errors import ArchiveFailed
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Files
-from sulina.storage.steps import Step, Steps, no_steps
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -23,8 +23,8 @@ Names = list[str]  # inside the classes, `list` is a method
 
 _ASIDE = ".aside"
 _STEPS = {
-    kind: [Step(f"{kind}.{step}") for step in ("aside_created", "aside_written", "aside_synced", "linked")]
-    + [Step(f"{kind}.directory_synced"), Step(f"{kind}.aside_removed")]
+    kind: [Failpoint(f"{kind}.{step}") for step in ("aside_created", "aside_written", "aside_synced", "linked")]
+    + [Failpoint(f"{kind}.directory_synced"), Failpoint(f"{kind}.aside_removed")]
     for kind in ("commit", "checkpoint")
 }
 _numbers = itertools.count()
@@ -33,10 +33,10 @@ _numbers = itertools.count()
 class DirectoryCommits:
     """Commits as files of a local directory."""
 
-    def __init__(self, files: Files, directory: str, steps: Steps = no_steps) -> None:
+    def __init__(self, files: Files, directory: str, failpoints: FailpointHook = no_failpoints) -> None:
         self.location = directory
         self._files = files
-        self._steps = steps
+        self._reach = failpoints
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self.publish(name, self.stage(name, data))
@@ -47,9 +47,9 @@ class DirectoryCommits:
         aside = f"{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
         file = self._files.create(f"{self.location}/{aside}")
         try:
-            self._steps(created)
+            self._reach(created)
             file.write(0, [data])
-            self._steps(written)
+            self._reach(written)
             # Before the name exists: a commit must never be seen torn.
             file.sync()
         except OSError:
@@ -57,7 +57,7 @@ class DirectoryCommits:
             raise
         finally:
             file.close()
-        self._steps(synced)
+        self._reach(synced)
         return aside
 
     def publish(self, name: str, aside: str) -> bool:
@@ -68,14 +68,14 @@ class DirectoryCommits:
                 self._files.link(f"{self.location}/{aside}", f"{self.location}/{name}")
             except FileExistsError:
                 return False
-            self._steps(linked)
+            self._reach(linked)
             # The link is not durable without it.
             self._files.sync_directory(self.location)
-            self._steps(durable)
+            self._reach(durable)
             return True
         finally:
             self.delete(aside)
-            self._steps(removed)
+            self._reach(removed)
 
     def restate(self, name: str, data: bytes) -> None:
         """Put what is there already once more, durable on return.
@@ -92,7 +92,7 @@ class DirectoryCommits:
             file.close()
         self._files.rename(aside, f"{self.location}/{name}")
         self._files.sync_directory(self.location)
-        self._steps(Step.OPEN_RESTATED)
+        self._reach(Failpoint.OPEN_RESTATED)
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -116,7 +116,7 @@ class DirectoryCommits:
         names = self._files.list(self.location)
         for name in [name for name in names if name.endswith(_ASIDE)]:
             self._files.remove(f"{self.location}/{name}")
-            self._steps(Step.OPEN_ASIDE_REMOVED)
+            self._reach(Failpoint.OPEN_ASIDE_REMOVED)
         return names
 
 

@@ -17,9 +17,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from sulina.byte_budget import ByteBudget
 from sulina.core.log.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
 from sulina.core.log.log_state import NO_EPOCH, Appended, MemoryLimits, View
-from sulina.core.log.plan import Plan, Request, checkpoint_due
+from sulina.core.log.plan import Append, Plan, checkpoint_due
 from sulina.core.log.retention import Retention, expired
 from sulina.core.log.segment import SegmentLimits
 from sulina.core.log.stored import STAMP_BYTES, stamp
@@ -38,11 +39,11 @@ from sulina.errors import (
     TxnMemoryFull,
     VersionConflict,
 )
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Clock, File, Files
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.segments import PlacedBatch, Segments
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Offset, Version
 
 COMMITS_DIRECTORY = "_delta_log"
@@ -67,6 +68,7 @@ class LogOptions:
     spare_segments_max: int = 1  # removed files that are kept to be written anew
     group_bytes_max: int = 16 << 20  # in one commit
     waiting_bytes_max: int = 64 << 20  # to be committed
+    node_budget: ByteBudget | None = None  # of what waits to be committed in all logs of a node
     versions_kept: int = 1_000  # commits for time travel
     compress_checkpoints: bool = False  # as gzip; either kind is read whatever is said here
 
@@ -111,14 +113,6 @@ class NoMetrics:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Batches to append together, with their bytes."""
-
-    request: Request
-    data: memoryview
-
-
 class DirectoryLog:
     """One thread writes; `checkpoint` may run beside it in another, and any number may read."""
 
@@ -131,7 +125,7 @@ class DirectoryLog:
         options: LogOptions | None = None,
         metrics: LogMetrics | None = None,
         stager: Executor | None = None,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self._stager = stager  # its threads write commit files aside while ours writes their data; None: one by one
         self.directory = directory
@@ -144,18 +138,18 @@ class DirectoryLog:
         self._files = files
         self._clock = clock
         self._metrics = metrics or NoMetrics()
-        self._steps = steps
-        self._store = DirectoryCommits(files, f"{directory}/{COMMITS_DIRECTORY}", steps)
+        self._reach = failpoints
+        self._store = DirectoryCommits(files, f"{directory}/{COMMITS_DIRECTORY}", failpoints)
         writer = self.options.writer_id or f"{self.options.broker_id}:{secrets.token_hex(4)}"
         self.commits = CommitLog(
-            self._store, clock=clock, writer=writer, is_alone=True, limits=self.options.memory, steps=steps
+            self._store, clock=clock, writer=writer, is_alone=True, limits=self.options.memory, failpoints=failpoints
         )
         self.segments = Segments(
             files,
             directory,
             limits=self.options.segments,
             spares_max=self.options.spare_segments_max,
-            steps=steps,
+            failpoints=failpoints,
         )
         self.epoch = NO_EPOCH
         self.view = self.commits.state.view()
@@ -169,7 +163,7 @@ class DirectoryLog:
         if self._lock is None:
             raise LogLocked(path=self.directory)
         try:
-            self._steps(Step.OPEN_LOCKED)
+            self._reach(Failpoint.OPEN_LOCKED)
             self._recover()
         except BaseException:
             self.segments.close()
@@ -179,7 +173,7 @@ class DirectoryLog:
     def _recover(self) -> None:
         names = self._store.sweep()
         state = self.commits.load(names)
-        self._steps(Step.OPEN_LOADED)
+        self._reach(Failpoint.OPEN_LOADED)
         if state.version < 0:
             self._refuse_lost_commits(names)
         else:
@@ -195,7 +189,7 @@ class DirectoryLog:
         if wanted > state.epoch:
             self.segments.seal()
             self._commit([Claim(epoch=wanted, broker_id=self.options.broker_id)])
-            self._steps(Step.OPEN_CLAIMED)
+            self._reach(Failpoint.OPEN_CLAIMED)
         elif self.damage is not None:
             # Nothing is appended behind damage: the next batch starts a segment of its own.
             last = state.segments[-1]
@@ -225,8 +219,8 @@ class DirectoryLog:
         try:
             plan = Plan(self.commits.state, self.options.segments, self._clock.now(), self.commits.log_ms())
             for append in appends:
-                plan.admit(append.request)
-            self._steps(Step.APPEND_PLANNED)
+                plan.admit(append)
+            self._reach(Failpoint.APPEND_PLANNED)
             if plan.placements:
                 self._write(plan, appends)
         except VersionConflict as lost:
@@ -271,7 +265,7 @@ class DirectoryLog:
         synced = self._clock.monotonic()
         self._checkpoint_after(self.commits.finish(prepared, put))
         committed = self._clock.monotonic()
-        self._steps(Step.APPEND_COMMITTED)
+        self._reach(Failpoint.APPEND_COMMITTED)
         self.segments.confirm()
         self.view = self.commits.state.view()
         self._tell(
@@ -346,10 +340,10 @@ class DirectoryLog:
         """Seal the newest segment, so that all of the log is in files that never change again."""
         newest = self.view.segments[-1] if self.view.segments else None
         if newest is not None and not newest.sealed:
-            self._steps(Step.ROTATE_PLANNED)
+            self._reach(Failpoint.ROTATE_PLANNED)
             seal = Seal(segment=newest.name, offset_end=newest.next_offset, size=newest.size)
             self._or_stop(lambda: self._commit([seal]))
-            self._steps(Step.ROTATE_COMMITTED)
+            self._reach(Failpoint.ROTATE_COMMITTED)
             self._or_stop(self.segments.seal)
             self.view = self.commits.state.view()
         return self.view
@@ -366,9 +360,9 @@ class DirectoryLog:
                 self.rotate()
                 removals = expired(self.view.segments, retention, now)
         if removals:
-            self._steps(Step.REMOVE_PLANNED)
+            self._reach(Failpoint.REMOVE_PLANNED)
             self._or_stop(lambda: self._commit(removals))
-            self._steps(Step.REMOVE_COMMITTED)
+            self._reach(Failpoint.REMOVE_COMMITTED)
             # Readers must not be sent to what is about to go.
             self.view = self.commits.state.view()
             self._or_stop(lambda: self.segments.remove(removals))
@@ -484,13 +478,14 @@ def _holding(view: View, offset: Offset) -> SegmentRef:
 def _placed(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
     """The batches of a plan with their bytes: stamped with offset and epoch, for the rest as they came."""
     placed: list[PlacedBatch] = []
-    start = 0
+    start, data = 0, memoryview(b"")
     for placement in plan.placements:
-        append = appends[placement.request]
-        header: BatchHeader = append.request.batches[placement.batch]
-        start = 0 if placement.batch == 0 else start
+        append = appends[placement.append]
+        header: BatchHeader = append.batches[placement.batch]
+        if placement.batch == 0:
+            start, data = 0, memoryview(append.request.data)
         end = start + header.size_bytes
-        parts = (stamp(placement.offset, header.size_bytes, epoch), append.data[start + STAMP_BYTES : end])
+        parts = (stamp(placement.offset, header.size_bytes, epoch), data[start + STAMP_BYTES : end])
         placed.append(PlacedBatch(placement.segment, placement.position, placement.offset, header.max_timestamp, parts))
         start = end
     return placed

@@ -23,10 +23,10 @@ from sulina.core.log.resume import (
     ARCHIVE,
     DIRECTORY,
     GOES_ON,
+    DirectoryState,
     End,
     How,
     Stamp,
-    Standing,
     Witness,
     check_continues,
     check_joins,
@@ -34,13 +34,13 @@ from sulina.core.log.resume import (
     standing,
 )
 from sulina.errors import Corrupt, LogIncomplete, LogLocked, VersionNotRetained
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Files
 from sulina.storage.archive import Archive
 from sulina.storage.commit_log import CommitLog, put_runs
 from sulina.storage.commit_store import DirectoryCommits
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE
 from sulina.storage.files import OsFiles, read_whole, remove_tree, write_whole
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Epoch, Offset, Version
 
 STAMP_FILE = ".topic"
@@ -77,7 +77,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+class DirectoryResume:
     """A new owner makes a directory ready. Blocks."""
 
     directory: str
@@ -91,7 +91,7 @@ class Resume:
     is_adopted: bool = False
     limits: MemoryLimits | None = None
     files: Files
-    steps: Steps = no_steps
+    failpoints: FailpointHook = no_failpoints
 
     def run(self) -> Resumed:
         """Claim the archive, then see to it that the directory is there and goes on from the right place.
@@ -110,8 +110,8 @@ class Resume:
             if found in GOES_ON:
                 return Resumed(How.CONTINUED, Leftover(Fate.NOTHING))
             leftover = Leftover(Fate.NOTHING)
-            if found is not Standing.ABSENT:
-                leftover = put_away(self.directory, before, found, files=self.files, steps=self.steps)
+            if found is not DirectoryState.ABSENT:
+                leftover = put_away(self.directory, before, found, files=self.files, failpoints=self.failpoints)
         view = self.archive.view
         assert view.holder is not None
         checkpoint = None if view.is_empty else self.archive.log_checkpoint(self.limits)
@@ -120,11 +120,11 @@ class Resume:
             Stamp(topic_id=self.topic_id, holder=view.holder),
             checkpoint,
             files=self.files,
-            steps=self.steps,
+            failpoints=self.failpoints,
         )
         return Resumed(How.NEW if checkpoint is None else How.FROM_ARCHIVE, leftover)
 
-    def _standing(self, view: ArchiveView) -> Standing:
+    def _standing(self, view: ArchiveView) -> DirectoryState:
         return standing(
             exists=os.path.isdir(self.directory),
             stamp=read_stamp(self.files, self.directory),
@@ -177,7 +177,12 @@ class Resume:
 
 
 def let_go(
-    directory: str, archive: Archive, *, topic_id: str, files: Files | None = None, steps: Steps = no_steps
+    directory: str,
+    archive: Archive,
+    *,
+    topic_id: str,
+    files: Files | None = None,
+    failpoints: FailpointHook = no_failpoints,
 ) -> Leftover:
     """Remove or set aside the directory of a partition that this broker no longer owns, or never opened again.
 
@@ -192,12 +197,12 @@ def let_go(
         _clear(directory, _DISCARDED)
         stamp = read_stamp(files, directory)
         found = standing(exists=True, stamp=stamp, topic_id=topic_id, claimed_by=view.holder)
-        if found is Standing.NEWEST:
+        if found is DirectoryState.NEWEST:
             state = _commit_log(files, directory).load()
             only_here = tuple(_only_here(state, view, found))
             if only_here or state.version > view.log_version:
                 return Leftover(Fate.KEPT, directory, only_here)
-        return put_away(directory, view, found, files=files, steps=steps)
+        return put_away(directory, view, found, files=files, failpoints=failpoints)
 
 
 def set_directory_aside(files: Files, directory: str) -> Leftover:
@@ -205,12 +210,14 @@ def set_directory_aside(files: Files, directory: str) -> Leftover:
     if not os.path.isdir(directory):
         return Leftover(Fate.NOTHING)
     with locked(files, directory):
-        return put_away(directory, NOTHING_ARCHIVED, Standing.FOREIGN, files=files, steps=no_steps)
+        return put_away(directory, NOTHING_ARCHIVED, DirectoryState.FOREIGN, files=files, failpoints=no_failpoints)
 
 
-def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files, steps: Steps) -> Leftover:
+def put_away(
+    directory: str, view: ArchiveView, found: DirectoryState, *, files: Files, failpoints: FailpointHook
+) -> Leftover:
     """Remove a directory, or set it aside if it has anything that the archive has not, or is another topic's."""
-    is_ours = found is not Standing.FOREIGN
+    is_ours = found is not DirectoryState.FOREIGN
     state: LogState | None = None
     with contextlib.suppress(Corrupt):
         state = _commit_log(files, directory).load()
@@ -223,7 +230,7 @@ def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files
             write_whole(files, note, msgspec.json.encode(stamp))
         files.rename(directory, directory + _DISCARDED)
         files.sync_directory(parent)
-        steps(Step.RESUME_DISCARDED)
+        failpoints(Failpoint.RESUME_DISCARDED)
         remove_tree(directory + _DISCARDED)
         return Leftover(Fate.REMOVED)
     names = set(files.list(parent))
@@ -232,7 +239,7 @@ def put_away(directory: str, view: ArchiveView, found: Standing, *, files: Files
     aside = f"{directory}{_SET_ASIDE}-{epoch}-{number}"
     files.rename(directory, aside)
     files.sync_directory(parent)
-    steps(Step.RESUME_SET_ASIDE)
+    failpoints(Failpoint.RESUME_SET_ASIDE)
     return Leftover(Fate.SET_ASIDE, aside, only_here)
 
 
@@ -249,18 +256,20 @@ def directory_end(files: Files, directory: str) -> End:
     return End(state.next_offset, state.version, state.epoch)
 
 
-def _only_here(state: LogState, view: ArchiveView, found: Standing) -> list[tuple[Offset, Offset]]:
+def _only_here(state: LogState, view: ArchiveView, found: DirectoryState) -> list[tuple[Offset, Offset]]:
     """Find the offsets of a directory that the archive does not have."""
     ranges = [(segment.base, segment.next_offset, segment.epoch) for segment in state.segments]
-    if found is Standing.FOREIGN:
+    if found is DirectoryState.FOREIGN:
         return missing(ranges, (), Offset(0))
-    if found is Standing.OVERTAKEN:
+    if found is DirectoryState.OVERTAKEN:
         # The newest epoch in the archive is another directory's: records of that epoch here are not those there.
         return missing(ranges, [one for one in view.slices if one.epoch != view.epoch], view.start_offset)
     return missing(ranges, view.slices, view.start_offset)
 
 
-def seed(directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: Files, steps: Steps) -> None:
+def seed(
+    directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: Files, failpoints: FailpointHook
+) -> None:
     """Begin a directory that goes on from `checkpoint`, or at offset 0. There must be none."""
     new = directory + _NEW
     files.make_directory(f"{new}/{COMMITS_DIRECTORY}")
@@ -269,11 +278,11 @@ def seed(directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: 
         put_runs(commits, checkpoint.txn_runs)
         commits.put_if_absent(checkpoint_name(checkpoint.version), encode(checkpoint))
     _write_stamp(files, new, stamp)
-    steps(Step.RESUME_SEEDED)
+    failpoints(Failpoint.RESUME_SEEDED)
     files.rename(new, directory)
-    steps(Step.RESUME_RENAMED)
+    failpoints(Failpoint.RESUME_RENAMED)
     files.sync_directory(os.path.dirname(directory))
-    steps(Step.RESUME_DURABLE)
+    failpoints(Failpoint.RESUME_DURABLE)
 
 
 def _clear(directory: str, *ends: str) -> None:

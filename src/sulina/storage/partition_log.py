@@ -15,11 +15,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
+from sulina.byte_budget import ByteBudget
 from sulina.clock import SystemClock
 from sulina.core.log.commit import Checkpoint, Commit, Remove
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import Appended, View
-from sulina.core.log.plan import Request
+from sulina.core.log.plan import Append
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.retention import Retention
 from sulina.core.records.batch import check_records, is_quickly_checked, split
 from sulina.errors import (
@@ -29,15 +31,14 @@ from sulina.errors import (
     InvalidInput,
     LogClosed,
     LogStopped,
-    QueueFull,
 )
+from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.ports import Bytes, Clock, Files
-from sulina.storage.directory_log import READ_BYTES, Append, DirectoryLog, LogMetrics, LogOptions, Slice
+from sulina.storage.directory_log import READ_BYTES, DirectoryLog, LogMetrics, LogOptions, Slice
 from sulina.storage.files import OsFiles
-from sulina.storage.gate import ByteGate
-from sulina.storage.steps import Steps, no_steps
 from sulina.storage.waiters import ViewWaiters
 from sulina.types import Epoch, Offset, Version
+from sulina.waiting import wait_or_timeout
 
 Result = TypeVar("Result")
 
@@ -64,8 +65,8 @@ class _Waiting:
     append: Append | None = None
     call: Callable[[], Any] | None = None
     is_unchecked: bool = False  # its records have yet to be looked at
-    is_settled: bool = False
-    settled: asyncio.Future[None] | None = None  # for whoever was cancelled, and must wait all the same
+    is_finished: bool = False  # it was written, or failed
+    finished: asyncio.Future[None] | None = None  # for an append that was cancelled, and must wait all the same
 
 
 class PartitionLog:
@@ -82,15 +83,16 @@ class PartitionLog:
         self._closing = asyncio.Event()
         self._closed: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
-        self._lock = threading.Lock()  # for the three below
+        self._lock = threading.Lock()  # for the queue, and who writes
         self._queue: deque[_Waiting] = deque()
+        self._group: list[_Waiting] = []  # being written
         self._is_writing = False
         self._idle: list[asyncio.Future[None]] = []
-        self._waiting_bytes = 0
+        self._budget = ByteBudget(log.options.waiting_bytes_max, parent=log.options.node_budget)  # of what waits
         self._waiting_txns = 0
         self._round_seconds = 0.0  # that the last group took
-        self._gathering_since = 0.0
-        self._gathered = self._quiet_turns = 0  # who wait; turns of the loop in which nobody came
+        self._gathering_since: float | None = None  # when the next group was begun
+        self._gathered = self._quiet_turns = 0  # appends that wait; turns of the loop in which none came
         self._waiters = ViewWaiters()
         self._answer = answer
         self.watchers: set[Callable[[], None]] = set()  # called on the loop when a group has been settled
@@ -105,7 +107,7 @@ class PartitionLog:
         clock: Clock | None = None,
         threads: "LogThreads | None" = None,
         metrics: LogMetrics | None = None,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
         answer: Answer = answer_at_once,
     ) -> Self:
         """Recover the log in `directory`, or start one. LogLocked, StaleEpoch, CorruptCommit, CorruptLog.
@@ -122,7 +124,7 @@ class PartitionLog:
             options=options,
             metrics=metrics,
             stager=threads.stagers,
-            steps=steps,
+            failpoints=failpoints,
         )
         opening = asyncio.get_running_loop().run_in_executor(threads.writers, log.open)
         try:
@@ -180,7 +182,7 @@ class PartitionLog:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing waits to be written."""
-        return not (self._waiting_bytes or self._is_writing)
+        return not (self._budget.used_bytes or self._is_writing)
 
     @property
     def view(self) -> View:
@@ -189,8 +191,23 @@ class PartitionLog:
 
     @property
     def epoch(self) -> Epoch:
-        """That it writes with."""
+        """Owner epoch that is stamped on appended batches."""
         return self._log.epoch
+
+    @property
+    def end_offset(self) -> Offset:
+        """Offset at which the log ends on disk."""
+        return self._log.view.next_offset
+
+    @property
+    def is_ack_archived(self) -> bool:
+        """Whether appends are acknowledged when the archive has them: this log has none."""
+        return False
+
+    @property
+    def archived_offset(self) -> Offset | None:
+        """Offset at which the archive ends: this log has none."""
+        return None
 
     @property
     def epochs(self) -> EpochHistory:
@@ -224,95 +241,83 @@ class PartitionLog:
     def reconfigure(self, options: LogOptions) -> None:
         """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened."""
         self._log.reconfigure(options)
+        self._budget.bytes_max = options.waiting_bytes_max
 
     # Appending
 
     async def append(
         self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
     ) -> Appended:
-        """Append one or more batches that lie end to end, all or none.
+        """Append one or more batches that lie end to end, all or none; return when they are durable.
 
-        A known `txn_id`, or batches that their producer has sent before, get the answer of the first time.
-        InvalidInput, Conflict, QueueFull, LogStopped, LogClosed.
+        A known `txn_id`, or batches that their producer has sent before, get the answer of the first time. When it is
+        cancelled, `data` may be changed again once it has returned.
+
+        Raises:
+            InvalidInput, Conflict, QueueFull, LogStopped, LogClosed: nothing was appended.
         """
-        waiting = self._submit(data, txn_id, expected_version)
+        future = self.append_nowait(PublishRequest(data, txn_id=txn_id, expected_version=expected_version))
         try:
-            answer: Appended = await waiting.future
+            return await future
         except asyncio.CancelledError:
-            await self._withdraw(waiting)
+            await self._withdraw(future)
             raise
-        return answer
 
-    def append_nowait(
-        self,
-        data: Bytes,
-        *,
-        txn_id: str | None = None,
-        expected_version: Version | None = None,
-        is_own: bool = False,
-        may_skip: bool = False,
-    ) -> asyncio.Future[Appended]:
-        """As `append`, for whoever has no time to wait: what is refused at once raises here, the rest is the future's.
+    def append_nowait(self, request: PublishRequest) -> asyncio.Future[Appended]:
+        """Take a request into the next group; the future is done when it is durable, or has failed.
 
-        `data` must not change until the future is done, also if that is cancelled. `is_own`: this process has just
-        encoded it, so there is nothing to check but its size. `may_skip`: its producer leaves out sequences that were
-        refused.
+        Its data must not change until the future is done, also if that is cancelled.
+
+        Raises:
+            InvalidInput, QueueFull, LogClosed: it was refused at once.
         """
-        return self._submit(data, txn_id, expected_version, is_own=is_own, may_skip=may_skip).future
-
-    def _submit(
-        self,
-        data: Bytes,
-        txn_id: str | None,
-        expected_version: Version | None,
-        *,
-        is_own: bool = False,
-        may_skip: bool = False,
-    ) -> _Waiting:
         if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
+        data, txn_id, options = request.data, request.txn_id, self._log.options
         if txn_id is not None:
             _check_txn_id(txn_id)
-        size, limit = len(data), self._log.options.waiting_bytes_max
-        if size > limit:
-            raise BatchTooLarge(size_bytes=size, limit_bytes=limit)
-        if self._waiting_bytes + size > limit:
-            raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=limit)
-        limits = self._log.options.batches
-        batches = split(data, limits, check_crc=not is_own)
-        if not batches:
-            raise InvalidBatch("there is no record batch to append")
-        is_unchecked = not is_own and not is_quickly_checked(batches)
-        if not is_own and not is_unchecked:
-            check_records(data, batches, limits)
-        if txn_id is not None:
-            # Here, where the order is made: what is refused later would be passed by those who wait behind it.
-            self._log.check_txn_room(txn_id, self._waiting_txns)
-            self._waiting_txns += 1
-        append = Append(Request(batches, txn_id, expected_version, may_skip), memoryview(data))
-        self._waiting_bytes += size
-        waiting = _Waiting(self._loop.create_future(), append=append, is_unchecked=is_unchecked)
-        self._enqueue(waiting)
-        return waiting
+        size = len(data)
+        if size > options.waiting_bytes_max:
+            raise BatchTooLarge(size_bytes=size, limit_bytes=options.waiting_bytes_max)
+        if not self._budget.try_acquire(size):
+            raise self._budget.refusal(size)
+        try:
+            batches = split(data, options.batches, check_crc=not request.is_trusted)
+            if not batches:
+                raise InvalidBatch("there is no record batch to append")
+            is_unchecked = not request.is_trusted and not is_quickly_checked(batches)
+            if not request.is_trusted and not is_unchecked:
+                check_records(data, batches, options.batches)
+            if txn_id is not None:
+                # Here, where the order is made: what is refused later would be passed by those who wait behind it.
+                self._log.check_txn_room(txn_id, self._waiting_txns)
+        except BaseException:
+            self._budget.release(size)
+            raise
+        self._waiting_txns += txn_id is not None
+        waiting = _Waiting(self._loop.create_future(), append=Append(request, batches), is_unchecked=is_unchecked)
+        return self._enqueue(waiting)
 
-    async def _withdraw(self, waiting: _Waiting) -> None:
-        """Whoever appended has been cancelled: after this its buffer is its own again."""
+    async def _withdraw(self, future: asyncio.Future[Appended]) -> None:
+        """Take back an append that was cancelled; return when the writer does not look at its bytes any more."""
         with self._lock:
-            if waiting in self._queue:
+            waiting = next((each for each in self._queue if each.future is future), None)
+            if waiting is not None:
                 self._queue.remove(waiting)
-                assert waiting.append is not None
-                self._count_out(waiting.append)
+                self._count_out(waiting)
                 return
-        # Being written: its bytes must not change under the writer's hands.
-        while not waiting.is_settled:
-            waiting.settled = self._loop.create_future()
+            waiting = next((each for each in self._group if each.future is future), None)
+        while waiting is not None and not waiting.is_finished:
+            waiting.finished = self._loop.create_future()
             with contextlib.suppress(asyncio.CancelledError):
-                await waiting.settled
+                await waiting.finished
 
-    def _count_out(self, append: Append) -> None:
-        """It waits no more."""
-        self._waiting_bytes -= len(append.data)
-        self._waiting_txns -= append.request.txn_id is not None
+    def _count_out(self, waiting: _Waiting) -> None:
+        """Release the bytes of an append that waits no more."""
+        if waiting.append is not None:
+            request = waiting.append.request
+            self._budget.release(len(request.data))
+            self._waiting_txns -= request.txn_id is not None
 
     def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> "Transaction":
         """Start a transaction at the version that readers see now. Nothing is written before its commit."""
@@ -356,97 +361,46 @@ class PartitionLog:
             self._queue.append(waiting)
             is_writing, self._is_writing = self._is_writing, True
         if not is_writing:
-            self._gather()
+            self._loop.call_soon(self._gather)
         return waiting.future
 
     # Between two groups, on the loop
 
     def _gather(self) -> None:
-        """Begin a group. Those who are about to append in these turns of the loop join it."""
-        self._gathering_since, self._gathered, self._quiet_turns = self._loop.time(), 0, 0
-        self._loop.call_soon(self._next_group_or_wait)
-
-    def _next_group_or_wait(self) -> None:
+        """Have the next group written, once those have joined it who append in these turns of the loop."""
         with self._lock:
             waiting = len(self._queue)
             if not waiting:
                 self._is_writing = False
         if not waiting:
+            self._gathering_since = None
             self._tell_idle()
             return
+        now = self._loop.time()
+        if self._gathering_since is None:
+            self._gathering_since, self._gathered, self._quiet_turns = now, 0, 0
         # While they keep coming, a larger group serves all of them sooner: it shares one commit, and the writer does
         # not take turns with the loop meanwhile. It waits no longer than the last group took.
         is_growing = waiting > self._gathered
         self._quiet_turns = 0 if is_growing else self._quiet_turns + 1
         self._gathered = waiting
-        lingered = self._loop.time() - self._gathering_since
+        lingered = now - self._gathering_since
         if self._quiet_turns < QUIET_TURNS and lingered < min(self._round_seconds, LINGER_SECONDS_MAX):
-            self._loop.call_soon(self._next_group_or_wait)
+            self._loop.call_soon(self._gather)
         else:
-            self._threads.writers.submit(self._write_round)
+            self._gathering_since = None
+            self._threads.writers.submit(self._write_group)
 
-    def _finish_round(self, group: list[_Waiting], answers: list[Any], seconds: float) -> None:
-        self._round_seconds = seconds
-        self._settle(group, answers)
-        self._gather()
-
-    # The writer's thread
-
-    def _write_round(self) -> None:
-        started = self._clock.monotonic()
-        with self._lock:
-            group = self._next_group()
-        answers = self._write(group) if group else []  # whoever waited may have been cancelled
-        seconds = self._clock.monotonic() - started
-        self._loop.call_soon_threadsafe(self._finish_round, group, answers, seconds)
-
-    def _next_group(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
-        size = 0
-        while self._queue:
-            following = self._queue[0]
-            if following.append is None:
-                return group or [self._queue.popleft()]
-            size += len(following.append.data)
-            if group and size > self._log.options.group_bytes_max:
-                break
-            group.append(self._queue.popleft())
-        return group
-
-    def _write(self, group: list[_Waiting]) -> list[Any]:
-        """The answer to each, or its error."""
-        try:
-            if group[0].call is not None:
-                return [group[0].call()]
-            refused = [self._refusal(waiting) for waiting in group]
-            appends = [w.append for w, error in zip(group, refused, strict=True) if w.append is not None and not error]
-            answers = iter(self._log.append(appends))
-            return [error or next(answers) for error in refused]
-        except Exception as error:  # noqa: BLE001
-            # Whatever it is, it belongs to whoever asked: the thread must not end with their futures open.
-            return [error for _ in group]
-
-    def _refusal(self, waiting: _Waiting) -> InvalidInput | None:
-        """What is wrong with records that would have taken too long to check on the loop."""
-        if waiting.append is None or not waiting.is_unchecked:
-            return None
-        try:
-            check_records(waiting.append.data, waiting.append.request.batches, self._log.options.batches)
-        except InvalidInput as error:
-            return error
-        return None
-
-    # Back on the loop
-
-    def _settle(self, group: list[_Waiting], answers: list[Any]) -> None:
+    def _finish_group(self, group: list[_Waiting], answers: list[Any], seconds: float) -> None:
+        """Answer those whose appends were written, and go on with the next group."""
+        self._round_seconds, self._group = seconds, []
         for waiting, answer in zip(group, answers, strict=True):
-            if waiting.append is not None:
-                self._count_out(waiting.append)
-            waiting.is_settled = True
-            if waiting.settled is not None and not waiting.settled.done():
-                waiting.settled.set_result(None)
+            self._count_out(waiting)
+            waiting.is_finished = True
+            if waiting.finished is not None and not waiting.finished.done():
+                waiting.finished.set_result(None)
             if waiting.future.done():
-                continue  # whoever asked was cancelled
+                continue  # it was cancelled
             if isinstance(answer, Exception):
                 waiting.future.set_exception(answer)
             elif waiting.append is not None:
@@ -456,7 +410,54 @@ class PartitionLog:
         self._waiters.wake(self.view)
         for watcher in self.watchers:
             watcher()
-        self._start_checkpoint()
+        if self._log.is_checkpoint_due:
+            self._start_checkpoint()
+        self._loop.call_soon(self._gather)
+
+    # The writer's thread
+
+    def _write_group(self) -> None:
+        """Write the next group, and let the loop finish it."""
+        started = self._clock.monotonic()
+        with self._lock:
+            group = self._group = self._next_group()  # empty if all that waited was cancelled
+        try:
+            if group and group[0].call is not None:
+                answers = [group[0].call()]
+            else:
+                refused = [self._refusal(waiting) if waiting.is_unchecked else None for waiting in group]
+                appends = [w.append for w, error in zip(group, refused, strict=True) if w.append and error is None]
+                written = iter(self._log.append(appends) if appends else ())
+                answers = [error or next(written) for error in refused]
+        except Exception as error:  # noqa: BLE001
+            # Each caller is told: the thread must not end with their futures open.
+            answers = [error for _ in group]
+        seconds = self._clock.monotonic() - started
+        self._loop.call_soon_threadsafe(self._finish_group, group, answers, seconds)
+
+    def _next_group(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        size = 0
+        while self._queue:
+            following = self._queue[0]
+            if following.append is None:
+                return group or [self._queue.popleft()]
+            size += len(following.append.request.data)
+            if group and size > self._log.options.group_bytes_max:
+                break
+            group.append(self._queue.popleft())
+        return group
+
+    def _refusal(self, waiting: _Waiting) -> InvalidInput | None:
+        """Check records that would have taken too long to check on the loop; return what is wrong with them."""
+        assert waiting.append is not None
+        try:
+            check_records(waiting.append.request.data, waiting.append.batches, self._log.options.batches)
+        except InvalidInput as error:
+            return error
+        return None
+
+    # Back on the loop
 
     def _start_checkpoint(self) -> None:
         if self._log.is_checkpoint_due and (self._checkpointing is None or self._checkpointing.done()):
@@ -468,9 +469,7 @@ class PartitionLog:
             seconds = await self._loop.run_in_executor(threads, self._write_checkpoint)
             # Its syncs slow down those of the commits, so a busy log rests from it. What became due meanwhile is
             # written after the rest, the newest only.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHECKPOINT_REST * seconds):
-                    await self._closing.wait()
+            await wait_or_timeout(self._closing, CHECKPOINT_REST * seconds)
 
     def _write_checkpoint(self) -> float:
         """Write the checkpoint that is due; return how many seconds it took."""
@@ -542,7 +541,7 @@ class LogThreads:
     # For archives, apart from the others: an object store may take seconds to answer.
     archive_writers: Executor | None = None
     archive_readers: Executor | None = None
-    archive_gate: ByteGate | None = None  # what is on its way to archives
+    archive_gate: ByteBudget | None = None  # what is on its way to archives
     # Apart from the writers: slow checkpoints of many logs must not keep appends waiting. None: the writers write them.
     checkpointers: Executor | None = None
 
@@ -559,7 +558,7 @@ class LogThreads:
             threads(writers, "stage"),
             threads(archivers, "archive") if archivers else None,
             threads(archivers, "recall") if archivers else None,
-            ByteGate(ARCHIVING_BYTES_MAX) if archivers else None,
+            ByteBudget(ARCHIVING_BYTES_MAX) if archivers else None,
             threads(max(1, writers // 2), "checkpoint"),
         )
 

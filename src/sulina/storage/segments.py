@@ -29,8 +29,8 @@ from sulina.core.log.segment import (
 from sulina.core.log.stored import StoredRun, checked_run, max_timestamp_at, size_at, stored_batches
 from sulina.core.records.batch import HEADER_BYTES
 from sulina.errors import CorruptSegment
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Bytes, File, Files
-from sulina.storage.steps import Step, Steps, no_steps
 from sulina.types import Offset
 
 INDEXES_CACHED_MAX = 8
@@ -62,7 +62,7 @@ class PlacedBatch(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Written:
+class _UncommittedBatches:
     """Batches that wait for their commit."""
 
     segment: _Active
@@ -71,7 +71,7 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredBatches:
     """Whole batches as they are stored, and the offsets they cover."""
 
     data: memoryview
@@ -89,16 +89,16 @@ class Segments:
         *,
         limits: SegmentLimits,
         spares_max: int = 0,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self.directory = directory
         self._files = files
         self._limits = limits
         self._spares_max = spares_max
         self._spares: list[str] = []
-        self._steps = steps
+        self._reach = failpoints
         self._active: _Active | None = None
-        self._written: list[_Written] = []
+        self._written: list[_UncommittedBatches] = []
         self._lock = threading.Lock()  # for the three below
         self._doubted: set[Offset] = set()  # segments whose index was rebuilt because of damage
         self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
@@ -122,7 +122,7 @@ class Segments:
             # In between the log knows every file; one that it does not know is not ours to delete.
             elif name.endswith(_ASIDE) or (base is not None and base not in known and not start <= base < end):
                 self._files.remove(self.path(name))
-                self._steps(Step.OPEN_ORPHAN_REMOVED)
+                self._reach(Failpoint.OPEN_ORPHAN_REMOVED)
         while len(self._spares) > self._spares_max:
             self._files.remove(self.path(self._spares.pop()))
         if not segments or segments[-1].sealed:
@@ -138,7 +138,7 @@ class Segments:
         try:
             if file.size() > newest.size:
                 file.truncate(newest.size)
-                self._steps(Step.OPEN_TRUNCATED)
+                self._reach(Failpoint.OPEN_TRUNCATED)
             index, damage = self._load_index(newest)
             if damage is not None:
                 file.close()
@@ -160,26 +160,26 @@ class Segments:
             is_new = active is None or active.base != base
             segment = self._create(base) if active is None or is_new else active
             placed = list(run)
-            self._written.append(_Written(segment, is_new, placed))
+            self._written.append(_UncommittedBatches(segment, is_new, placed))
             segment.file.write(placed[0].position, [part for batch in placed for part in batch.parts])
-        self._steps(Step.APPEND_WRITTEN)
+        self._reach(Failpoint.APPEND_WRITTEN)
         for written in self._written:
             written.segment.file.sync()
-        self._steps(Step.APPEND_SYNCED)
+        self._reach(Failpoint.APPEND_SYNCED)
         if any(written.is_new for written in self._written):
             self._files.sync_directory(self.directory)
-            self._steps(Step.APPEND_DIRECTORY_SYNCED)
+            self._reach(Failpoint.APPEND_DIRECTORY_SYNCED)
 
     def _create(self, base: Offset) -> _Active:
         path = self.path(segment_name(base))
         index = SparseIndex(self._limits.index_interval_bytes)
         if not self._spares:
             file = self._files.create(path)
-            self._steps(Step.ROLL_CREATED)
+            self._reach(Failpoint.ROLL_CREATED)
             return _Active(base, file, index)
         # Its blocks are allocated: syncing it is several times faster than syncing a file that grows.
         self._files.rename(self.path(self._spares.pop()), path)
-        self._steps(Step.ROLL_RECYCLED)
+        self._reach(Failpoint.ROLL_RECYCLED)
         return _Active(base, self._files.open(path), index)
 
     def confirm(self) -> None:
@@ -190,9 +190,9 @@ class Segments:
             self._active = written.segment
             self._index(written)
         self._written.clear()
-        self._steps(Step.APPEND_INDEXED)
+        self._reach(Failpoint.APPEND_INDEXED)
 
-    def _index(self, written: _Written) -> None:
+    def _index(self, written: _UncommittedBatches) -> None:
         segment = written.segment
         if segment.index_file is None:
             path = self.path(index_name(segment.base))
@@ -209,17 +209,17 @@ class Segments:
 
     def rewind(self, segments: Sequence[SegmentRef]) -> None:
         """What was written lost its commit: take it back, and touch nothing that the log refers to."""
-        self._steps(Step.ABORT_STARTED)
+        self._reach(Failpoint.ABORT_STARTED)
         committed = {segment.base: segment.size for segment in segments}
         for written in self._written:
             size = committed.get(written.segment.base)
             if size is not None:
                 written.segment.file.truncate(size)
-                self._steps(Step.ABORT_TRUNCATED)
+                self._reach(Failpoint.ABORT_TRUNCATED)
             else:
                 written.segment.file.close()
                 self._files.remove(self.path(segment_name(written.segment.base)))
-                self._steps(Step.ABORT_REMOVED)
+                self._reach(Failpoint.ABORT_REMOVED)
         self._written.clear()
         newest = segments[-1] if segments else None
         if self._active is not None and (newest is None or newest.sealed or newest.base != self._active.base):
@@ -237,7 +237,7 @@ class Segments:
                     active.index_file.close()
             with self._lock:
                 self._remember(segment_name(active.base), active.index)
-            self._steps(Step.ROLL_SEALED)
+            self._reach(Failpoint.ROLL_SEALED)
 
     def remove(self, removals: Sequence[Remove]) -> None:
         """The log no longer refers to these segments: recycle or delete their files."""
@@ -249,10 +249,10 @@ class Segments:
                     spare = _SPARE + removal.segment
                     self._files.rename(path, self.path(spare))
                     self._spares.append(spare)
-                    self._steps(Step.REMOVE_SPARED)
+                    self._reach(Failpoint.REMOVE_SPARED)
                 else:
                     self._files.remove(path)
-                    self._steps(Step.REMOVE_DELETED)
+                    self._reach(Failpoint.REMOVE_DELETED)
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(self.path(index_name(removal.offset_start)))
             with self._lock:
@@ -271,7 +271,7 @@ class Segments:
 
     # Reading
 
-    def read(self, segment: SegmentRef, offset: Offset, *, end: Offset, max_bytes: int) -> Found:
+    def read(self, segment: SegmentRef, offset: Offset, *, end: Offset, max_bytes: int) -> StoredBatches:
         """Batches from the one that holds `offset` on: as many as fit, at least one, none from `end` on."""
         try:
             return self._read(segment, self._position_of(segment, offset), offset, end, max_bytes)
@@ -294,7 +294,7 @@ class Segments:
 
     def _read(
         self, segment: SegmentRef, floor: tuple[int, Offset], offset: Offset, end: Offset, max_bytes: int
-    ) -> Found:
+    ) -> StoredBatches:
         position, first = floor if floor[1] >= 0 else (0, segment.base)
         path = self.path(segment.name)
         passing = self._limits.index_interval_bytes if first < offset else 0
@@ -318,7 +318,7 @@ class Segments:
                     self._positions[segment.base, run.end_offset] = position + passed
                     while len(self._positions) > POSITIONS_KEPT_MAX:
                         self._positions.popitem(last=False)
-                return Found(data[run.start : run.end], run.base_offset, run.end_offset)
+                return StoredBatches(data[run.start : run.end], run.base_offset, run.end_offset)
             # The batch that is wanted is not whole: read it alone, as far as it says it reaches.
             position, left, rest = position + passed, left - passed, len(data) - passed
             size = size_at(data, passed) if rest >= HEADER_BYTES else HEADER_BYTES

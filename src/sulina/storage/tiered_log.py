@@ -19,6 +19,7 @@ from sulina.core.log.archive import ArchiveView
 from sulina.core.log.commit import Commit, Remove
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import Appended, View
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.resume import End as Drained
 from sulina.core.log.resume import Witness
 from sulina.core.log.retention import Retention, expired
@@ -33,14 +34,14 @@ from sulina.errors import (
     StaleEpoch,
     VersionNotRetained,
 )
+from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.ports import Bytes, Clock, Files
 from sulina.storage.acks import Acks, always
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import READ_BYTES, LogMetrics, LogOptions, Slice
 from sulina.storage.files import OsFiles
-from sulina.storage.leftovers import Resume, Resumed
+from sulina.storage.leftovers import DirectoryResume, Resumed
 from sulina.storage.partition_log import LogThreads, PartitionLog, Transaction
-from sulina.storage.steps import Steps, no_steps
 from sulina.storage.uploader import ArchiveHooks, Archiving, NoHooks, Uploader
 from sulina.storage.waiters import ViewWaiters
 from sulina.types import Epoch, Offset, Version
@@ -114,7 +115,7 @@ class TieredLog:
         threads: LogThreads | None = None,
         metrics: LogMetrics | None = None,
         hooks: ArchiveHooks | None = None,
-        steps: Steps = no_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> Self:
         """Claim the archive with `epoch`, then go on from the directory or from the archive.
 
@@ -130,7 +131,7 @@ class TieredLog:
         threads = threads or LogThreads.of(writers=2, readers=2, archivers=4)
         options = replace(options or LogOptions(), epoch=epoch, broker_id=broker_id)
         archiving = archiving or Archiving()
-        resume = Resume(
+        resume = DirectoryResume(
             directory=directory,
             archive=archive,
             topic_id=topic_id,
@@ -142,7 +143,7 @@ class TieredLog:
             is_adopted=is_adopted,
             limits=options.memory,
             files=files,
-            steps=steps,
+            failpoints=failpoints,
         )
         acks = Acks(broker_id, may_ack, clock, waits=archiving.ack_archived)
         try:
@@ -154,7 +155,7 @@ class TieredLog:
                 clock=clock,
                 threads=threads,
                 metrics=metrics,
-                steps=steps,
+                failpoints=failpoints,
                 answer=acks.answer,
             )
             tiered = cls(log, archive, acks, resumed, options, threads, clock, hooks or NoHooks(), archiving)
@@ -244,6 +245,11 @@ class TieredLog:
         return self._uploader.settings.ack_archived
 
     @property
+    def archived_offset(self) -> Offset | None:
+        """Offset at which the archive ends."""
+        return self._archive.view.next_offset
+
+    @property
     def archived(self) -> ArchiveView:
         """What the archive has."""
         return self._archive.view
@@ -325,25 +331,20 @@ class TieredLog:
         self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
     ) -> Appended:
         """As `PartitionLog.append`; and ArchiveFailed, LeaseExpired: then the outcome is unknown."""
-        self._check_room(len(data))
+        self._check_backlog(len(data))
         return await self._log.append(data, txn_id=txn_id, expected_version=expected_version)
 
-    def append_nowait(
-        self,
-        data: Bytes,
-        *,
-        txn_id: str | None = None,
-        expected_version: Version | None = None,
-        is_own: bool = False,
-        may_skip: bool = False,
-    ) -> asyncio.Future[Appended]:
-        """As `PartitionLog.append_nowait`."""
-        self._check_room(len(data))
-        return self._log.append_nowait(
-            data, txn_id=txn_id, expected_version=expected_version, is_own=is_own, may_skip=may_skip
-        )
+    def append_nowait(self, request: PublishRequest) -> asyncio.Future[Appended]:
+        """Take a request as `PartitionLog.append_nowait` does; the future is done when the archive has it, if it must.
 
-    def _check_room(self, size: int) -> None:
+        Raises:
+            InvalidInput, QueueFull, LogClosed: it was refused at once.
+        """
+        self._check_backlog(len(request.data))
+        return self._log.append_nowait(request)
+
+    def _check_backlog(self, size: int) -> None:
+        """Raise QueueFull where acks wait for the archive, and it is too far behind."""
         if self._closed is not None:
             raise LogClosed(path=self._log.directory_log.directory)
         if self._uploader.settings.ack_archived:

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol, TypeVar
 
+from sulina.byte_budget import ByteBudget
+from sulina.core.backoff import doubled
 from sulina.core.log.archive import SLICE_BYTES_MAX, is_state_due
 from sulina.core.log.commit import Checkpoint, SegmentRef
 from sulina.errors import LogClosed, StaleEpoch, VersionConflict
 from sulina.ports import Clock
 from sulina.storage.archive import Archive
-from sulina.storage.gate import ByteGate
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.slicing import needs_state, next_slice
 from sulina.types import Version
+from sulina.waiting import wait_or_timeout
 
 Result = TypeVar("Result")
 
@@ -90,7 +92,7 @@ class Uploader:
         settings: Archiving,
         clock: Clock,
         threads: Executor | None,
-        gate: ByteGate | None,
+        gate: ByteBudget | None,
         hooks: ArchiveHooks,
         on_progress: Callable[[], None],
         on_failure: Callable[[Exception], None],
@@ -100,7 +102,7 @@ class Uploader:
         self._archive = archive
         self._clock = clock
         self._threads = threads
-        self._gate = gate or ByteGate(2 * SLICE_BYTES_MAX)
+        self._gate = gate or ByteBudget(2 * SLICE_BYTES_MAX)
         self._hooks = hooks
         self._on_progress = on_progress
         self._on_failure = on_failure
@@ -178,19 +180,20 @@ class Uploader:
     # Uploading
 
     async def _run(self) -> None:
-        backoff = 0.0
+        failures = 0
         while True:
             self._wake.clear()
             self._progress()
             due = self._due_in()
-            if backoff or due is None or due > 0:
-                await self._sleep(backoff or due, wakes=not backoff)
-                if not backoff:
-                    continue
+            if failures:
+                await asyncio.sleep(doubled(BACKOFF_SECONDS, BACKOFF_SECONDS_MAX, failures - 1))
+            elif due is None or due > 0:
+                await wait_or_timeout(self._wake, due)
+                continue
             try:
                 async with self._turn:
                     await self._upload_what_waits()
-                backoff = 0.0
+                failures = 0
                 self._tidy()
             except StaleEpoch as error:
                 self.fail(error)
@@ -199,17 +202,7 @@ class Uploader:
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is, the log must get into its archive
                 self.fail(error)
-                backoff = min(max(2 * backoff, BACKOFF_SECONDS), BACKOFF_SECONDS_MAX)
-
-    async def _sleep(self, seconds: float | None, *, wakes: bool) -> None:
-        if not wakes:
-            await asyncio.sleep(seconds or 0.0)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+                failures += 1
 
     def fail(self, error: Exception) -> None:
         """Tell of an attempt that failed."""

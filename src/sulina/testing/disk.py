@@ -33,7 +33,7 @@ _WRITE_FATES = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.25), (0.1, 0.3), (0.9, 0.05), (0
 _NAME_SHARES_KEPT = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
-class _Write(NamedTuple):
+class _UnsyncedWrite(NamedTuple):
     position: int
     data: bytes  # never empty
 
@@ -48,12 +48,12 @@ class Inode:
 
     contents: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[_Write | _Truncate] = field(default_factory=list)
+    unsynced: list[_UnsyncedWrite | _Truncate] = field(default_factory=list)
     shared: bool = False  # with another image, or with each other: copy both before a change
 
     def write(self, position: int, data: bytes) -> None:
         if data:
-            self._change(_Write(position, data))
+            self._change(_UnsyncedWrite(position, data))
 
     def truncate(self, size_bytes: int) -> None:
         self._change(_Truncate(size_bytes))
@@ -72,10 +72,10 @@ class Inode:
         if position < len(self.durable):
             self.durable[position] ^= mask
         for index, change in enumerate(self.unsynced):
-            if isinstance(change, _Write) and 0 <= position - change.position < len(change.data):
+            if isinstance(change, _UnsyncedWrite) and 0 <= position - change.position < len(change.data):
                 data = bytearray(change.data)
                 data[position - change.position] ^= mask
-                self.unsynced[index] = _Write(change.position, bytes(data))
+                self.unsynced[index] = _UnsyncedWrite(change.position, bytes(data))
 
     def copy(self) -> "Inode":
         self.shared = True
@@ -91,11 +91,11 @@ class Inode:
             fate = rng.random()
             if fate < kept:
                 _apply(image, change)
-            elif fate < kept + torn and isinstance(change, _Write):
+            elif fate < kept + torn and isinstance(change, _UnsyncedWrite):
                 _apply_torn(image, change, rng)
         return Inode(image, image, shared=True)
 
-    def _change(self, change: _Write | _Truncate) -> None:
+    def _change(self, change: _UnsyncedWrite | _Truncate) -> None:
         self._unshare()
         _apply(self.contents, change)
         self.unsynced.append(change)
@@ -106,7 +106,7 @@ class Inode:
             self.shared = False
 
 
-def _apply(image: bytearray, change: _Write | _Truncate) -> None:
+def _apply(image: bytearray, change: _UnsyncedWrite | _Truncate) -> None:
     if isinstance(change, _Truncate):
         _resize(image, change.size_bytes)
         return
@@ -116,17 +116,17 @@ def _apply(image: bytearray, change: _Write | _Truncate) -> None:
     image[position : position + len(data)] = data
 
 
-def _apply_torn(image: bytearray, write: _Write, rng: random.Random) -> None:
+def _apply_torn(image: bytearray, write: _UnsyncedWrite, rng: random.Random) -> None:
     position, data = write
     end = position + len(data)
     shape = rng.randrange(3)  # 0: no data at all
     if shape == 1 and (prefix := data[: rng.randrange(len(data))]):
-        _apply(image, _Write(position, prefix))
+        _apply(image, _UnsyncedWrite(position, prefix))
     elif shape == 2:
         for sector in range(position // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1):
             if rng.getrandbits(1):
                 low, high = max(position, sector * SECTOR_BYTES), min(end, (sector + 1) * SECTOR_BYTES)
-                _apply(image, _Write(low, data[low - position : high - position]))
+                _apply(image, _UnsyncedWrite(low, data[low - position : high - position]))
     if end > len(image) and rng.getrandbits(1):
         _resize(image, end)  # the size arrived without the data
 

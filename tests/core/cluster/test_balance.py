@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sulina.core.cluster.balance import Load, Move, Waiting, is_uneven, plan_moves, spread
+from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition, is_uneven, plan_moves, spread
 from sulina.types import PartitionName, TopicName
 
 TOPIC = TopicName("default", "orders")
@@ -29,7 +29,7 @@ def placed(some: list[int]) -> dict[str, list[PartitionName]]:
     return by_broker
 
 
-def moved(by_broker: dict[str, list[PartitionName]], moves: list[Move]) -> dict[str, list[PartitionName]]:
+def moved(by_broker: dict[str, list[PartitionName]], moves: list[PlannedMove]) -> dict[str, list[PartitionName]]:
     after = {broker: list(has) for broker, has in by_broker.items()}
     for move in moves:
         after[move.source].remove(move.partition)
@@ -42,30 +42,30 @@ def loads_of(by_broker: dict[str, list[PartitionName]]) -> list[Load]:
 
 
 def test_f2_whoever_has_the_least_gets_the_next() -> None:
-    assert spread([Waiting(name) for name in names(3)], loads(2, 0, 1)) == dict(
+    assert spread([UnownedPartition(name) for name in names(3)], loads(2, 0, 1)) == dict(
         zip(names(3), ["b1", "b1", "b2"], strict=True)
     )
 
 
 def test_bytes_decide_between_brokers_that_have_as_many() -> None:
     busy = [Load(1, 1e6, "a"), Load(1, 5.0, "b")]
-    assert spread([Waiting(names(1)[0])], busy) == {names(1)[0]: "b"}
+    assert spread([UnownedPartition(names(1)[0])], busy) == {names(1)[0]: "b"}
 
 
 def test_a_partition_does_not_return_to_who_gave_it_away() -> None:
     name = names(1)[0]
-    assert spread([Waiting(name, avoid="b0")], loads(0, 9)) == {name: "b1"}
-    assert spread([Waiting(name, avoid="b0")], loads(5)) == {name: "b0"}, "unless there is nobody else"
+    assert spread([UnownedPartition(name, avoid="b0")], loads(0, 9)) == {name: "b1"}
+    assert spread([UnownedPartition(name, avoid="b0")], loads(5)) == {name: "b0"}, "unless there is nobody else"
 
 
 def test_nobody_gets_anything_when_nobody_is_there() -> None:
-    assert spread([Waiting(name) for name in names(3)], []) == {}
+    assert spread([UnownedPartition(name) for name in names(3)], []) == {}
 
 
 @given(counts, st.integers(0, 60))
 def test_f2_everything_gets_an_owner_and_counts_end_as_even_as_may_be(some: list[int], waiting: int) -> None:
     after = {load.broker_id: load.partitions for load in loads(*some)}
-    for broker in spread([Waiting(name) for name in names(waiting)], loads(*some)).values():
+    for broker in spread([UnownedPartition(name) for name in names(waiting)], loads(*some)).values():
         after[broker] += 1
     assert sum(after.values()) == sum(some) + waiting
     gained = [after[f"b{number}"] for number, count in enumerate(some) if after[f"b{number}"] > count]
@@ -75,7 +75,7 @@ def test_f2_everything_gets_an_owner_and_counts_end_as_even_as_may_be(some: list
 
 @given(counts, st.lists(st.integers(0, 8), max_size=40))
 def test_whom_a_partition_avoids_gets_it_only_when_alone(some: list[int], avoided: list[int]) -> None:
-    waiting = [Waiting(name, f"b{avoid}") for name, avoid in zip(names(len(avoided)), avoided, strict=True)]
+    waiting = [UnownedPartition(name, f"b{avoid}") for name, avoid in zip(names(len(avoided)), avoided, strict=True)]
     given_to = spread(waiting, loads(*some))
     assert set(given_to) == {one.partition for one in waiting}
     assert len(some) == 1 or all(given_to[one.partition] != one.avoid for one in waiting)
@@ -83,7 +83,7 @@ def test_whom_a_partition_avoids_gets_it_only_when_alone(some: list[int], avoide
 
 @given(st.permutations(range(12)), counts)
 def test_the_same_view_gives_the_same_plan(order: list[int], some: list[int]) -> None:
-    waiting = [Waiting(name) for name in names(12)]
+    waiting = [UnownedPartition(name) for name in names(12)]
     shuffled = [waiting[place] for place in order]
     assert spread(shuffled, list(reversed(loads(*some)))) == spread(waiting, loads(*some))
     by_broker = placed(some)
@@ -149,9 +149,9 @@ def test_f2_an_operator_may_even_out_what_would_not_move_by_itself() -> None:
     partitions = names(8)
     uneven = [Load(8, 0.0, "a"), Load(4, 0.0, "b"), Load(6, 0.0, "c")]
     moves = plan_moves({"a": partitions}, uneven, moves_max=9)
-    assert moves == [Move(partitions[0], "a", "b"), Move(partitions[1], "a", "b")]
+    assert moves == [PlannedMove(partitions[0], "a", "b"), PlannedMove(partitions[1], "a", "b")]
     assert plan_moves({"a": partitions}, uneven, moves_max=1) == moves[:1]
     assert plan_moves({}, uneven, moves_max=9) == [], "nothing of it can be moved"
     even = [Load(6, 0.0, "a"), Load(4, 0.0, "b")]
     assert plan_moves({"a": partitions}, even, moves_max=9, only_if_uneven=True) == []
-    assert plan_moves({"a": partitions}, even, moves_max=9) == [Move(partitions[0], "a", "b")]
+    assert plan_moves({"a": partitions}, even, moves_max=9) == [PlannedMove(partitions[0], "a", "b")]

@@ -4,44 +4,44 @@ from typing import Any
 
 import pytest
 
-from sulina.core.delivery.attempts import REMEMBERED_MAX, Attempts, Hand, Report
+from sulina.core.delivery.attempts import REMEMBERED_MAX, Hand, NodeAttempts, SendReport
 from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
 
 
-def attempts_of(*handles: int, is_reliable: bool = False, offset: int = 0, **config: Any) -> Attempts:
-    attempts = Attempts(PubSubConfig(**config), is_reliable=is_reliable, epoch=1)
+def attempts_of(*handles: int, is_reliable: bool = False, offset: int = 0, **config: Any) -> NodeAttempts:
+    attempts = NodeAttempts(PubSubConfig(**config), is_reliable=is_reliable, epoch=1)
     for handle in handles:
         attempts.add(handle, offset if is_reliable else None)
     return attempts
 
 
 def deliver(
-    attempts: Attempts, attempt: int, *handles: int, start: int | None = None, size: int = 10, now: float = 0.0
-) -> list[Hand | Report]:
+    attempts: NodeAttempts, attempt: int, *handles: int, start: int | None = None, size: int = 10, now: float = 0.0
+) -> list[Hand | SendReport]:
     """Batches of ten records, one for each attempt."""
     start = 10 * (attempt - 1) if start is None else start
     return attempts.deliver(attempt, start, 10 * attempt, size, handles, now)
 
 
-def handed(steps: list[Hand | Report]) -> list[int]:
+def handed(steps: list[Hand | SendReport]) -> list[int]:
     return [step.handle for step in steps if isinstance(step, Hand)]
 
 
-def failures(steps: list[Hand | Report] | list[Report]) -> list[tuple[int, list[tuple[int, DeliveryStatus]]]]:
+def failures(steps: list[Hand | SendReport] | list[SendReport]) -> list[tuple[int, list[tuple[int, DeliveryStatus]]]]:
     """By attempt, who failed how; without those that only name who is slow."""
-    reports = [step.report for step in steps if isinstance(step, Report)]
+    reports = [step.report for step in steps if isinstance(step, SendReport)]
     return [(one.attempt, [(f.handle, f.status) for f in one.failed]) for one in reports if one.attempt]
 
 
-def slow(steps: list[Hand | Report] | list[Report]) -> list[tuple[int, ...]]:
-    return [step.report.slow for step in steps if isinstance(step, Report) and step.report.attempt == 0]
+def slow(steps: list[Hand | SendReport] | list[SendReport]) -> list[tuple[int, ...]]:
+    return [step.report.slow for step in steps if isinstance(step, SendReport) and step.report.attempt == 0]
 
 
 def test_an_attempt_is_reported_once_when_everybody_has_acked_it_p6_p7() -> None:
     attempts = attempts_of(1, 2)
     assert deliver(attempts, 1, 1, 2) == [Hand(1, 1, 0), Hand(2, 1, 0)]
     assert attempts.acked(1, 1, 0.0) == []
-    assert attempts.acked(2, 1, 0.0) == [Report(DeliveryReport(1))]
+    assert attempts.acked(2, 1, 0.0) == [SendReport(DeliveryReport(1))]
     assert attempts.next_tick() is None
 
 
@@ -111,7 +111,7 @@ def test_all_who_are_late_fail_together_and_say_after_how_long_p7() -> None:
     deliver(attempts, 1, 1)
     deliver(attempts, 2, 2)
     late = [SubscriberFailure(handle, DeliveryStatus.TIMEOUT, "no ack within 5 s") for handle in (1, 2)]
-    assert attempts.tick(5.0) == [Report(DeliveryReport(handle, (late[handle - 1],))) for handle in (1, 2)]
+    assert attempts.tick(5.0) == [SendReport(DeliveryReport(handle, (late[handle - 1],))) for handle in (1, 2)]
 
 
 def test_who_cannot_take_a_batch_keeps_nobody_behind_it_from_it_p3() -> None:
@@ -157,7 +157,7 @@ def test_who_has_more_unacked_than_it_may_fails_and_says_why_p3(limits: dict[str
     deliver(attempts, 2, 1, size=size)
     steps = deliver(attempts, 3, 1, size=size)
     assert failures(steps) == [(number, [(1, DeliveryStatus.OTHER_ERROR)]) for number in (1, 2, 3)]
-    assert isinstance(steps[0], Report)
+    assert isinstance(steps[0], SendReport)
     assert "unacked" in steps[0].report.failed[0].reason
     attempts.resume([1])
     assert handed(deliver(attempts, 4, 1, size=10_000)) == [1], "one alone may be as large as it likes"
@@ -263,7 +263,7 @@ def test_who_had_failed_what_comes_again_is_not_back_by_itself_p9() -> None:
     deliver(attempts, 1, 1)
     attempts.add(1, None)  # the owner has heard that it failed, and will say when it is sent to again
     failure = SubscriberFailure(1, DeliveryStatus.OTHER_ERROR, "it raised")
-    assert deliver(attempts, 2, 1) == [Report(DeliveryReport(2, (failure,)))]
+    assert deliver(attempts, 2, 1) == [SendReport(DeliveryReport(2, (failure,)))]
 
 
 def test_what_is_remembered_of_failures_is_bounded() -> None:
@@ -359,7 +359,7 @@ def test_a_number_that_comes_twice_is_never_taken_for_delivered() -> None:
     attempts.acked(1, 1, 0.0)
     steps = attempts.deliver(1, 10, 20, 10, [1], 0.0)
     failure = SubscriberFailure(1, DeliveryStatus.OTHER_ERROR, "attempt 1 comes after 1")
-    assert steps == [Report(DeliveryReport(1, (failure,)))]
+    assert steps == [SendReport(DeliveryReport(1, (failure,)))]
 
 
 def test_who_falls_behind_the_others_is_named_before_it_has_to_fail_p3() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sulina.core.delivery.cursor import Cursor
-from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, Sending
+from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, PlannedDelivery
 from sulina.core.delivery.members import SLOTS, Member, Members, SubscriptionKind, slot_of
 from sulina.core.records.routing import murmur2
 
@@ -25,9 +25,9 @@ def dispatch_of(
     return Dispatch(Cursor(0), group, DispatchRules(**rules), unacked_max)
 
 
-def pump(dispatch: Dispatch, batches: list[Batch], now: float = 0.0) -> list[Sending]:
+def pump(dispatch: Dispatch, batches: list[Batch], now: float = 0.0) -> list[PlannedDelivery]:
     """Read and share out until nothing more can be sent."""
-    sent: list[Sending] = []
+    sent: list[PlannedDelivery] = []
     end = batches[-1].end if batches else 0
     while (wanted := dispatch.want(end)) is not None:
         more = dispatch.take(wanted, [batch for batch in batches if batch.end > wanted[0]], now)
@@ -415,7 +415,7 @@ class Deliveries(RuleBasedStateMachine):
                 assert offset in covered
                 self._sent(offset, sending)
 
-    def _sent(self, offset: int, sending: Sending) -> None:
+    def _sent(self, offset: int, sending: PlannedDelivery) -> None:
         assert offset not in self.acked, "sent after it was acked"
         assert offset not in self.holder, "sent to two at a time"
         if self.members.kind in (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED):
@@ -650,3 +650,95 @@ def test_what_waits_for_another_consumer_holds_up_its_own_key_only_p12() -> None
     assert dispatch.want(3) == (2, 3)
     [sent] = dispatch.take((2, 3), batches[2:], 1.0)
     assert (sent.member, sent.ranges, sent.attempt) == (rich, [(2, 3)], 2)
+
+
+def held_alone(dispatch: Dispatch, member: Member) -> int:
+    """How many of 20 records that were read at once a consumer is sent before it must ack."""
+    sent = pump(dispatch, [Batch(n, n + 1) for n in range(20)])
+    return sum(end - start for sending in sent if sending.member is member for start, end in sending.ranges)
+
+
+@pytest.mark.parametrize(
+    ("kind", "others", "unacked_max", "held"),
+    [
+        (SubscriptionKind.SHARED, 1, 10, 5),
+        (SubscriptionKind.SHARED, 1, 7, 3),
+        (SubscriptionKind.SHARED, 1, 1, 1),
+        (SubscriptionKind.SHARED, 0, 10, 20),
+        (SubscriptionKind.FAILOVER, 1, 10, 20),
+        (SubscriptionKind.EXCLUSIVE, 0, 10, 20),
+    ],
+)
+def test_half_of_what_may_be_unacked_is_for_one_of_several_who_share_p3(
+    kind: SubscriptionKind, others: int, unacked_max: int, held: int
+) -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(kind, member, *(Member(f"{n}") for n in range(others)), unacked_max=unacked_max)
+    assert held_alone(dispatch, member) == held
+
+
+def test_what_one_of_several_has_acked_makes_room_for_as_much_p3() -> None:
+    member = Member("a", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.SHARED, member, Member("b"), unacked_max=8)
+    batches = [Batch(n, n + 1) for n in range(20)]
+    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(0, 4)]]
+    assert not dispatch.can_take(member)
+    dispatch.ack(member, [(2, 4)])
+    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(4, 6)]]
+    dispatch.nack(member, [(5, 6)], due=100.0)
+    assert [sending.ranges for sending in pump(dispatch, batches)] == [[(6, 7)]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        (SubscriptionKind.EXCLUSIVE, [(2, [(0, 1)]), (1, [(1, 2)]), (2, [(2, 3)])]),
+        (SubscriptionKind.SHARED, [(2, [(0, 1), (2, 3)]), (1, [(1, 2)])]),
+    ],
+)
+def test_what_failed_before_keeps_its_place_unless_consumers_share_p12(
+    kind: SubscriptionKind, sent: list[tuple[int, list[tuple[int, int]]]]
+) -> None:
+    first = Member("a", credit=3)
+    dispatch = dispatch_of(kind, first, redelivery_delay_seconds=0)
+    batches = [Batch(0, 3)]
+    pump(dispatch, batches)
+    dispatch.nack(first, [(0, 1), (2, 3)], due=1.0)
+    dispatch._members.detach(first)
+    dispatch.detach(first)
+    dispatch.tick(1.0)
+    dispatch._members.attach(Member("b", credit=3))
+    assert [(sending.attempt, sending.ranges) for sending in pump(dispatch, batches, 1.0)] == sent
+
+
+def test_who_takes_nothing_while_a_key_waits_is_late_after_the_time_to_ack_p3() -> None:
+    poor, rich = Member("a", credit=0), Member("b", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich, ack_timeout_seconds=10)
+    slot = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    batches = [Batch(0, 1, [slot])]
+    dispatch.tick(900.0)
+    assert dispatch.next_tick() is None, "nothing waits for it"
+    assert pump(dispatch, batches, 1000.0) == []
+    dispatch.tick(1000.0)
+    assert dispatch.next_tick() == 1010.0
+    dispatch.tick(1009.9)
+    assert pump(dispatch, batches, 1009.9) == []
+    dispatch.tick(1010.0)
+    assert [(s.member, s.ranges) for s in pump(dispatch, batches, 1010.0)] == [(rich, [(0, 1)])]
+
+
+def test_who_takes_something_again_has_its_whole_time_again_p3() -> None:
+    poor, rich = Member("a", credit=0), Member("b", credit=100)
+    dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich, ack_timeout_seconds=10)
+    slot = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    dispatch.take((0, 2), [Batch(0, 2, [slot, slot])], 0.0)
+    dispatch.tick(0.0)
+    poor.credit = 1
+    [sent] = dispatch.take((0, 1), [Batch(0, 2, [slot, slot])], 9.0)
+    dispatch.ack(poor, sent.ranges)
+    dispatch.tick(9.0)
+    assert dispatch._members.owner_of(slot) is poor
+    dispatch.tick(18.9)
+    assert dispatch._members.owner_of(slot) is poor, "it is ten seconds from its last record on"
+    dispatch.tick(19.0)
+    assert dispatch._members.owner_of(slot) is rich

@@ -8,8 +8,8 @@ from sulina.core.delivery.readers import (
     EXPIRES_SECONDS_MAX,
     SHOWN_SECONDS,
     NeededOffsets,
-    Reader,
     ReaderPosition,
+    RegisteredReader,
     gone_back,
     grouped,
     needed,
@@ -37,9 +37,9 @@ def on(day: float) -> int:
 
 def test_s7_the_lowest_position_of_the_live_readers_is_kept() -> None:
     readers = [
-        Reader("a", ORDERS, {0: at(17), 1: at(4)}),
-        Reader("b", ORDERS, {0: at(9, day=3)}),
-        Reader("c", CARTS, {0: at(1)}),
+        RegisteredReader("a", ORDERS, {0: at(17), 1: at(4)}),
+        RegisteredReader("b", ORDERS, {0: at(9, day=3)}),
+        RegisteredReader("c", CARTS, {0: at(1)}),
     ]
     kept = {PartitionName(ORDERS, 0): 9, PartitionName(ORDERS, 1): 4, PartitionName(CARTS, 0): 1}
     assert firsts(needed(readers, on(6))) == kept
@@ -82,7 +82,8 @@ def test_u10_what_a_reader_of_given_up_records_needs_is_kept_from_where_the_log_
     positions: list[tuple[int, int]], kept: int
 ) -> None:
     readers = [
-        Reader(f"r{number}", ORDERS, {0: at(offset, epoch=epoch)}) for number, (offset, epoch) in enumerate(positions)
+        RegisteredReader(f"r{number}", ORDERS, {0: at(offset, epoch=epoch)})
+        for number, (offset, epoch) in enumerate(positions)
     ]
     assert firsts(needed(readers, on(0))) == {PartitionName(ORDERS, 0): kept}
 
@@ -96,14 +97,14 @@ def test_u10_a_reader_may_go_back_into_a_later_epoch() -> None:
 
 
 def test_s7_a_reader_that_is_heard_of_in_one_partition_counts_in_all() -> None:
-    reader = Reader("a", ORDERS, {0: at(17), 1: at(4, day=10, expires_days=2)})
+    reader = RegisteredReader("a", ORDERS, {0: at(17), 1: at(4, day=10, expires_days=2)})
     assert not reader.is_expired(on(11.9))
     assert firsts(needed([reader], on(11.9)))[PartitionName(ORDERS, 0)] == 17
     assert reader.is_expired(on(12.1)), "by what it said last"
 
 
 def test_s7_an_expired_reader_is_shown_for_a_day_then_forgotten() -> None:
-    reader = Reader("a", ORDERS, {0: at(17)})
+    reader = RegisteredReader("a", ORDERS, {0: at(17)})
     just = on(0) + int(EXPIRES_SECONDS * 1000)
     assert (reader.is_expired(just), reader.is_expired(just + 1)) == (False, True)
     assert not reader.is_forgotten(just + SHOWN_SECONDS * 1000)
@@ -112,15 +113,15 @@ def test_s7_an_expired_reader_is_shown_for_a_day_then_forgotten() -> None:
 
 def test_s7_a_position_that_cannot_be_read_holds_everything() -> None:
     partition = PartitionName(ORDERS, 0)
-    assert firsts(needed([Reader("a", ORDERS, {0: at(17)})], on(0), [partition])) == {partition: 0}
+    assert firsts(needed([RegisteredReader("a", ORDERS, {0: at(17)})], on(0), [partition])) == {partition: 0}
 
 
 def test_positions_are_grouped_by_reader_and_topic() -> None:
     partitions = [PartitionName(ORDERS, 0), PartitionName(CARTS, 0), PartitionName(ORDERS, 3)]
     found = grouped(("a", partition, at(1)) for partition in partitions)
     assert found == {
-        ("a", ORDERS): Reader("a", ORDERS, {0: at(1), 3: at(1)}),
-        ("a", CARTS): Reader("a", CARTS, {0: at(1)}),
+        ("a", ORDERS): RegisteredReader("a", ORDERS, {0: at(1), 3: at(1)}),
+        ("a", CARTS): RegisteredReader("a", CARTS, {0: at(1)}),
     }
 
 

@@ -129,13 +129,14 @@ def test_a_view_of_an_archive_is_what_its_log_says() -> None:
         version=Version(7),
         epoch=Epoch(4),
         holder="h",
+        claimer="b",
         start_offset=Offset(5),
         next_offset=Offset(9),
         log_version=Version(6),
         segments=[slice_of(5, 9)],
     )
     view = ArchiveView.of(state)
-    assert view == ArchiveView(Version(7), Epoch(4), "h", Offset(5), Offset(9), Version(6), (slice_of(5, 9),))
+    assert view == ArchiveView(Version(7), Epoch(4), "h", Offset(5), Offset(9), Version(6), (slice_of(5, 9),), "b")
     state.segments.clear()
     assert len(view.slices) == 1, "it never changes"
 

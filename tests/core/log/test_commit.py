@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sulina.core.log.commit import (
     Add,
@@ -21,9 +22,11 @@ from sulina.core.log.commit import (
     commit_version,
     decode,
     encode,
+    offset_before,
     timestamp_ms,
     timestamp_text,
 )
+from sulina.core.log.txn_run import TxnRef, TxnRun
 from sulina.errors import CorruptCommit
 from sulina.types import Epoch, Offset, Version
 
@@ -180,3 +183,21 @@ def test_other_files_are_no_commits(name: str) -> None:
 def test_timestamps_keep_their_milliseconds() -> None:
     assert timestamp_text(1_730_993_702.883) == "2024-11-07T15:35:02.883Z"
     assert timestamp_ms("2024-11-07T15:35:02.883Z") == 1_730_993_702_883
+
+
+def test_a_checkpoint_names_its_runs_of_txn_ids_and_does_not_hold_them_l13() -> None:
+    run = TxnRun()
+    run.add(TxnRef("a", Offset(0), Offset(2), Version(3), 7))
+    run.seal()
+    checkpoint = replace(CHECKPOINT, txn_runs=(run,))
+    written = encode(checkpoint)
+    again = decode(checkpoint_name(checkpoint.version), written, Checkpoint)
+    assert json.loads(written)["txn_runs"] == [list(run.reference())]
+    assert [each.reference() for each in again.txn_runs] == [run.reference()]
+
+
+def test_a_log_ended_before_a_commit_where_that_began_to_add_s4() -> None:
+    claim = Claim(epoch=Epoch(3), broker_id="broker-1")
+    adds = [replace(ADD, offset_start=Offset(at), offset_end=Offset(at + 2)) for at in (4, 6)]
+    assert offset_before(replace(COMMIT, operations=(claim, *adds), next_offset=Offset(8))) == 4
+    assert offset_before(replace(COMMIT, operations=(claim,), next_offset=Offset(8))) == 8

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sulina.core.log.commit import Add, Claim, Commit, OriginRef, Remove, Run, Seal
+from sulina.core.log.commit import Add, Claim, Commit, OriginRef, Remove, Seal, SequenceRun
 from sulina.core.log.log_state import (
     RUNS_KEPT_MAX,
     Appended,
@@ -205,14 +205,18 @@ def test_remove_takes_the_oldest_segment_and_only_when_sealed_l15() -> None:
 
 
 def test_a_checkpoint_holds_all_of_the_state_l11() -> None:
-    state = claimed()
+    state = claimed(MemoryLimits(txns=TxnLimits(run_txn_ids_max=8)))
     for number in range(12):
         operation = add_of(
             state, 2, origin_id=number % 3, origin_seq=number // 3 * 2, origin_epoch=0, txn_id=f"t{number}"
         )
-        state.apply(commit_of(state, [operation]))
-    again = LogState.from_checkpoint(state.checkpoint("now"), state.limits)
+        commit = next_commit(state, [operation], txn_id="t", now=1.0, epoch=state.epoch, log_ms=1000 + number)
+        state.apply(commit)
+    assert state.txns.sealed, "some txn_ids are in a run of their own"
+    assert {one.log_ms for one in state.txns.newest} <= set(range(1000, 1012)), "each has the time of its commit"
+    again = LogState.from_checkpoint(state.checkpoint(state.timestamp), state.limits)
     assert again == state
+    assert (again.log_ms, again.timestamp) == (1011, state.timestamp)
     assert state.checkpoint("now").last_offset == 23
     assert LogState().checkpoint("now").last_offset == -1
 
@@ -291,7 +295,7 @@ def test_the_longest_silent_origins_are_forgotten_first_l13() -> None:
     assert len(state.txns) == 4
 
 
-def origin(last_seq: int, *runs: Run, epoch: int = 0) -> OriginRef:
+def origin(last_seq: int, *runs: SequenceRun, epoch: int = 0) -> OriginRef:
     return OriginRef(origin_id=9, epoch=epoch, last_seq=last_seq, runs=runs)
 
 
@@ -307,23 +311,25 @@ def test_a_batch_that_is_next_in_turn_is_new_l13() -> None:
 
 
 def test_a_repeated_batch_gets_its_first_offsets_l13() -> None:
-    known = origin(9, Run(0, Offset(100), Offset(105), Version(3)), Run(5, Offset(110), Offset(115), Version(4)))
+    known = origin(
+        9, SequenceRun(0, Offset(100), Offset(105), Version(3)), SequenceRun(5, Offset(110), Offset(115), Version(4))
+    )
     assert asked(known, 0, count=5) == Appended(Offset(100), Offset(105), Version(3))
     assert asked(known, 7, count=2) == Appended(Offset(112), Offset(114), Version(4))
 
 
 def test_a_repeat_is_found_where_sequences_start_again() -> None:
-    known = origin(1, Run(SEQUENCES - 2, Offset(10), Offset(14), Version(3)))
+    known = origin(1, SequenceRun(SEQUENCES - 2, Offset(10), Offset(14), Version(3)))
     assert asked(known, 0, count=2) == Appended(Offset(12), Offset(14), Version(3))
 
 
 def test_a_repeat_from_long_ago_is_known_as_one() -> None:
     with pytest.raises(DuplicateSequence):
-        asked(origin(99, Run(90, Offset(0), Offset(10), Version(1))), 3)
+        asked(origin(99, SequenceRun(90, Offset(0), Offset(10), Version(1))), 3)
 
 
 def test_a_batch_that_is_only_partly_a_repeat_is_not_answered_as_one_l13() -> None:
-    known = origin(9, Run(5, Offset(110), Offset(115), Version(4)))
+    known = origin(9, SequenceRun(5, Offset(110), Offset(115), Version(4)))
     with pytest.raises(DuplicateSequence) as refused:
         asked(known, 7, count=4)
     assert (refused.value.origin_id, refused.value.sequence, refused.value.last) == (9, 7, 9)
@@ -351,14 +357,14 @@ def test_a_new_instance_of_a_producer_starts_at_0_and_fences_the_old_one() -> No
 
 
 def test_an_origin_keeps_its_newest_runs_of_one_epoch_l13() -> None:
-    runs = [Run(n, Offset(10 * n), Offset(10 * n + 1), Version(n)) for n in range(RUNS_KEPT_MAX + 2)]
+    runs = [SequenceRun(n, Offset(10 * n), Offset(10 * n + 1), Version(n)) for n in range(RUNS_KEPT_MAX + 2)]
     known = None
     for run in runs:
         known = advanced(known, origin_id=9, epoch=0, run=run)
     assert known == origin(RUNS_KEPT_MAX + 1, *runs[2:])
-    fresh = Run(0, Offset(90), Offset(94), Version(9))
+    fresh = SequenceRun(0, Offset(90), Offset(94), Version(9))
     assert advanced(known, origin_id=9, epoch=1, run=fresh) == origin(3, fresh, epoch=1)
-    last = Run(SEQUENCES - 1, Offset(0), Offset(3), Version(1))
+    last = SequenceRun(SEQUENCES - 1, Offset(0), Offset(3), Version(1))
     assert advanced(None, origin_id=9, epoch=0, run=last).last_seq == 1
 
 
@@ -368,6 +374,16 @@ def test_a_log_remembers_the_runs_of_an_origin_across_commits_l13() -> None:
         state.apply(commit_of(state, [add_of(state, 2, origin_id=9, origin_seq=sequence, origin_epoch=0)]))
     assert asked(state.origins[9], 0, count=2) == Appended(Offset(0), Offset(2), Version(1))
     assert asked(state.origins[9], 2, count=2) == Appended(Offset(2), Offset(4), Version(2))
+
+
+def test_batches_of_one_commit_are_one_run_of_their_origin_l13() -> None:
+    apart = SequenceRun(0, Offset(0), Offset(2), Version(1)), SequenceRun(2, Offset(5), Offset(7), Version(2))
+    known = origin(3, *apart)
+    joined = advanced(known, origin_id=9, epoch=0, run=SequenceRun(4, Offset(7), Offset(9), Version(2)))
+    assert joined == origin(5, apart[0], SequenceRun(2, Offset(5), Offset(9), Version(2)))
+    assert asked(joined, 3, count=2) == Appended(Offset(6), Offset(8), Version(2))
+    later = SequenceRun(4, Offset(7), Offset(9), Version(3))
+    assert advanced(known, origin_id=9, epoch=0, run=later) == origin(5, *apart, later)
 
 
 def test_a_transaction_is_all_of_its_adds_in_one_commit_l13() -> None:
@@ -406,6 +422,16 @@ def test_the_runs_of_origins_are_bounded_and_the_longest_silent_have_the_fewest_
     assert asked(state.origins[1], 7) == Appended(Offset(7), Offset(8), Version(8))
     with pytest.raises(DuplicateSequence):
         asked(state.origins[1], 6)
+
+
+def test_the_runs_of_forgotten_origins_are_counted_no_more_l13() -> None:
+    state = claimed(MemoryLimits(origins_max=2))
+    for origin_id in (1, 2, 3):
+        for sequence in range(8 + origin_id):
+            add_later(state, origin_id, sequence, 0)
+    assert {each: len(known.runs) for each, known in state.origins.items()} == {2: 10, 3: 11}
+    assert state.runs == 5 + 6
+    assert LogState.from_checkpoint(state.checkpoint("now"), state.limits) == state
 
 
 def test_the_time_of_a_log_never_goes_back_l13() -> None:

@@ -1,10 +1,13 @@
 """Who gets into a commit, and where."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from sulina.core.log.commit import Add, Claim, Commit, Remove, timestamp_text
 from sulina.core.log.log_state import RUNS_KEPT_MAX, Appended, LogState
-from sulina.core.log.plan import EPOCHS, Placement, Plan, Request, checkpoint_due, next_commit
+from sulina.core.log.plan import EPOCHS, Append, Placement, Plan, checkpoint_due, next_commit
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.segment import SegmentLimits, segment_name
 from sulina.core.records.batch import SEQUENCES, BatchHeader, split
 from sulina.core.records.record import Record, encode
@@ -29,10 +32,20 @@ def produced(sequence: int, count: int = 1, *, producer: int = 5, epoch: int = 0
     return split(encode(records, producer_id=producer, producer_epoch=epoch, base_sequence=sequence))[0]
 
 
-def plan_of(state: LogState, *requests: Request, now: float = 1.0) -> Plan:
+def append(
+    batches: Sequence[BatchHeader],
+    txn_id: str | None = None,
+    *,
+    expected_version: Version | None = None,
+    may_skip: bool = False,
+) -> Append:
+    return Append(PublishRequest(b"", txn_id=txn_id, expected_version=expected_version, may_skip=may_skip), batches)
+
+
+def plan_of(state: LogState, *appends: Append, now: float = 1.0) -> Plan:
     plan = Plan(state, LIMITS, now)
-    for request in requests:
-        plan.admit(request)
+    for each in appends:
+        plan.admit(each)
     return plan
 
 
@@ -41,7 +54,7 @@ def commit(state: LogState, plan: Plan) -> None:
 
 
 def test_requests_are_placed_in_the_order_of_their_arrival_l2() -> None:
-    plan = plan_of(log(), Request([header(3)]), Request([header(2), header(1)]))
+    plan = plan_of(log(), append([header(3)]), append([header(2), header(1)]))
     assert plan.answers == [Appended(Offset(0), Offset(3), Version(1)), Appended(Offset(3), Offset(6), Version(1))]
     sizes = [header(count).size_bytes for count in (3, 2, 1)]
     assert plan.placements == [
@@ -56,17 +69,17 @@ def test_one_clock_that_was_ahead_keeps_no_segment_from_rolling_by_age_l15() -> 
     state, ahead = log(), 10 * 24 * 3600.0
     # The clock is ahead, then right: a little later, and when the segment that was begun then is too old.
     for now in (ahead, ahead - 1, 100.0, 159.0, 160.0):
-        commit(state, plan_of(state, Request([header()]), now=now))
+        commit(state, plan_of(state, append([header()]), now=now))
     assert [(each.base, each.next_offset) for each in state.segments] == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_many_small_batches_are_one_add_l17() -> None:
-    plan = plan_of(log(), *[Request([header(2)]) for _ in range(10)])
+    plan = plan_of(log(), *[append([header(2)]) for _ in range(10)])
     assert [(o.offset_start, o.offset_end) for o in plan.operations if isinstance(o, Add)] == [(0, 20)]
 
 
 def test_batches_of_one_producer_are_one_add_while_its_sequences_follow() -> None:
-    requests = [Request([produced(0, 2)]), Request([produced(2)]), Request([produced(0, producer=6)])]
+    requests = [append([produced(0, 2)]), append([produced(2)]), append([produced(0, producer=6)])]
     state = log()
     plan = plan_of(state, *requests)
     assert len(plan.operations) == 2
@@ -78,21 +91,21 @@ def test_batches_of_one_producer_are_one_add_while_its_sequences_follow() -> Non
 
 def test_what_follows_in_the_middle_of_a_log_is_one_add_too_l17() -> None:
     state = log()
-    commit(state, plan_of(state, Request([header(3)])))
-    plan = plan_of(state, Request([produced(4, 2)]), Request([produced(6)]))
+    commit(state, plan_of(state, append([header(3)])))
+    plan = plan_of(state, append([produced(4, 2)]), append([produced(6)]))
     assert [(add.origin_seq, add.offset_start, add.offset_end) for add in plan.operations] == [(4, 3, 6)]
 
 
 def test_a_new_instance_of_a_producer_is_an_add_of_its_own_even_where_sequences_start_again_l13() -> None:
     state = log()
-    commit(state, plan_of(state, Request([produced(SEQUENCES - 1)]), Request([produced(0, epoch=1)])))
+    commit(state, plan_of(state, append([produced(SEQUENCES - 1)]), append([produced(0, epoch=1)])))
     assert state.origins[5].epoch == 1
     assert len(state.origins[5].runs) == 1
 
 
 def test_a_full_segment_is_rolled_between_batches() -> None:
     state = log()
-    plan = plan_of(state, *[Request([header(value=b"v" * 400)]) for _ in range(4)])
+    plan = plan_of(state, *[append([header(value=b"v" * 400)]) for _ in range(4)])
     assert [placement.segment for placement in plan.placements] == [0, 0, 2, 2]
     commit(state, plan)
     assert [segment.sealed for segment in state.segments] == [True, False]
@@ -102,69 +115,69 @@ def test_a_segment_may_be_filled_to_its_last_byte() -> None:
     size = header().size_bytes
     plan = Plan(log(), SegmentLimits(segment_bytes_max=2 * size), 1.0)
     for _ in range(3):
-        plan.admit(Request([header()]))
+        plan.admit(append([header()]))
     assert [(placement.segment, placement.position) for placement in plan.placements] == [(0, 0), (0, size), (2, 0)]
 
 
 def test_a_batch_larger_than_a_segment_has_one_for_itself() -> None:
-    plan = plan_of(log(), Request([header(value=b"v" * 5000)]), Request([header()]))
+    plan = plan_of(log(), append([header(value=b"v" * 5000)]), append([header()]))
     assert [(placement.segment, placement.position) for placement in plan.placements] == [(0, 0), (1, 0)]
 
 
 def test_an_old_segment_is_rolled() -> None:
     state = log()
-    commit(state, plan_of(state, Request([header()])))
-    assert plan_of(state, Request([header()]), now=61.0).placements[0].segment == 1
-    assert plan_of(state, Request([header()]), now=60.999).placements[0].segment == 0
+    commit(state, plan_of(state, append([header()])))
+    assert plan_of(state, append([header()]), now=61.0).placements[0].segment == 1
+    assert plan_of(state, append([header()]), now=60.999).placements[0].segment == 0
 
 
 def test_a_txn_id_gets_its_first_answer_within_a_commit_and_after_l13() -> None:
     state = log()
-    twice = [Request([header(2), header(1)], "a"), Request([header()]), Request([header(2)], "a")]
+    twice = [append([header(2), header(1)], "a"), append([header()]), append([header(2)], "a")]
     plan = plan_of(state, *twice)
     assert plan.answers[0] == plan.answers[2] == Appended(Offset(0), Offset(3), Version(1))
     commit(state, plan)
-    assert plan_of(state, Request([header()], "a")).answers == [plan.answers[0]]
+    assert plan_of(state, append([header()], "a")).answers == [plan.answers[0]]
 
 
 def test_a_txn_id_is_remembered_although_it_follows_requests_without_one_l13() -> None:
     state = log()
-    plan = plan_of(state, Request([header()]), Request([header(2)], "a"), Request([header()]))
+    plan = plan_of(state, append([header()]), append([header(2)], "a"), append([header()]))
     commit(state, plan)
-    assert plan_of(state, Request([header(2)], "a")).answers == [Appended(Offset(1), Offset(3), Version(1))]
+    assert plan_of(state, append([header(2)], "a")).answers == [Appended(Offset(1), Offset(3), Version(1))]
 
 
 def test_of_two_that_expect_one_version_the_first_wins_l3() -> None:
     state = log()
-    first, second = Request([header()], expected_version=Version(0)), Request([header()], expected_version=Version(0))
+    first, second = append([header()], expected_version=Version(0)), append([header()], expected_version=Version(0))
     plan = plan_of(state, first, second)
     assert isinstance(plan.answers[0], Appended)
     refused = plan.answers[1]
     assert isinstance(refused, VersionConflict)
     assert (refused.expected, refused.current) == (0, 1)
     commit(state, plan)
-    [late] = plan_of(state, Request([header()], expected_version=Version(0))).answers
+    [late] = plan_of(state, append([header()], expected_version=Version(0))).answers
     assert isinstance(late, VersionConflict)
     assert (late.expected, late.current) == (0, 1)
-    retry = plan_of(state, Request([header()], expected_version=state.version))
+    retry = plan_of(state, append([header()], expected_version=state.version))
     assert retry.answers == [Appended(Offset(1), Offset(2), Version(2))]
 
 
 def test_whoever_came_before_is_a_conflict_too_l3() -> None:
-    plan = plan_of(log(), Request([header()]), Request([header()], expected_version=Version(0)))
+    plan = plan_of(log(), append([header()]), append([header()], expected_version=Version(0)))
     assert isinstance(plan.answers[1], VersionConflict)
 
 
 def test_a_refused_request_leaves_no_trace_l6() -> None:
     state = log()
-    plan = plan_of(state, Request([produced(3), produced(9)]), Request([produced(0)]))
+    plan = plan_of(state, append([produced(3), produced(9)]), append([produced(0)]))
     assert isinstance(plan.answers[0], SequenceGap)
     assert plan.answers[1] == Appended(Offset(0), Offset(1), Version(1))
 
 
 def test_sequences_are_checked_against_the_commit_in_the_making_l13() -> None:
     plan = plan_of(
-        log(), Request([produced(0, 2)]), Request([produced(0, 2)]), Request([produced(2)]), Request([produced(7)])
+        log(), append([produced(0, 2)]), append([produced(0, 2)]), append([produced(2)]), append([produced(7)])
     )
     assert plan.answers[1] == plan.answers[0]
     assert plan.answers[2] == Appended(Offset(2), Offset(3), Version(1))
@@ -173,7 +186,7 @@ def test_sequences_are_checked_against_the_commit_in_the_making_l13() -> None:
 
 def test_batches_of_one_request_follow_one_another_l13() -> None:
     state = log()
-    request = Request([produced(0, 2), produced(2, 3), produced(5)])
+    request = append([produced(0, 2), produced(2, 3), produced(5)])
     plan = plan_of(state, request)
     assert plan.answers == [Appended(Offset(0), Offset(6), Version(1))]
     commit(state, plan)
@@ -182,20 +195,20 @@ def test_batches_of_one_request_follow_one_another_l13() -> None:
 
 def test_a_repeat_gets_its_answer_although_others_of_the_producer_came_between_l13() -> None:
     state = log()
-    commit(state, plan_of(state, Request([produced(0)])))
-    between = Request([header()])
+    commit(state, plan_of(state, append([produced(0)])))
+    between = append([header()])
     plan = plan_of(
-        state, Request([produced(1)]), between, Request([produced(2)]), Request([produced(1)]), Request([produced(0)])
+        state, append([produced(1)]), between, append([produced(2)]), append([produced(1)]), append([produced(0)])
     )
     assert plan.answers[3] == plan.answers[0] == Appended(Offset(1), Offset(2), Version(2))
     assert plan.answers[4] == Appended(Offset(0), Offset(1), Version(1))
 
 
 def test_producer_0_is_one_and_batches_without_sequence_have_none_l13() -> None:
-    zero = Request([produced(0, producer=0)])
+    zero = append([produced(0, producer=0)])
     plan = plan_of(log(), zero, zero)
     assert plan.answers[1] == plan.answers[0]
-    unnumbered = Request([produced(-1, producer=5)])
+    unnumbered = append([produced(-1, producer=5)])
     plan = plan_of(log(), unnumbered, unnumbered)
     assert plan.answers == [Appended(Offset(0), Offset(1), Version(1)), Appended(Offset(1), Offset(2), Version(1))]
     assert [add.origin_id for add in plan.operations] == [-1]
@@ -212,8 +225,8 @@ def test_producer_0_is_one_and_batches_without_sequence_have_none_l13() -> None:
 )
 def test_a_request_that_was_partly_here_before_is_refused_whole_l16(batches: list[BatchHeader]) -> None:
     state = log()
-    commit(state, plan_of(state, Request([produced(0)])))
-    plan = plan_of(state, Request(batches))
+    commit(state, plan_of(state, append([produced(0)])))
+    plan = plan_of(state, append(batches))
     [refused] = plan.answers
     assert isinstance(refused, DuplicateSequence)
     assert (refused.origin_id, refused.sequence) == (5, batches[-1].base_sequence)
@@ -222,8 +235,8 @@ def test_a_request_that_was_partly_here_before_is_refused_whole_l16(batches: lis
 
 def test_half_a_repeat_is_refused_l16() -> None:
     state = log()
-    commit(state, plan_of(state, Request([produced(0)])))
-    plan = plan_of(state, Request([produced(0), produced(1)]))
+    commit(state, plan_of(state, append([produced(0)])))
+    plan = plan_of(state, append([produced(0), produced(1)]))
     assert isinstance(plan.answers[0], DuplicateSequence)
     assert not plan.placements
 
@@ -249,7 +262,7 @@ def test_an_epoch_that_no_batch_can_carry_is_refused() -> None:
 
 def test_a_commit_says_what_it_does_and_where_the_log_is_after_it() -> None:
     state = LogState(version=Version(9), epoch=Epoch(2), start_offset=Offset(5), next_offset=Offset(8))
-    add = plan_of(state, Request([header(2)])).operations[0]
+    add = plan_of(state, append([header(2)])).operations[0]
     remove = Remove(segment=segment_name(5), offset_start=Offset(5), offset_end=Offset(7), size=1)
     assert next_commit(state, [add, remove], txn_id="w", now=3.0, epoch=Epoch(2)) == Commit(
         version=Version(10),
@@ -269,7 +282,7 @@ def test_every_tenth_version_has_a_checkpoint_l11() -> None:
 
 def test_the_first_segment_is_named_after_the_next_offset() -> None:
     state = log()
-    plan = plan_of(state, Request([header()]))
+    plan = plan_of(state, append([header()]))
     assert isinstance(plan.operations[0], Add)
     assert plan.operations[0].segment == segment_name(0)
 
@@ -277,8 +290,8 @@ def test_the_first_segment_is_named_after_the_next_offset() -> None:
 # Producers that leave out what was refused
 
 
-def skipping(sequence: int, count: int = 1) -> Request:
-    return Request([produced(sequence, count)], may_skip=True)
+def skipping(sequence: int, count: int = 1) -> Append:
+    return append([produced(sequence, count)], may_skip=True)
 
 
 def test_what_a_producer_left_out_does_not_keep_it_from_going_on_l13() -> None:
@@ -287,7 +300,7 @@ def test_what_a_producer_left_out_does_not_keep_it_from_going_on_l13() -> None:
     assert [answer.offset_start for answer in plan.answers if isinstance(answer, Appended)] == [0, 1, 2]
     commit(state, plan)
     assert plan_of(state, skipping(20)).placements
-    strict = plan_of(state, Request([produced(20)]))
+    strict = plan_of(state, append([produced(20)]))
     assert isinstance(strict.answers[0], SequenceGap), "others must not"
 
 
@@ -322,18 +335,18 @@ def test_where_it_is_no_longer_known_what_was_left_out_nothing_is_written_l13() 
 
 def test_a_repeat_that_expected_a_version_gets_its_first_answer_l3_l13() -> None:
     state = log()
-    request = Request([produced(0)], expected_version=Version(0), may_skip=True)
+    request = append([produced(0)], expected_version=Version(0), may_skip=True)
     first = plan_of(state, request)
     commit(state, first)
     assert plan_of(state, request).answers == first.answers
-    late = plan_of(state, Request([produced(1)], expected_version=Version(0), may_skip=True))
+    late = plan_of(state, append([produced(1)], expected_version=Version(0), may_skip=True))
     assert isinstance(late.answers[0], VersionConflict)
 
 
 def test_a_txn_id_is_over_when_its_time_is_l13() -> None:
     state = log()
-    commit(state, plan_of(state, Request([header()], "a")))
+    commit(state, plan_of(state, append([header()], "a")))
     for log_ms, is_known in ((900_000, True), (900_001, False)):
         plan = Plan(state, LIMITS, 1.0, log_ms)
-        plan.admit(Request([header()], "a"))
+        plan.admit(append([header()], "a"))
         assert bool(plan.placements) != is_known

@@ -6,9 +6,9 @@ from sulina.core.cluster.entries import Current, Sealed
 from sulina.core.log.archive import ArchiveView
 from sulina.core.log.log_state import LogState
 from sulina.core.log.resume import (
+    DirectoryState,
     End,
     Stamp,
-    Standing,
     check_continues,
     check_joins,
     check_witnesses,
@@ -24,29 +24,29 @@ OURS = Stamp(topic_id="t1", holder="h1")
 @pytest.mark.parametrize(
     ("exists", "stamp", "claimed_by", "is_adopted", "expected"),
     [
-        (False, None, None, False, Standing.ABSENT),
-        (False, None, "h1", False, Standing.ABSENT),
-        (False, None, None, True, Standing.ABSENT),
-        (True, OURS, "h1", False, Standing.NEWEST),
-        (True, OURS, None, False, Standing.NEWEST),
-        (True, OURS, "h2", False, Standing.OVERTAKEN),
-        (True, OURS, "h2", True, Standing.OVERTAKEN),
-        (True, Stamp(topic_id="t0", holder="h1"), "h1", False, Standing.FOREIGN),
-        (True, Stamp(topic_id="t0", holder="h1"), None, True, Standing.FOREIGN),
-        (True, None, None, False, Standing.FOREIGN),
-        (True, None, None, True, Standing.UNSTAMPED),
-        (True, None, "h2", True, Standing.FOREIGN),
+        (False, None, None, False, DirectoryState.ABSENT),
+        (False, None, "h1", False, DirectoryState.ABSENT),
+        (False, None, None, True, DirectoryState.ABSENT),
+        (True, OURS, "h1", False, DirectoryState.NEWEST),
+        (True, OURS, None, False, DirectoryState.NEWEST),
+        (True, OURS, "h2", False, DirectoryState.OVERTAKEN),
+        (True, OURS, "h2", True, DirectoryState.OVERTAKEN),
+        (True, Stamp(topic_id="t0", holder="h1"), "h1", False, DirectoryState.FOREIGN),
+        (True, Stamp(topic_id="t0", holder="h1"), None, True, DirectoryState.FOREIGN),
+        (True, None, None, False, DirectoryState.FOREIGN),
+        (True, None, None, True, DirectoryState.UNSTAMPED),
+        (True, None, "h2", True, DirectoryState.FOREIGN),
     ],
 )
 def test_u8_precedence_is_by_claim_not_by_file_age(
-    exists: bool, stamp: Stamp | None, claimed_by: str | None, is_adopted: bool, expected: Standing
+    exists: bool, stamp: Stamp | None, claimed_by: str | None, is_adopted: bool, expected: DirectoryState
 ) -> None:
     found = standing(exists=exists, stamp=stamp, topic_id="t1", claimed_by=claimed_by, is_adopted=is_adopted)
     assert found is expected
 
 
 def test_u8_a_directory_without_stamp_is_adopted_only_where_that_is_said() -> None:
-    assert standing(exists=True, stamp=None, topic_id="t1", claimed_by=None) is Standing.FOREIGN
+    assert standing(exists=True, stamp=None, topic_id="t1", claimed_by=None) is DirectoryState.FOREIGN
 
 
 def archive(next_offset: int, log_version: int) -> ArchiveView:
@@ -137,3 +137,27 @@ def test_u7_the_archive_reaches_to_where_the_directory_begins() -> None:
             LogIncomplete, match=r"which holds \[10, 20\), goes on from it at offset 10.*20\) are missing"
         ):
             check_joins("/ns/t/0", heard, Offset(10), Offset(20), view)
+
+
+def test_u7_what_was_sealed_had_all_been_archived() -> None:
+    """U7, R10: an archive that lost everything is not one that never had anything, by the word of who sealed it."""
+    for witness, is_refused in ((sealed(1, 0), True), (sealed(0, -1), False)):
+        heard = witnesses(witness, None, is_only_here=True)
+        if not is_refused:
+            check_joins("/ns/t/0", heard, Offset(10), Offset(20), archive(0, -1))
+            continue
+        with pytest.raises(LogIncomplete, match="the archive ends at offset 0"):
+            check_joins("/ns/t/0", heard, Offset(10), Offset(20), archive(0, -1))
+
+
+def test_u7_who_sealed_under_an_epoch_that_a_log_does_not_know_keeps_it_closed() -> None:
+    heard = witnesses(sealed(10, 4), None, is_only_here=True)
+    with pytest.raises(LogIncomplete):
+        check_witnesses("/ns/t/0", "the archive", heard, End(Offset(10), Version(4), Epoch(0)))
+
+
+@pytest.mark.parametrize(("is_only_here", "said"), [(True, "had records up to offset 9"), (False, "had archived it")])
+def test_u7_an_error_says_what_the_owner_reported(is_only_here: bool, said: str) -> None:
+    [witness] = witnesses(None, current(7, 9), is_only_here=is_only_here)
+    assert said in witness.source
+    check_witnesses("/ns/t/0", "the archive", [witness], End(Offset(9), Version(-1), Epoch(1)))

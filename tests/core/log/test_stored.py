@@ -10,6 +10,7 @@ from sulina.core.log.stored import (
     StoredRun,
     bounds,
     checked_run,
+    first_after_epoch,
     max_timestamp_at,
     size_at,
     stamp,
@@ -169,3 +170,9 @@ def test_a_walk_gives_every_batch_and_ends_with_half_a_one_l8() -> None:
             walk(damaged)
         assert (refused.value.path, refused.value.position) == ("some.log", POSITION + STARTS[1])
         assert refused.value.offset == 13
+
+
+def test_the_first_batch_of_a_later_epoch_is_found_s1() -> None:
+    data = memoryview(stored(10, 3, epoch=1) + stored(13, epoch=2, value=b"vv" * 9) + stored(14, 2, epoch=4))
+    assert [first_after_epoch(data, epoch) for epoch in (0, 1, 2, 3, 4)] == [10, 13, 14, 14, None]
+    assert first_after_epoch(memoryview(b""), 0) is None

@@ -56,6 +56,14 @@ def test_one_timestamp_serves_all_and_keys_may_be_absent(values: list[bytes | No
     assert encode_rows(values, keys, stamp) == encode(records)
 
 
+@pytest.mark.parametrize("count", [FEW, MANY])
+@pytest.mark.parametrize("keys", [None, b"k"])
+def test_one_timestamp_serves_records_with_headers_too(count: int, keys: bytes | None) -> None:
+    headers: list[Headers] = [(("h", b"1"),), *[()] * (count - 1)]
+    records = [Record(b"v", keys, 5, each) for each in headers]
+    assert encode_rows([b"v"] * count, None if keys is None else [keys] * count, 5, headers) == encode(records)
+
+
 @pytest.mark.parametrize("count", [*range(1, 70), 127, 128, 129, 999, 1000, 1023, 1024, 1025, 2000])
 def test_any_number_of_rows_is_encoded_and_decoded(count: int) -> None:
     records = [Record(b"v" * (index % 150), b"k%d" % index, index, offset=index) for index in range(count)]

@@ -8,19 +8,15 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.membership import Membership
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.owner import Owner, TopicsThatExist
-from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView, Held, Ownership
 
 __all__ = [
     "Cluster",
     "ClusterOptions",
-    "ClusterStep",
-    "ClusterSteps",
     "ClusterView",
     "Held",
     "Membership",
     "Owner",
     "Ownership",
     "TopicsThatExist",
-    "no_cluster_steps",
 ]

@@ -19,7 +19,6 @@ from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
 from sulina.broker.cluster.membership import Membership, nothing_to_verify
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.owner import Owner, TopicsThatExist
-from sulina.broker.cluster.steps import ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.upkeep import MetadataUpkeep
 from sulina.broker.cluster.view import ClusterView, Held, Ownership, Touched
 from sulina.broker.events import EventStream
@@ -36,8 +35,10 @@ from sulina.core.cluster.entries import (
     Unload,
 )
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
+from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName
+from sulina.waiting import wait_or_timeout
 
 CONFLICTS_MAX = 10  # how often others may be first before it is told
 VIEW_SECONDS = 5.0  # for the view to show what was written
@@ -60,7 +61,7 @@ class Cluster:
         clock: Clock,
         options: ClusterOptions,
         verify: Callable[[], Awaitable[None]] = nothing_to_verify,
-        steps: ClusterSteps = no_cluster_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         """`verify` is asked before each registration whether the metadata store can be believed."""
         self._metadata = metadata
@@ -85,9 +86,9 @@ class Cluster:
             options=options,
             verify=verify,
             changed=self._membership_changed,
-            steps=steps,
+            failpoints=failpoints,
         )
-        self.election = Election(metadata, self.membership, self.view, won=self._won, steps=steps)
+        self.election = Election(metadata, self.membership, self.view, won=self._won, failpoints=failpoints)
         self._load_manager = LoadManager(
             metadata,
             self.view,
@@ -96,7 +97,7 @@ class Cluster:
             broker_id=registration.broker_id,
             clock=clock,
             options=options,
-            steps=steps,
+            failpoints=failpoints,
         )
         self.upkeep = MetadataUpkeep(metadata, self.view, self.election, events=events, clock=clock, options=options)
         self.view.listen(self._view_changed)
@@ -442,11 +443,7 @@ class Cluster:
 
     async def _report_load(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._options.load_seconds):
-                    await self._report.wait()
-            except TimeoutError:
-                pass
+            await wait_or_timeout(self._report, self._options.load_seconds)
             self._report.clear()
             revision = self.membership.revision
             if revision == NO_REVISION:

@@ -12,11 +12,11 @@ import msgspec
 import structlog
 
 from sulina.broker.cluster.membership import Membership
-from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Leader
 from sulina.errors import LeaseLost
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, Compare, MetadataStore, Put
 
 RETRY_SECONDS = 0.2
@@ -35,13 +35,13 @@ class Election:
         view: ClusterView,
         *,
         won: Callable[[], None],
-        steps: ClusterSteps = no_cluster_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self._metadata = metadata
         self._membership = membership
         self._view = view
         self._told = won  # called when we lead and the view shows it
-        self._steps = steps
+        self._reach = failpoints
         self._won: tuple[int, int] | None = None  # the revision of our election, and the lease it goes with
         self._wake = asyncio.Event()
 
@@ -97,6 +97,6 @@ class Election:
             await self._view.wait_for(lambda view: view.leader is not leader, RETRY_SECONDS)
             return
         self._won = (done.revision, lease_id)
-        self._steps(ClusterStep.LEADER_ELECTED)
+        self._reach(Failpoint.LEADER_ELECTED)
         await self._view.wait_for(lambda view: view.revision >= done.revision, ANSWER_SECONDS)
         self._told()  # the view may have shown it before we knew that it was us

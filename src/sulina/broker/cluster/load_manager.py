@@ -17,13 +17,14 @@ from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipCha
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.owner import TopicsThatExist
-from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.core.cluster import balance, keys
-from sulina.core.cluster.balance import Load, Move, Waiting
+from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition
 from sulina.core.cluster.entries import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Entry, MetadataStore
 from sulina.types import PartitionName, TopicName
+from sulina.waiting import wait_or_timeout
 
 HINTS_MAX = 10_000  # partitions to look at; beyond it, all of them
 READS_AT_ONCE = 32
@@ -48,7 +49,7 @@ class LoadManager:
         broker_id: str,
         clock: Clock,
         options: ClusterOptions,
-        steps: ClusterSteps = no_cluster_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self._metadata = metadata
         self._view = view
@@ -57,7 +58,7 @@ class LoadManager:
         self._broker_id = broker_id
         self._clock = clock
         self._options = options
-        self._steps = steps
+        self._reach = failpoints
         self._wake = asyncio.Event()
         self._hints: set[PartitionName] = set()  # new or gone, as somebody said
         self._returned: set[str] = set()  # brokers that may have come back with another data directory
@@ -109,11 +110,7 @@ class LoadManager:
     # The rounds
 
     async def _pause(self, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_or_timeout(self._wake, seconds)
         self._wake.clear()
 
     def _seconds_left(self) -> float:
@@ -144,7 +141,7 @@ class LoadManager:
         if existing is not None:
             await self._sweep(existing)
 
-    async def _write(self, wanted: Sequence[OwnershipChange], step: ClusterStep, *, is_split: bool = True) -> None:
+    async def _write(self, wanted: Sequence[OwnershipChange], step: Failpoint, *, is_split: bool = True) -> None:
         """All of it, in groups; returns when the view shows it. NotLeading."""
         newest = NO_REVISION
         for group in changes.grouped(wanted):
@@ -152,7 +149,7 @@ class LoadManager:
                 raise NotLeading
             written = await LeaderWriter(self._metadata, self._led).write(group, is_split=is_split)
             if written != NO_REVISION:
-                self._steps(step)
+                self._reach(step)
             newest = max(newest, written)
         puts = [put for change in wanted for put in change.puts]
         deletes = [key for change in wanted for key in change.deletes]
@@ -174,7 +171,7 @@ class LoadManager:
             if self._topics.is_reliable(partition) is not None
         ]
         if wanted:
-            await self._write(wanted, ClusterStep.LEADER_CREATED)
+            await self._write(wanted, Failpoint.LEADER_CREATED)
 
     async def _found(self, partition: PartitionName) -> Unassigned:
         """What to write about one that has no owner: new; or, when it had one, whatever that one's death means."""
@@ -192,7 +189,7 @@ class LoadManager:
             lost = sorted(self._lost_with(broker)) if not is_there or broker in returned else []
             if not lost:
                 continue
-            self._steps(ClusterStep.LEADER_DEAD_FOUND)
+            self._reach(Failpoint.LEADER_DEAD_FOUND)
             _logger.info("broker_dead", broker_id=broker, partitions=len(lost))
             local_only = [partition for partition in lost if self._is_local_only(partition)]
             sealed, reported = await self._sealed(local_only), await self._reported(local_only)
@@ -211,7 +208,7 @@ class LoadManager:
                 for partition in lost
                 if (owned := self._view.assignments.get(partition)) is not None and owned.broker_id == broker
             ]
-            await self._write(wanted, ClusterStep.LEADER_UNASSIGNED)
+            await self._write(wanted, Failpoint.LEADER_UNASSIGNED)
 
     def _lost_with(self, broker: str) -> list[PartitionName]:
         """What a broker cannot serve: all, when it is not there; what another data directory had, when it is."""
@@ -277,7 +274,7 @@ class LoadManager:
         active = view.active()
         takers = active or view.staying()  # better served by one that drains than by nobody
         targets: dict[PartitionName, str] = {}
-        anywhere: list[Waiting] = []
+        anywhere: list[UnownedPartition] = []
         deleted_at = self._deleted_at()
         for partition, held in view.unassigned.items():
             waiting = held.value
@@ -291,7 +288,7 @@ class LoadManager:
                 targets[partition] = waiting.to
             else:
                 is_sent_away = waiting.reason in (Reason.UNLOADED, Reason.STOPPED)
-                anywhere.append(Waiting(partition, waiting.from_broker if is_sent_away else None))
+                anywhere.append(UnownedPartition(partition, waiting.from_broker if is_sent_away else None))
         coming: dict[str, int] = {}
         for broker in targets.values():
             coming[broker] = coming.get(broker, 0) + 1
@@ -313,8 +310,8 @@ class LoadManager:
             for partition, target in sorted(targets.items())
         ]
         if wanted:
-            self._steps(ClusterStep.LEADER_BEFORE_ASSIGN)
-            await self._write(wanted, ClusterStep.LEADER_ASSIGNED)
+            self._reach(Failpoint.LEADER_BEFORE_ASSIGN)
+            await self._write(wanted, Failpoint.LEADER_ASSIGNED)
 
     async def _drain(self) -> None:
         """Some more of what a draining broker has is to leave, as long as somebody can take it."""
@@ -328,7 +325,7 @@ class LoadManager:
             chosen = sorted(partition for partition in mine if partition not in view.unloads)[: max(0, room)]
             wanted += [self._unload(partition, None, "drain") for partition in chosen]
         if wanted:
-            await self._write(wanted, ClusterStep.LEADER_UNLOADS_WANTED)
+            await self._write(wanted, Failpoint.LEADER_UNLOADS_WANTED)
 
     async def _rebalance(self) -> None:
         """A few moves, if brokers differ much, and nothing waits for an owner that could have one."""
@@ -338,7 +335,7 @@ class LoadManager:
         moves = plan_rebalance(self._view, moves_max=room, only_if_uneven=True)
         if moves:
             wanted = [self._unload(move.partition, move.target, "rebalance") for move in moves]
-            await self._write(wanted, ClusterStep.LEADER_UNLOADS_WANTED)
+            await self._write(wanted, Failpoint.LEADER_UNLOADS_WANTED)
 
     def _unload(self, partition: PartitionName, to: str | None, why: str) -> OwnershipChange:
         owned = self._view.assignments[partition]
@@ -361,11 +358,11 @@ class LoadManager:
             for first in range(0, len(partitions), SWEEP_GROUP_PARTITIONS):
                 some = partitions[first : first + SWEEP_GROUP_PARTITIONS]
                 left = [key for partition in some for key in changes.keys_of(view, partition)]
-                await self._write([changes.sweep(topic, left)], ClusterStep.LEADER_SWEPT, is_split=False)
+                await self._write([changes.sweep(topic, left)], Failpoint.LEADER_SWEPT, is_split=False)
         before_ms = self._now_ms() - int(self._options.forget_seconds * 1000)
         for broker, load in list(view.loads.items()):
             if broker not in view.registrations and broker not in view.assigned_to and load.at_ms < before_ms:
-                await self._write([changes.forget_broker(broker)], ClusterStep.LEADER_SWEPT)
+                await self._write([changes.forget_broker(broker)], Failpoint.LEADER_SWEPT)
 
     def _deleted_at(self) -> dict[str, int]:
         """Return the revision at which the newest deleted topic of each name was deleted."""
@@ -415,7 +412,7 @@ def broker_loads(view: ClusterView, brokers: Iterable[str]) -> list[Load]:
     ]
 
 
-def plan_rebalance(view: ClusterView, *, moves_max: int, only_if_uneven: bool) -> list[Move]:
+def plan_rebalance(view: ClusterView, *, moves_max: int, only_if_uneven: bool) -> list[PlannedMove]:
     """The moves between active brokers that would even them out."""
     active = view.active()
     movable = {

@@ -15,14 +15,15 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.steps import ClusterStep, ClusterSteps, no_cluster_steps
 from sulina.broker.cluster.view import ClusterView, Held
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import LoadReport, Registration
 from sulina.errors import InvalidSettings, LeaseLost, NotServing
+from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, Clock, Compare, Entry, Lease, MetadataStore, Put
 from sulina.types import checked_broker
+from sulina.waiting import wait_or_timeout
 
 MARGIN_SECONDS_MIN = 0.2
 MARGIN_SHARE = 0.1
@@ -57,7 +58,7 @@ class Membership:
         options: ClusterOptions,
         verify: Callable[[], Awaitable[None]] = nothing_to_verify,
         changed: Callable[[], None] = lambda: None,
-        steps: ClusterSteps = no_cluster_steps,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self._metadata = metadata
         self._registration = registration
@@ -69,7 +70,7 @@ class Membership:
         self._events = events
         self._clock = clock
         self._options = options
-        self._steps = steps
+        self._reach = failpoints
         self._lease: Lease | None = None
         self._valid_until = -math.inf
         self._is_seen = False
@@ -121,7 +122,7 @@ class Membership:
             if done.is_done:
                 self._lease, self.ttl, self.revision = lease, ttl, done.revision
                 self._valid_until = sent + ttl - margin_seconds(ttl)
-                self._steps(ClusterStep.MEMBER_REGISTERED)
+                self._reach(Failpoint.MEMBER_REGISTERED)
                 self.look()  # the view may have been faster than the answer
                 return
         raise NotServing(reason=f"the registration of broker {self.broker_id} is changed by others all the time")
@@ -135,11 +136,7 @@ class Membership:
                 pause_seconds = await self._keep_alive(self._lease)
             if pause_seconds > 0 and not self.is_replaced:
                 self._wake.clear()
-                try:
-                    async with asyncio.timeout(pause_seconds):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                await wait_or_timeout(self._wake, pause_seconds)
 
     def look(self) -> None:
         """Compare with what the cluster sees of us; after every change of the view."""
@@ -190,7 +187,7 @@ class Membership:
             is_done = (await self._metadata.txn(compares=compares, deletes=[*gone, keys.LEADER])).is_done
         if not is_done:
             await self._metadata.txn(compares=[mine], deletes=gone)
-        self._steps(ClusterStep.MEMBER_LEAVING)
+        self._reach(Failpoint.MEMBER_LEAVING)
         await lease.revoke()
 
     # Inside

@@ -25,6 +25,7 @@ from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen, evidence,
 from sulina.errors import ArchiveFailed, InvalidSettings, MetadataFailed, SulinaError
 from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
 from sulina.storage.files import read_whole, write_whole
+from sulina.waiting import wait_or_timeout
 
 SEEN_FILE, MEMORY_FILE = "cluster-seen.json", "cluster-memory.json"
 MARK_SECONDS = 5.0  # between two marks; as long a store may be behind without being noticed at once
@@ -194,11 +195,7 @@ class ClusterMemory:
 
     async def _pause(self, least_seconds: float) -> None:
         await asyncio.sleep(max(SOON_SECONDS, min(least_seconds, MARK_SECONDS)))
-        try:
-            async with asyncio.timeout(MARK_SECONDS):
-                await self._change.wait()
-        except TimeoutError:
-            pass
+        await wait_or_timeout(self._change, MARK_SECONDS)
         self._change.clear()
 
     async def _await_recovery(self) -> None:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sulina.core.delivery.attempts import Attempts, Hand, Report
+from sulina.core.delivery.attempts import Hand, NodeAttempts, SendReport
 from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
 from sulina.core.delivery.ranges import Range
 from sulina.errors import SulinaError
@@ -48,7 +48,7 @@ class LocalSubscriber:
 class Partition:
     """What this node shares with the owner of one partition."""
 
-    def __init__(self, name: PartitionName, source: str, fence: Fence, attempts: Attempts) -> None:
+    def __init__(self, name: PartitionName, source: str, fence: Fence, attempts: NodeAttempts) -> None:
         self.name = name
         self.source = source  # the broker that sends
         self.fence = fence  # its own: of another one, attempts are counted anew
@@ -126,7 +126,7 @@ class Endpoint:
     def _shared(self, name: PartitionName, owner: str, *, is_reliable: bool) -> Partition:
         known = self._partitions.get(name)
         if known is None:
-            attempts = Attempts(self._config, is_reliable=is_reliable, epoch=NOT_YET[0])
+            attempts = NodeAttempts(self._config, is_reliable=is_reliable, epoch=NOT_YET[0])
             known = self._partitions[name] = Partition(name, owner, NOT_YET, attempts)
         return known
 
@@ -176,7 +176,7 @@ class Endpoint:
     def _renew(self, shared: Partition, owner: str, fence: Fence) -> Partition:
         """Another owner, or another life of it, counts its attempts anew; what was acked is acked."""
         old = shared.attempts
-        attempts = Attempts(self._config, is_reliable=old.is_reliable, epoch=fence[0])
+        attempts = NodeAttempts(self._config, is_reliable=old.is_reliable, epoch=fence[0])
         made = Partition(shared.name, owner, fence, attempts)
         for subscriber in self._by_topic.get(shared.name.topic, {}).values():
             if old.has(subscriber.handle):
@@ -216,11 +216,11 @@ class Endpoint:
         """That credited nothing."""
         return self._late_acks + sum(shared.attempts.late_acks for shared in self._partitions.values())
 
-    def _report(self, shared: Partition, reports: Iterable[Report]) -> None:
+    def _report(self, shared: Partition, reports: Iterable[SendReport]) -> None:
         for report in reports:
             self._tell(shared, report)
 
-    def _tell(self, shared: Partition, report: Report) -> None:
+    def _tell(self, shared: Partition, report: SendReport) -> None:
         name = shared.name
         frame = Reported(str(name.topic), name.partition, shared.fence, report.report)
         self._send(shared.source, frame)  # where it is lost, the batch is sent again, or counts as failed

@@ -13,8 +13,8 @@ import structlog
 from sulina.broker.events import EventStream
 from sulina.broker.partition import Log, Partition
 from sulina.broker.place import Place
-from sulina.core.delivery.fan_out import Effect, FanOut, Payload, Remove, ResumeAt, Send, Tell
-from sulina.core.delivery.pubsub import DeliveryReport, Member, PubSubConfig, TopicOptions
+from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.core.delivery.pubsub import DeliveryReport, PubSubConfig, SubscriberId, TopicOptions
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.position import Position
 from sulina.errors import LogClosed, NotServing, OffsetOutOfRange, SubscriberRemoved, SulinaError
@@ -75,7 +75,7 @@ class Feed:
 
     # Who is there
 
-    async def join(self, member: Member, name: str, position: Position) -> Position | None:
+    async def join(self, member: SubscriberId, name: str, position: Position) -> Position | None:
         """From where it is sent to; None: the topic keeps nothing. NotServing, LimitReached.
 
         Where something of what it had was given up since, that is where the log goes on.
@@ -93,7 +93,7 @@ class Feed:
             self._start()
             return begin
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: SubscriberId) -> None:
         """It wants no more."""
         async with self._turn:
             self._do(self.fan_out.leave(member, self._clock.monotonic()))
@@ -103,7 +103,7 @@ class Feed:
         async with self._turn:
             gone = [info for info in self.fan_out.info() if info.node == node and info.handle not in live]
             for info in gone:
-                self._do(self.fan_out.leave(Member(node, info.handle), self._clock.monotonic()))
+                self._do(self.fan_out.leave(SubscriberId(node, info.handle), self._clock.monotonic()))
 
     def node_up(self, node: str, *, is_new_life: bool) -> None:
         """There is a connection with it again."""
@@ -174,7 +174,7 @@ class Feed:
                 case ResumeAt(node, handles):
                     packed = pack_handles(handles)
                     self._links.send(node, Resume(self._topic, self.name.partition, self._fence, packed))
-                case Remove(member, reason, status):
+                case RemoveSubscriber(member, reason, status):
                     error = SubscriberRemoved(topic=self._topic, reason=reason, status=str(status))
                     self._remove(member.node, [member.handle], error)
                 case Tell(type_, fields):

@@ -22,7 +22,7 @@ from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import Taken, Totals, added, summed
 from sulina.broker.topic import Topic
 from sulina.core.delivery.fan_out import FanOut, FanOutCounts
-from sulina.core.delivery.pubsub import Member, PubSubConfig, SubscriberInfo
+from sulina.core.delivery.pubsub import PubSubConfig, SubscriberId, SubscriberInfo
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.position import Position
 from sulina.errors import LimitReached, NotServing, SulinaError, TopicNotFound
@@ -395,7 +395,7 @@ class Hub:
                 position = Position.parse(frame.start)
             else:
                 position = Position.at_offset(frame.offset, frame.epoch)
-            begin = await feed.join(Member(source, frame.handle), frame.name, position)
+            begin = await feed.join(SubscriberId(source, frame.handle), frame.name, position)
             answer: AnyPeerFrame = Joined(frame.id, None)
             if begin is not None:
                 answer = Joined(frame.id, begin.value, NO_EPOCH if begin.epoch is None else begin.epoch)
@@ -408,7 +408,7 @@ class Hub:
         await self._knows.topic_when_known(name.topic, KNOWN_SECONDS)  # as its join has waited, and not before it
         feed = self.feeds.get(name)
         if feed is not None:
-            await feed.leave(Member(source, frame.handle))
+            await feed.leave(SubscriberId(source, frame.handle))
 
     def _answered(self, source: str, frame: Joined | Refused) -> None:
         asked = self._asked.get(frame.id)

@@ -10,9 +10,11 @@ from dataclasses import replace
 import structlog
 
 from sulina.broker.pubsub.endpoint import Endpoint, LocalSubscriber
+from sulina.core.backoff import doubled
 from sulina.core.log.position import Position
 from sulina.errors import NotServing, SulinaError
 from sulina.types import PartitionName
+from sulina.waiting import wait_or_timeout
 
 RETRY_SECONDS = 0.1  # doubles
 RETRY_SECONDS_MAX = 2.0
@@ -120,7 +122,7 @@ class Relay:
         self.look()
 
     async def _run(self) -> None:
-        pause = RETRY_SECONDS
+        failures = 0
         while not self.is_empty:
             self._wake.clear()
             owner = self._owner_of(self.name)
@@ -131,20 +133,13 @@ class Relay:
                 # As many as there are now; who comes meanwhile is next.
                 joins = [self._join(owner, subscriber) for subscriber in list(self._wanted)[:AT_ONCE]]
                 if all(await asyncio.gather(*joins)):
-                    pause = RETRY_SECONDS
+                    failures = 0
                     continue
             if self._wanted:
-                await self._pause(pause)
-                pause = min(pause * 2, RETRY_SECONDS_MAX)
+                await wait_or_timeout(self._wake, doubled(RETRY_SECONDS, RETRY_SECONDS_MAX, failures))
+                failures += 1
             elif not self._wake.is_set():
                 return  # `look` begins anew
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
 
     async def _join(self, owner: str, subscriber: LocalSubscriber) -> bool:
         """False: it is to be tried again, later."""

@@ -96,12 +96,12 @@ def start(
         Say that the cluster is ready as one line of JSON, and nothing else on standard output.
     """
     from sulina.cli.cluster.local import LocalCluster
-    from sulina.cli.cluster.run import Run
+    from sulina.cli.cluster.run import ClusterRun
 
     cluster = LocalCluster(
         os.path.abspath(data), brokers=brokers, port=port, lease_seconds=lease_seconds, restart_seconds=restart_seconds
     )
-    asyncio.run(Run(cluster, as_json=json).run())
+    asyncio.run(ClusterRun(cluster, as_json=json).run())
 
 
 def _metadata(info: "MetadataInfo | None") -> str | None:

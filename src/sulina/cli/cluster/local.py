@@ -155,7 +155,7 @@ class Etcd(Child):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class SharedSettings:
     """What all brokers of a cluster are told."""
 
     metadata: str
@@ -170,7 +170,7 @@ class BrokerChild(Child):
         super().__init__(name, directory, lock)
         self._http = f"{HOST}:{port}"
 
-    async def start(self, membership: Membership) -> None:
+    async def start(self, membership: SharedSettings) -> None:
         """Return when it answers; from the second time on at the same port. NotServing."""
         command = [
             *(sys.executable, "-m", "sulina.cli", "serve", "--json", "--broker-id", self.name, "--http", self._http),
@@ -217,10 +217,10 @@ class LocalCluster:
         self._watching: list[asyncio.Task[None]] = []
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> SharedSettings:
         """As brokers are told now; etcd has another port each time."""
         objects = f"file://{quote(os.path.join(self.directory, 'objects'))}"
-        return Membership(metadata=self.etcd.url, objects=objects, lease_seconds=self._lease_seconds)
+        return SharedSettings(metadata=self.etcd.url, objects=objects, lease_seconds=self._lease_seconds)
 
     async def start(self) -> None:
         """Return when all answer. NotServing."""

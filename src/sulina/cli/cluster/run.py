@@ -13,6 +13,7 @@ import msgspec
 from sulina.cli import terminal
 from sulina.cli.cluster.chronicle import Chronicle
 from sulina.cli.cluster.local import LocalCluster, fetched
+from sulina.waiting import wait_or_timeout
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,7 +24,7 @@ LOOK_SECONDS = 0.5
 ANSWER_SECONDS_MAX = 2.0
 
 
-class Run:
+class ClusterRun:
     """One cluster, shown until it is told to stop."""
 
     def __init__(self, cluster: LocalCluster, *, as_json: bool) -> None:
@@ -77,9 +78,7 @@ class Run:
                     for text in self._chronicle.see(found, self._seconds):
                         self._line(text)
                 draw()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._stopping.wait()
+                await wait_or_timeout(self._stopping, LOOK_SECONDS)
 
     def _look(self) -> "ClusterInfo | None":
         """The cluster as the first broker that answers sees it."""

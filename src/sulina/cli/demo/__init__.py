@@ -19,11 +19,12 @@ from cyclopts import Parameter, validators
 from sulina.cli import terminal
 from sulina.cli.remote import client_for
 from sulina.errors import InvalidSettings
+from sulina.waiting import wait_or_timeout
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sulina.cli.demo.tables import Pipeline, Revenue
+    from sulina.cli.demo.tables import DemoPipeline, Revenue
     from sulina.client import Client
 
 KILL_AT = 0.4  # of the time that the demo has
@@ -95,7 +96,7 @@ class Show:
         self._until = seconds
         self._serves_on = serves_on
         self._root = root
-        self._pipeline: Pipeline | None = None
+        self._pipeline: DemoPipeline | None = None
         self._answer: list[Revenue] = []
         self._node = ChildNode(str(root / "node"), usual_address() if serves_on else ANY_PORT)
         self._tally = Tally()
@@ -176,7 +177,7 @@ class Show:
 
     async def _begin_tables(self) -> None:
         """A pipeline beside the traffic, until its tables are there."""
-        from sulina.cli.demo.tables import Pipeline, why_not
+        from sulina.cli.demo.tables import DemoPipeline, why_not
 
         if not self.has_tables or self._ending.is_set():
             return
@@ -185,7 +186,7 @@ class Show:
             return
         self._tally.is_steady = False  # Spark's start takes all cores
         self._until = self._tally.seconds
-        self._pipeline = Pipeline(self._root, self._node.url)
+        self._pipeline = DemoPipeline(self._root, self._node.url)
         await self._pipeline.start()
         self._note("Spark starts, and makes Delta Lake tables of the topic while it grows")
         await self._pipeline.wait_for_tables()
@@ -223,12 +224,7 @@ class Show:
 
     async def _wait_ending(self, seconds: float | None) -> bool:
         """Whether the end was called for before the time was over; None is no time."""
-        try:
-            async with asyncio.timeout(None if seconds is None else max(seconds, 0)):
-                await self._ending.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await wait_or_timeout(self._ending, None if seconds is None else max(seconds, 0))
 
     # What is shown
 

@@ -69,7 +69,7 @@ def why_not() -> str | None:
     return None
 
 
-class Pipeline:
+class DemoPipeline:
     """A pipeline on the demo's topic, for as long as the demo wants it."""
 
     def __init__(self, root: Path, url: str) -> None:

@@ -24,7 +24,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class UnownedPartition:
     """A partition without an owner, that anybody may have."""
 
     partition: PartitionName
@@ -32,7 +32,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Move:
+class PlannedMove:
     """A partition that is to leave one broker for another."""
 
     partition: PartitionName
@@ -40,7 +40,7 @@ class Move:
     target: str
 
 
-def spread(waiting: Iterable[Waiting], loads: Iterable[Load]) -> dict[PartitionName, str]:
+def spread(waiting: Iterable[UnownedPartition], loads: Iterable[Load]) -> dict[PartitionName, str]:
     """A broker for each, so that their counts end as even as may be. Empty when there is nobody."""
     heap = sorted(loads)
     placed: dict[PartitionName, str] = {}
@@ -70,7 +70,7 @@ def plan_moves(
     *,
     moves_max: int,
     only_if_uneven: bool = False,
-) -> list[Move]:
+) -> list[PlannedMove]:
     """The moves that make the brokers of `loads` even, at most so many, from the fullest to the emptiest.
 
     `loads` count what is under way already as if it had arrived, and `movable` leaves it out. With `only_if_uneven`
@@ -78,7 +78,7 @@ def plan_moves(
     """
     by_broker = {load.broker_id: load for load in loads}
     left = {broker: sorted(movable.get(broker, ()), reverse=True) for broker in by_broker}
-    moves: list[Move] = []
+    moves: list[PlannedMove] = []
     while len(moves) < moves_max and len(by_broker) > 1:
         if only_if_uneven and not is_uneven([load.partitions for load in by_broker.values()]):
             break
@@ -89,7 +89,7 @@ def plan_moves(
         source = max(givers)
         if source.partitions - target.partitions < UNEVEN_PARTITIONS:
             break
-        moves.append(Move(left[source.broker_id].pop(), source.broker_id, target.broker_id))
+        moves.append(PlannedMove(left[source.broker_id].pop(), source.broker_id, target.broker_id))
         for load, change in ((source, -1), (target, 1)):
             by_broker[load.broker_id] = Load(load.partitions + change, load.bytes_per_second, load.broker_id)
     return moves

@@ -33,22 +33,22 @@ class Hand(Struct, frozen=True):
     passed: tuple[Range, ...] = ()  # acked out of order, before it failed
 
 
-class Report(Struct, frozen=True):
+class SendReport(Struct, frozen=True):
     """Say to the owner what became of an attempt."""
 
     report: DeliveryReport
 
 
-class _Held(NamedTuple):
+class _PendingBatch(NamedTuple):
     start: int
     batches_before: int  # that were given to the subscriber
     bytes_before: int
 
 
 @dataclass(slots=True, eq=False)
-class _Subscriber:
+class _SubscriberProgress:
     next_offset: int | None  # everything before it was given
-    pending: dict[int, _Held] = field(default_factory=dict)  # by attempt
+    pending: dict[int, _PendingBatch] = field(default_factory=dict)  # by attempt
     pending_bytes: int = 0
     given_batches: int = 0  # ever
     given_bytes: int = 0
@@ -61,7 +61,7 @@ class _Subscriber:
         return next(iter(self.pending.values())).start if self.pending else self.next_offset
 
     def give(self, attempt: int, start: int, size_bytes: int) -> None:
-        self.pending[attempt] = _Held(start, self.given_batches, self.given_bytes)
+        self.pending[attempt] = _PendingBatch(start, self.given_batches, self.given_bytes)
         self.pending_bytes += size_bytes
         self.given_batches += 1
         self.given_bytes += size_bytes
@@ -76,14 +76,14 @@ class _Subscriber:
 
 
 @dataclass(slots=True, eq=False)
-class _Attempt:
+class _UnreportedAttempt:
     end: int
     size_bytes: int
     waiting: set[int]
     failed: list[SubscriberFailure]
 
 
-class Attempts:
+class NodeAttempts:
     """Of one epoch of the owner. Who counts anew makes a new one, and adds its subscribers where they are."""
 
     def __init__(self, config: PubSubConfig, *, is_reliable: bool, epoch: int) -> None:
@@ -91,8 +91,8 @@ class Attempts:
         self.epoch = epoch
         self.late_acks = 0  # that credited nothing
         self._config = config
-        self._subscribers: dict[int, _Subscriber] = {}
-        self._attempts: dict[int, _Attempt] = {}  # that are not reported
+        self._subscribers: dict[int, _SubscriberProgress] = {}
+        self._attempts: dict[int, _UnreportedAttempt] = {}  # that are not reported
         self._oldest_since: OrderedDict[int, float] = OrderedDict()  # by handle: since when its oldest batch is that
         self._unknown: OrderedDict[int, None] = OrderedDict()  # handles that failed before they were added
         self._behind: set[int] = set()  # handles, until they have nothing left
@@ -106,7 +106,7 @@ class Attempts:
         """A subscriber that is sent everything from `offset` on. One that is known goes on where it was."""
         known = self._subscribers.get(handle)
         if known is None:
-            made = self._subscribers[handle] = _Subscriber(offset if self.is_reliable else None)
+            made = self._subscribers[handle] = _SubscriberProgress(offset if self.is_reliable else None)
             if handle in self._unknown:
                 del self._unknown[handle]
                 # The owner was told that it failed, and what follows on the way is not for it.
@@ -128,7 +128,7 @@ class Attempts:
         subscriber = self._subscribers.get(handle)
         return subscriber.position if subscriber is not None and self.is_reliable else None
 
-    def remove(self, handle: int, now: float) -> list[Report]:  # noqa: ARG002
+    def remove(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
         """It leaves on purpose: nothing that it has is held against it."""
         reports = self._void(handle, None)
         self._subscribers.pop(handle, None)
@@ -138,13 +138,13 @@ class Attempts:
 
     def deliver(
         self, attempt: int, start: int, end: int, size_bytes: int, handles: Sequence[int], now: float
-    ) -> list[Hand | Report]:
+    ) -> list[Hand | SendReport]:
         """A batch with the offsets [start, end) for these."""
         if attempt <= self._highest:
             return self._again(attempt, handles)
         self._highest = attempt
-        steps: list[Hand | Report] = []
-        made = _Attempt(end, size_bytes, set(), [])
+        steps: list[Hand | SendReport] = []
+        made = _UnreportedAttempt(end, size_bytes, set(), [])
         for handle in handles:
             subscriber = self._subscribers.get(handle)
             if subscriber is None:
@@ -179,9 +179,9 @@ class Attempts:
                 steps.append(self._tell_behind())
         return steps
 
-    def resume(self, handles: Iterable[int]) -> list[Report]:
+    def resume(self, handles: Iterable[int]) -> list[SendReport]:
         """The owner sends to them again, on a reliable topic from before what they have not acked."""
-        reports: list[Report] = []
+        reports: list[SendReport] = []
         for handle in handles:
             self._unknown.pop(handle, None)
             subscriber = self._subscribers.get(handle)
@@ -192,7 +192,7 @@ class Attempts:
             subscriber.failure, subscriber.is_told = None, False
         return reports
 
-    def _part(self, subscriber: _Subscriber, handle: int, attempt: int, start: int, end: int) -> Hand | None:
+    def _part(self, subscriber: _SubscriberProgress, handle: int, attempt: int, start: int, end: int) -> Hand | None:
         """What of a batch is new to a subscriber; None: nothing, it has acked all of it."""
         if not self.is_reliable:
             return Hand(handle, attempt, start)
@@ -212,7 +212,7 @@ class Attempts:
         self._forget_acked(subscriber, subscriber.position if subscriber.pending else begin)
         return Hand(handle, attempt, begin, tuple(passed)) if begin < end else None
 
-    def _is_over(self, subscriber: _Subscriber, size_bytes: int) -> bool:
+    def _is_over(self, subscriber: _SubscriberProgress, size_bytes: int) -> bool:
         if not subscriber.pending:
             return False
         config = self._config
@@ -221,30 +221,30 @@ class Attempts:
             or subscriber.pending_bytes + size_bytes > config.unacked_bytes_max
         )
 
-    def _over_reason(self, subscriber: _Subscriber) -> str:
+    def _over_reason(self, subscriber: _SubscriberProgress) -> str:
         return (
             f"it has {len(subscriber.pending)} batches with {subscriber.pending_bytes} bytes unacked; "
             f"it may have {self._config.unacked_batches_max} with {self._config.unacked_bytes_max}"
         )
 
-    def _again(self, attempt: int, handles: Sequence[int]) -> list[Hand | Report]:
+    def _again(self, attempt: int, handles: Sequence[int]) -> list[Hand | SendReport]:
         """Its report was lost with a connection, or is still to come."""
         if self.is_reliable:
             reason = f"attempt {attempt} comes after {self._highest}"
             failed = tuple(SubscriberFailure(handle, DeliveryStatus.OTHER_ERROR, reason) for handle in handles)
-            return [Report(DeliveryReport(attempt, failed))]
+            return [SendReport(DeliveryReport(attempt, failed))]
         if attempt in self._attempts:
             return []
         meant = set(handles)
         failed = tuple(failure for failure in self._failures.get(attempt, ()) if failure.handle in meant)
-        steps: list[Hand | Report] = []
+        steps: list[Hand | SendReport] = []
         for failure in failed:
             steps += self._break(failure.handle, failure.status, failure.reason, is_told=True)
-        return [*steps, Report(DeliveryReport(attempt, failed))]
+        return [*steps, SendReport(DeliveryReport(attempt, failed))]
 
     # What subscribers do
 
-    def acked(self, handle: int, attempt: int, now: float) -> list[Report]:
+    def acked(self, handle: int, attempt: int, now: float) -> list[SendReport]:
         """It has done with a batch. Late, or never given: nothing, but it is counted."""
         subscriber = self._subscribers.get(handle)
         if subscriber is None or attempt not in subscriber.pending:
@@ -273,19 +273,19 @@ class Attempts:
                 reports.append(self._tell_behind())
         return reports
 
-    def failed(self, handle: int, attempt: int, reason: str, now: float) -> list[Report]:  # noqa: ARG002
+    def failed(self, handle: int, attempt: int, reason: str, now: float) -> list[SendReport]:  # noqa: ARG002
         """It raised. Late: nothing."""
         if not self.holds(handle, attempt):
             return []
         return self._break(handle, DeliveryStatus.OTHER_ERROR, reason)
 
-    def gone(self, handle: int, now: float) -> list[Report]:  # noqa: ARG002
+    def gone(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
         """Its connection is lost. It may be added again, and goes on where it was."""
         return self._break(handle, DeliveryStatus.SUBSCRIBER_UNREACHABLE, "its connection is lost")
 
-    def tick(self, now: float) -> list[Report]:
+    def tick(self, now: float) -> list[SendReport]:
         """Whoever has had its oldest batch for too long fails."""
-        reports: list[Report] = []
+        reports: list[SendReport] = []
         while (due := self.next_tick()) is not None and due <= now:
             reason = f"no ack within {self._config.subscriber_timeout_seconds:g} s"
             reports += self._break(next(iter(self._oldest_since)), DeliveryStatus.TIMEOUT, reason)
@@ -297,7 +297,7 @@ class Attempts:
             return None
         return next(iter(self._oldest_since.values())) + self._config.subscriber_timeout_seconds
 
-    def _break(self, handle: int, status: DeliveryStatus, reason: str, *, is_told: bool = False) -> list[Report]:
+    def _break(self, handle: int, status: DeliveryStatus, reason: str, *, is_told: bool = False) -> list[SendReport]:
         subscriber = self._subscribers.get(handle)
         if subscriber is None:
             return []
@@ -305,7 +305,7 @@ class Attempts:
         subscriber.is_told = is_told or subscriber.is_told or bool(subscriber.pending)
         return self._void(handle, SubscriberFailure(handle, status, reason))
 
-    def _void(self, handle: int, failure: SubscriberFailure | None) -> list[Report]:
+    def _void(self, handle: int, failure: SubscriberFailure | None) -> list[SendReport]:
         """It has nothing any more. What it has not acked is to come again, or is lost to it."""
         subscriber = self._subscribers.get(handle)
         if subscriber is None or not subscriber.pending:
@@ -325,23 +325,23 @@ class Attempts:
                 reports.append(self._done(attempt))
         return reports
 
-    def _forget_acked(self, subscriber: _Subscriber, before: int | None) -> None:
+    def _forget_acked(self, subscriber: _SubscriberProgress, before: int | None) -> None:
         if subscriber.acked is not None and before is not None:
             subscriber.acked.remove(0, before)
             if not len(subscriber.acked):
                 subscriber.acked = None
 
-    def _tell_behind(self) -> Report:
+    def _tell_behind(self) -> SendReport:
         self._told = frozenset(self._behind)
-        return Report(DeliveryReport(0, slow=tuple(sorted(self._told))))
+        return SendReport(DeliveryReport(0, slow=tuple(sorted(self._told))))
 
-    def _done(self, attempt: int) -> Report:
+    def _done(self, attempt: int) -> SendReport:
         return self._report(attempt, self._attempts.pop(attempt))
 
-    def _report(self, attempt: int, batch: _Attempt) -> Report:
+    def _report(self, attempt: int, batch: _UnreportedAttempt) -> SendReport:
         failed = tuple(batch.failed)
         if failed and not self.is_reliable:
             self._failures[attempt] = failed
             if len(self._failures) > REMEMBERED_MAX:
                 self._failures.popitem(last=False)
-        return Report(DeliveryReport(attempt, failed))
+        return SendReport(DeliveryReport(attempt, failed))

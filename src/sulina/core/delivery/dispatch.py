@@ -47,7 +47,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Sending:
+class PlannedDelivery:
     """What one consumer is to be sent: `ranges`, which lie in the batches of these numbers."""
 
     member: Member
@@ -158,9 +158,9 @@ class Dispatch:
 
     # Sharing it out
 
-    def take(self, wanted: Range, batches: Sequence[Batch], now: float) -> list[Sending]:
+    def take(self, wanted: Range, batches: Sequence[Batch], now: float) -> list[PlannedDelivery]:
         """Share out what was read because it was wanted. Batches follow one another and begin at or before it."""
-        sendings: list[Sending] = []
+        sendings: list[PlannedDelivery] = []
         earlier = next(iter(self._ready), (END, END))[0] < wanted[0]
         if earlier and self._members.kind in (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER):
             return []  # somebody has left while this was read, and what it gave back goes first
@@ -193,7 +193,7 @@ class Dispatch:
         number: int,
         pieces: Sequence[Range],
         blocked: set[int],
-        sendings: list[Sending],
+        sendings: list[PlannedDelivery],
     ) -> None:
         self._changes += 1
         for low, high in pieces:
@@ -209,7 +209,7 @@ class Dispatch:
                 self._holders[slot] = (member, 1 if holder is None else holder[1] + 1)
                 self._send(offset, offset + 1, member, number, sendings)
 
-    def _send(self, start: int, end: int, member: Member, batch: int, sendings: list[Sending]) -> None:
+    def _send(self, start: int, end: int, member: Member, batch: int, sendings: list[PlannedDelivery]) -> None:
         self._ready.remove(start, end)
         member.credit -= end - start
         self._holding[member] += end - start
@@ -222,11 +222,11 @@ class Dispatch:
                 mine = mine[-1:]
             sending = next((sent for sent in mine if sent.attempt == failed + 1), None)
             if sending is None:
-                sending = Sending(member, failed + 1)
+                sending = PlannedDelivery(member, failed + 1)
                 sendings.append(sending)
             sending.add(low, high, batch)
 
-    def _hold(self, sending: Sending, now: float) -> None:
+    def _hold(self, sending: PlannedDelivery, now: float) -> None:
         self._number += 1
         held = self._held.setdefault(sending.member, RangeMap())
         for start, end in sending.ranges:

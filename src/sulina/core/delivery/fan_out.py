@@ -14,26 +14,26 @@ Events in, effects out, to be carried out in their order. Time is an argument.
 import heapq
 from collections.abc import Collection
 
-from sulina.core.delivery.fan_out_effects import Effect, FanOutCounts, Payload, Remove, ResumeAt, Send, Tell
-from sulina.core.delivery.fan_out_node import Attempt, Node, Subscriber
-from sulina.core.delivery.fan_out_positions import Positions
+from sulina.core.backoff import doubled
+from sulina.core.delivery.fan_out_effects import Effect, FanOutCounts, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.core.delivery.fan_out_node import Attempt, FanOutSubscriber, SubscriberNode
+from sulina.core.delivery.fan_out_positions import FanOutPositions
 from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
     DeliveryReport,
     DeliveryStatus,
-    Member,
     PubSubConfig,
     PubSubEventType,
     SubscriberFailure,
+    SubscriberId,
     SubscriberInfo,
     SubscriberStatus,
     TopicOptions,
 )
 from sulina.errors import DelayQueueFull, LimitReached, NoSubscribers, PartitionDropped
 
-__all__ = ["Effect", "FanOut", "FanOutCounts", "Payload", "Remove", "ResumeAt", "Send", "Tell"]
+__all__ = ["Effect", "FanOut", "FanOutCounts", "Payload", "RemoveSubscriber", "ResumeAt", "Send", "Tell"]
 
-DOUBLINGS_MAX = 30  # of the backoff
 NOT_CONNECTED = "its node cannot be reached"
 
 
@@ -46,11 +46,13 @@ class FanOut:
         self._is_reliable = is_reliable
         self._local = local
         self._topic = topic
-        self._nodes = {local: Node(local, is_up=True)}
+        self._nodes = {local: SubscriberNode(local, is_up=True)}
         self._members = 0
-        self._positions = Positions(config)
+        self._positions = FanOutPositions(config)
         self._wanted: int | None = None
-        self._timers: list[tuple[float, int, Subscriber]] = []  # a heap; what is not `due` any more is passed over
+        self._timers: list[
+            tuple[float, int, FanOutSubscriber]
+        ] = []  # a heap; what is not `due` any more is passed over
         self._timers_made = 0
 
     @property
@@ -82,7 +84,7 @@ class FanOut:
 
     # Who is there
 
-    def join(self, member: Member, name: str, offset: int | None, now: float) -> list[Effect]:
+    def join(self, member: SubscriberId, name: str, offset: int | None, now: float) -> list[Effect]:
         """It wants everything from `offset` on, on a reliable topic. LimitReached.
 
         One that is known is the same, come back.
@@ -95,7 +97,7 @@ class FanOut:
             return self._come_back(node, known, offset)
         if self._members >= self._config.subscribers_max:
             raise LimitReached(kind="subscribers of a partition", limit=self._config.subscribers_max)
-        subscriber = Subscriber(member, name, node.next_attempt, offset or 0)
+        subscriber = FanOutSubscriber(member, name, node.next_attempt, offset or 0)
         node.members[member.handle] = subscriber
         node.changed()
         # A handle that was here before has attempts and a place in the queue that are not its own any more.
@@ -111,7 +113,7 @@ class FanOut:
             effects.append(self._wait_for_node(subscriber, NOT_CONNECTED, now))
         return effects
 
-    def _come_back(self, node: Node, subscriber: Subscriber, offset: int | None) -> list[Effect]:
+    def _come_back(self, node: SubscriberNode, subscriber: FanOutSubscriber, offset: int | None) -> list[Effect]:
         if offset is not None:
             if subscriber.group is not None:
                 sent_from = self._sent_from(node, subscriber)
@@ -127,14 +129,14 @@ class FanOut:
             return []
         return self._resume(node, [subscriber])
 
-    def _sent_from(self, node: Node, subscriber: Subscriber) -> int:
+    def _sent_from(self, node: SubscriberNode, subscriber: FanOutSubscriber) -> int:
         handle, valid_from = subscriber.member.handle, subscriber.valid_from
         for number, attempt in node.pending.items():
             if number >= valid_from and node.is_for(attempt, handle):
                 return attempt.start
         return subscriber.position
 
-    def leave(self, member: Member, now: float) -> list[Effect]:  # noqa: ARG002
+    def leave(self, member: SubscriberId, now: float) -> list[Effect]:  # noqa: ARG002
         """It wants no more."""
         node = self._nodes.get(member.node)
         subscriber = node.members.get(member.handle) if node is not None else None
@@ -142,7 +144,7 @@ class FanOut:
             return []
         return self._remove(node, subscriber, "it has left")
 
-    def _remove(self, node: Node, subscriber: Subscriber, reason: str) -> list[Effect]:
+    def _remove(self, node: SubscriberNode, subscriber: FanOutSubscriber, reason: str) -> list[Effect]:
         self._positions.discard(subscriber)
         subscriber.due = None
         node.void_before = node.next_attempt
@@ -155,24 +157,24 @@ class FanOut:
             self._drop_queue(node, effects)
         return effects
 
-    def _drop_queue(self, node: Node, effects: list[Effect]) -> None:
+    def _drop_queue(self, node: SubscriberNode, effects: list[Effect]) -> None:
         """Nobody is left for whom it waits."""
         while node.queue:
             effects.append(self._dropped(node, node.queue.popleft()))
 
-    def _dropped(self, node: Node, attempt: Attempt) -> Effect:
+    def _dropped(self, node: SubscriberNode, attempt: Attempt) -> Effect:
         node.keep(-1, -attempt.size_bytes)
         return self._drop(node, attempt.end - attempt.start)
 
-    def _drop(self, node: Node, records: int) -> Effect:
+    def _drop(self, node: SubscriberNode, records: int) -> Effect:
         self.counts.dropped_batches += 1
         self.counts.dropped_records += records
         return Tell(PubSubEventType.BATCH_DROPPED, {"node": node.name, "count": records})
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> SubscriberNode:
         node = self._nodes.get(name)
         if node is None:
-            node = self._nodes[name] = Node(name)
+            node = self._nodes[name] = SubscriberNode(name)
         return node
 
     @property
@@ -241,7 +243,7 @@ class FanOut:
         node.changed()
         return effects
 
-    def _go_back(self, node: Node) -> None:
+    def _go_back(self, node: SubscriberNode) -> None:
         """To what was sent first of what is not reported."""
         first: dict[int, int] = {}
         for attempt in node.pending.values():
@@ -250,14 +252,14 @@ class FanOut:
         for handle, subscriber in node.members.items():
             self._set_back(subscriber, first.get(handle, subscriber.position))
 
-    def _set_back(self, subscriber: Subscriber, offset: int) -> None:
+    def _set_back(self, subscriber: FanOutSubscriber, offset: int) -> None:
         self._positions.discard(subscriber)
         back = subscriber.offset - offset
         if back > 0:
             self.counts.redelivered_records += back
             subscriber.offset = offset
 
-    def _lost(self, node: Node, attempt: Attempt, subscribers: int, reason: str) -> Effect:
+    def _lost(self, node: SubscriberNode, attempt: Attempt, subscribers: int, reason: str) -> Effect:
         """One event for all of them: they may be many, and the reason is one."""
         status = DeliveryStatus.SUBSCRIBER_UNREACHABLE
         records = attempt.end - attempt.start
@@ -266,7 +268,7 @@ class FanOut:
         fields = {"node": node.name, "attempt": attempt.number, "subscribers": subscribers, "count": records}
         return Tell(PubSubEventType.DELIVERY_FAILED, {**fields, "status": status, "reason": reason})
 
-    def _wait_for_node(self, subscriber: Subscriber, reason: str, now: float) -> Effect:
+    def _wait_for_node(self, subscriber: FanOutSubscriber, reason: str, now: float) -> Effect:
         subscriber.away_since = now
         subscriber.failed_with = DeliveryStatus.SUBSCRIBER_UNREACHABLE
         subscriber.status, subscriber.reason = SubscriberStatus.SUSPENDED, reason
@@ -287,7 +289,7 @@ class FanOut:
         node.is_blocked = False
         return self._flush(node, now)
 
-    def _flush(self, node: Node, now: float) -> list[Effect]:
+    def _flush(self, node: SubscriberNode, now: float) -> list[Effect]:
         """Send what waits, in order, to those of whom it waited who are still there.
 
         No more of it is on its way than a subscriber may have unacked: the rest follows the reports.
@@ -318,8 +320,8 @@ class FanOut:
     def publish(self, payload: Payload, options: TopicOptions, now: float) -> list[Effect]:
         """Send it to whoever is there. NoSubscribers, PartitionDropped, DelayQueueFull: nothing has changed."""
         assert not self._is_reliable, "what is published on a reliable topic is read from its log"
-        ready: list[Node] = []
-        away: list[Node] = []
+        ready: list[SubscriberNode] = []
+        away: list[SubscriberNode] = []
         for node in self._nodes.values():
             if node.members and node.handles:
                 (ready if node.is_ready else away).append(node)
@@ -333,7 +335,7 @@ class FanOut:
             self.counts.missed_records += records * (len(node.members) - len(node.handles))
         return effects
 
-    def _check(self, payload: Payload, ready: list[Node], away: list[Node], *, waits: bool) -> None:
+    def _check(self, payload: Payload, ready: list[SubscriberNode], away: list[SubscriberNode], *, waits: bool) -> None:
         if not ready and not away:
             raise NoSubscribers(topic=self._topic)
         if not waits:
@@ -349,7 +351,7 @@ class FanOut:
                     node=node.name, waiting_bytes=node.kept_bytes, limit_bytes=self._config.delay_queue_bytes_max
                 )
 
-    def _send(self, node: Node, payload: Payload, now: float, *, is_sent_again: bool) -> Effect:
+    def _send(self, node: SubscriberNode, payload: Payload, now: float, *, is_sent_again: bool) -> Effect:
         size = payload.size_bytes
         kept = None
         if is_sent_again and node.name != self._local and node.has_room(size, self._config):
@@ -359,7 +361,7 @@ class FanOut:
         node.pending[number] = Attempt(number, handles, payload.start, payload.end, size, now, kept)
         return Send(node.name, number, payload, handles)
 
-    def _queue(self, node: Node, payload: Payload, now: float) -> Effect:
+    def _queue(self, node: SubscriberNode, payload: Payload, now: float) -> Effect:
         size, records = payload.size_bytes, payload.end - payload.start
         node.keep(1, size)
         node.queue.append(
@@ -435,7 +437,7 @@ class FanOut:
             effects.append(self._delivered(node, attempt, handles, now))
         return effects + self._flush(node, now)
 
-    def _delivered(self, node: Node, attempt: Attempt, handles: Collection[int], now: float) -> Effect:
+    def _delivered(self, node: SubscriberNode, attempt: Attempt, handles: Collection[int], now: float) -> Effect:
         if node.probation:
             few, many = (node.probation, handles) if len(node.probation) < 8 else (handles, node.probation)
             for handle in [handle for handle in few if handle in many]:
@@ -454,7 +456,7 @@ class FanOut:
             },
         )
 
-    def _failed(self, node: Node, attempt: Attempt, failure: SubscriberFailure, now: float) -> list[Effect]:
+    def _failed(self, node: SubscriberNode, attempt: Attempt, failure: SubscriberFailure, now: float) -> list[Effect]:
         subscriber = node.members[failure.handle]
         # A node that reports a success as a failure has no word for it: it is one.
         status = failure.status if failure.status != DeliveryStatus.DELIVERED else DeliveryStatus.OTHER_ERROR
@@ -478,18 +480,18 @@ class FanOut:
         expires_at = subscriber.expires_at(self._config.suspended_ttl_seconds)
         if now >= expires_at:
             return effects + self._expired(node, subscriber)
-        self._wake(subscriber, min(expires_at, now + self._backoff(subscriber.failures)))
+        pause = doubled(self._config.backoff_seconds, self._config.backoff_seconds_max, subscriber.failures - 1)
+        self._wake(subscriber, min(expires_at, now + pause))
         return effects
 
-    def _backoff(self, failures: int) -> float:
-        doubled = self._config.backoff_seconds * (1 << min(failures - 1, DOUBLINGS_MAX))
-        return min(doubled, self._config.backoff_seconds_max)
-
-    def _expired(self, node: Node, subscriber: Subscriber) -> list[Effect]:
+    def _expired(self, node: SubscriberNode, subscriber: FanOutSubscriber) -> list[Effect]:
         reason = f"suspended for more than {self._config.suspended_ttl_seconds:g} s ({subscriber.reason})"
-        return [Remove(subscriber.member, reason, subscriber.failed_with), *self._remove(node, subscriber, reason)]
+        return [
+            RemoveSubscriber(subscriber.member, reason, subscriber.failed_with),
+            *self._remove(node, subscriber, reason),
+        ]
 
-    def _resume(self, node: Node, subscribers: list[Subscriber]) -> list[Effect]:
+    def _resume(self, node: SubscriberNode, subscribers: list[FanOutSubscriber]) -> list[Effect]:
         """They are sent to again. Only a success ends what has been held against them."""
         if not subscribers:
             return []
@@ -508,7 +510,7 @@ class FanOut:
     def tick(self, now: float) -> list[Effect]:
         """Try again, or let go, whoever has been suspended for long enough."""
         effects: list[Effect] = []
-        resumed: dict[str, list[Subscriber]] = {}
+        resumed: dict[str, list[FanOutSubscriber]] = {}
         while (due := self.next_tick()) is not None and due <= now:
             subscriber = heapq.heappop(self._timers)[2]
             subscriber.due = None
@@ -527,7 +529,7 @@ class FanOut:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def _wake(self, subscriber: Subscriber, due: float) -> None:
+    def _wake(self, subscriber: FanOutSubscriber, due: float) -> None:
         if subscriber.due == due:
             return
         subscriber.due = due
@@ -538,5 +540,5 @@ class FanOut:
             heapq.heapify(self._timers)
 
 
-def _told(type_: PubSubEventType, subscriber: Subscriber, **fields: object) -> Tell:
+def _told(type_: PubSubEventType, subscriber: FanOutSubscriber, **fields: object) -> Tell:
     return Tell(type_, {"node": subscriber.member.node, "subscriber": subscriber.name, **fields})

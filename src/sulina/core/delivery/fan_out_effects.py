@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from sulina.core.delivery.pubsub import DeliveryStatus, Member, PubSubEventType
+from sulina.core.delivery.pubsub import DeliveryStatus, PubSubEventType, SubscriberId
 
 
 class Payload(Struct, frozen=True):
@@ -36,10 +36,10 @@ class ResumeAt(Struct, frozen=True):
     handles: tuple[int, ...]
 
 
-class Remove(Struct, frozen=True):
+class RemoveSubscriber(Struct, frozen=True):
     """Say to a node that the topic has let this subscriber go."""
 
-    member: Member
+    member: SubscriberId
     reason: str
     status: DeliveryStatus  # of its last delivery
 
@@ -51,7 +51,7 @@ class Tell(Struct, frozen=True):
     fields: dict[str, object]
 
 
-Effect = Send | ResumeAt | Remove | Tell
+Effect = Send | ResumeAt | RemoveSubscriber | Tell
 
 
 @dataclass(slots=True)

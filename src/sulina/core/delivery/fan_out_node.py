@@ -9,16 +9,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sulina.core.delivery.fan_out_effects import Payload
-from sulina.core.delivery.pubsub import DeliveryStatus, Member, PubSubConfig, SubscriberInfo, SubscriberStatus
+from sulina.core.delivery.pubsub import DeliveryStatus, PubSubConfig, SubscriberId, SubscriberInfo, SubscriberStatus
 
 SETS_MAX = 16  # of handles that are looked up
 
 
 @dataclass(slots=True, eq=False)
-class Subscriber:
+class FanOutSubscriber:
     """One member, and how it is doing."""
 
-    member: Member
+    member: SubscriberId
     name: str
     valid_from: int
     offset: int  # where it goes on, while it is in no group
@@ -69,9 +69,9 @@ class Subscriber:
 class Group:
     """Subscribers of one node at one position of the log; they are sent to together."""
 
-    node: "Node"
+    node: "SubscriberNode"
     offset: int
-    members: dict[int, Subscriber] = field(default_factory=dict)
+    members: dict[int, FanOutSubscriber] = field(default_factory=dict)
     unreported: int = 0  # attempts
     unreported_bytes: int = 0
     is_aside: bool = False  # it waits for a report
@@ -85,13 +85,13 @@ class Group:
             self._handles = tuple(self.members)
         return self._handles
 
-    def add(self, subscriber: Subscriber) -> None:
+    def add(self, subscriber: FanOutSubscriber) -> None:
         """One more."""
         self.members[subscriber.member.handle] = subscriber
         subscriber.group = self
         self._handles = None
 
-    def discard(self, subscriber: Subscriber) -> None:
+    def discard(self, subscriber: FanOutSubscriber) -> None:
         """It goes on from here by itself, or not at all."""
         del self.members[subscriber.member.handle]
         subscriber.offset, subscriber.group = self.offset, None
@@ -119,14 +119,14 @@ class Attempt:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class SubscriberNode:
     """The place where subscribers are attached, as this partition sees it."""
 
     name: str
     is_up: bool = False
     is_blocked: bool = False  # its connection takes no more for now
-    members: dict[int, Subscriber] = field(default_factory=dict)
-    probation: dict[int, Subscriber] = field(default_factory=dict)  # active, without a success since they failed
+    members: dict[int, FanOutSubscriber] = field(default_factory=dict)
+    probation: dict[int, FanOutSubscriber] = field(default_factory=dict)  # active, without a success since they failed
     pending: dict[int, Attempt] = field(default_factory=dict)  # sent and not reported, by number
     queue: deque[Attempt] = field(default_factory=deque)
     slow: frozenset[int] = frozenset()  # who is far behind the others, as the node says
@@ -165,7 +165,7 @@ class Node:
         """Somebody came, went, or changed their state."""
         self._handles = None
 
-    def void(self, subscriber: Subscriber) -> None:
+    def void(self, subscriber: FanOutSubscriber) -> None:
         """What has been sent to it is void; what waits is not."""
         number = self.queue[0].number if self.queue else self.next_attempt
         subscriber.valid_from = max(subscriber.valid_from, number)

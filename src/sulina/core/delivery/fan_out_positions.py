@@ -8,11 +8,11 @@
 
 from collections.abc import Iterable
 
-from sulina.core.delivery.fan_out_node import Group, Node, Subscriber
+from sulina.core.delivery.fan_out_node import FanOutSubscriber, Group, SubscriberNode
 from sulina.core.delivery.pubsub import PubSubConfig
 
 
-class Positions:
+class FanOutPositions:
     """Of all active subscribers of a partition."""
 
     def __init__(self, config: PubSubConfig) -> None:
@@ -20,13 +20,13 @@ class Positions:
         self._at: dict[int, dict[str, Group]] = {}  # by offset, in the order of their turns; by node
         self._aside: dict[Group, None] = {}
 
-    def put(self, node: Node, subscriber: Subscriber) -> None:
+    def put(self, node: SubscriberNode, subscriber: FanOutSubscriber) -> None:
         """It is sent to from its offset on."""
         group = Group(node, subscriber.offset)
         group.add(subscriber)
         self._place(group)
 
-    def discard(self, subscriber: Subscriber) -> None:
+    def discard(self, subscriber: FanOutSubscriber) -> None:
         """It is not sent to, for now; it stays where it is."""
         group = subscriber.group
         if group is None:
@@ -71,7 +71,7 @@ class Positions:
             self._take(group)
             self._place(group)
 
-    def slow(self, node: Node, handles: Iterable[int]) -> None:
+    def slow(self, node: SubscriberNode, handles: Iterable[int]) -> None:
         """These are far behind the others of their node, and nobody else is."""
         node.slow = frozenset(handles)
         for group in [group for group in self._aside if group.node is node]:

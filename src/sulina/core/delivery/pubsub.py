@@ -5,8 +5,9 @@ Plain values; the rules that use them are in `fan_out` (the topic's side) and `a
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sulina.errors import InvalidSettings
 
@@ -127,7 +128,7 @@ class SubscriberStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Member:
+class SubscriberId:
     """A subscriber as a topic knows it: its home, and its handle there, which no other ever has."""
 
     node: str
@@ -137,13 +138,17 @@ class Member:
 class SubscriberInfo(Struct, frozen=True, kw_only=True):
     """A subscriber of one partition as its owner sees it."""
 
-    node: str
-    handle: int
-    name: str
-    status: SubscriberStatus
-    reason: str = ""  # why it is suspended
-    partition: int = 0
-    offset: int | None = None  # the next that it is sent; None: the topic keeps nothing
+    node: Annotated[str, Meta(description="The broker that the subscriber is attached to.")]
+    handle: Annotated[int, Meta(description="The subscriber's number at that broker; it is never used again.")]
+    name: Annotated[str, Meta(description="The name that the subscriber gave.")]
+    status: Annotated[
+        SubscriberStatus, Meta(description="`suspended`: the subscriber is sent nothing until the next attempt.")
+    ]
+    reason: Annotated[str, Meta(description="Why the subscriber is suspended.")] = ""
+    partition: Annotated[int, Meta(description="The partition whose owner reports this.")] = 0
+    offset: Annotated[
+        int | None, Meta(description="The offset that it is sent next; null: the topic does not store records.")
+    ] = None
 
 
 class PubSubEventType(StrEnum):

@@ -56,7 +56,7 @@ class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(slots=True)
-class Reader:
+class RegisteredReader:
     """One reader of one topic, with its positions by partition; never without one."""
 
     name: str
@@ -80,11 +80,11 @@ class Reader:
         return (now_ms - self.newest.updated_ms) / 1000
 
 
-def grouped(positions: Iterable[tuple[str, PartitionName, ReaderPosition]]) -> dict[ReaderKey, Reader]:
+def grouped(positions: Iterable[tuple[str, PartitionName, ReaderPosition]]) -> dict[ReaderKey, RegisteredReader]:
     """The readers that have these positions."""
-    readers: dict[ReaderKey, Reader] = {}
+    readers: dict[ReaderKey, RegisteredReader] = {}
     for name, partition, position in positions:
-        reader = readers.setdefault((name, partition.topic), Reader(name, partition.topic))
+        reader = readers.setdefault((name, partition.topic), RegisteredReader(name, partition.topic))
         reader.positions[partition.partition] = position
     return readers
 
@@ -108,7 +108,7 @@ class NeededOffsets:
 
 
 def needed(
-    readers: Iterable[Reader], now_ms: int, unreadable: Iterable[PartitionName] = ()
+    readers: Iterable[RegisteredReader], now_ms: int, unreadable: Iterable[PartitionName] = ()
 ) -> dict[PartitionName, NeededOffsets]:
     """What retention must keep of partitions; those that are not named nobody needs."""
     lowest: dict[PartitionName, NeededOffsets] = {}

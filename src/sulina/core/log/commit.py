@@ -9,10 +9,11 @@ A checkpoint may be compressed: then its file is that line as gzip. Readers tell
 
 import zlib
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from crc32c import crc32c
+from msgspec import Meta
 
 from sulina.core.log.txn_run import TxnRef, TxnRun
 from sulina.errors import CorruptCommit
@@ -29,68 +30,78 @@ _GZIP_WINDOW = 31  # zlib's word for: with the header and trailer of gzip
 DECOMPRESSED_BYTES_MAX = 1 << 30  # a checkpoint of millions of segments and origins is smaller
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+class CommitOperation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """A step of a commit."""
 
 
-class Add(Operation, frozen=True, kw_only=True, tag="add"):
+class Add(CommitOperation, frozen=True, kw_only=True, tag="add"):
     """Whole batches of one origin, end to end in one segment."""
 
-    origin_id: int
-    origin_seq: int  # of the first record
-    offset_start: Offset
-    offset_end: Offset
-    segment: str
-    position: int
-    size: int
-    timestamp_max: int  # milliseconds, over all records
-    origin_epoch: int = NO_ORIGIN
-    txn_id: str | None = None
+    origin_id: Annotated[int, Meta(description="The producer id of the batches; -1: they have no producer id.")]
+    origin_seq: Annotated[int, Meta(description="The producer's sequence number of the first record.")]
+    offset_start: Annotated[Offset, Meta(description="The offset of the first record.")]
+    offset_end: Annotated[Offset, Meta(description="One past the offset of the last record.")]
+    segment: Annotated[str, Meta(description="The segment file.")]
+    position: Annotated[int, Meta(description="Where the batches begin in the file.")]
+    size: Annotated[int, Meta(description="The size of the batches in bytes.")]
+    timestamp_max: Annotated[int, Meta(description="The newest timestamp of the records.")]
+    origin_epoch: Annotated[int, Meta(description="The epoch of the producer; -1: they have no producer id.")] = (
+        NO_ORIGIN
+    )
+    txn_id: Annotated[str | None, Meta(description="The publisher's `txn_id`.")] = None
     # In an archive an add is a slice of the log: batches of any origins, and the commits that made them.
-    object: str | None = None  # where the batches lie
-    version_start: Version = Version(0)  # of the log, as all versions here; half-open
-    version_end: Version = Version(0)
-    epoch: Epoch = Epoch(-1)  # of every batch in it
-    data_crc: int = 0
-    commits_size: int = 0  # bytes
-    state: str | None = None  # the object that holds the log's state at version_end - 1
+    object: Annotated[str | None, Meta(description="In an archive: the object that holds the slice.")] = None
+    version_start: Annotated[
+        Version, Meta(description="In an archive: the first version whose commit is in the slice.")
+    ] = Version(0)
+    version_end: Annotated[
+        Version, Meta(description="In an archive: one past the last version whose commit is in the slice.")
+    ] = Version(0)
+    epoch: Annotated[Epoch, Meta(description="In an archive: the epoch of the owner that wrote the batches.")] = Epoch(
+        -1
+    )
+    data_crc: Annotated[int, Meta(description="In an archive: the CRC32C of the batches.")] = 0
+    commits_size: Annotated[int, Meta(description="In an archive: the size of the slice's commits in bytes.")] = 0
+    state: Annotated[
+        str | None, Meta(description="In an archive: the object with the state of the log at the end of the slice.")
+    ] = None
 
 
-class Remove(Operation, frozen=True, kw_only=True, tag="remove"):
+class Remove(CommitOperation, frozen=True, kw_only=True, tag="remove"):
     """The oldest segment is no longer part of the log."""
 
-    segment: str
-    offset_start: Offset
-    offset_end: Offset
-    size: int
-    object: str | None = None  # in an archive: the slice
+    segment: Annotated[str, Meta(description="The segment file.")]
+    offset_start: Annotated[Offset, Meta(description="The offset of its first record.")]
+    offset_end: Annotated[Offset, Meta(description="One past the offset of its last record.")]
+    size: Annotated[int, Meta(description="Its size in bytes.")]
+    object: Annotated[str | None, Meta(description="In an archive: the object that held the slice.")] = None
 
 
-class Claim(Operation, frozen=True, kw_only=True, tag="claim"):
+class Claim(CommitOperation, frozen=True, kw_only=True, tag="claim"):
     """A new owner: whoever has a lower epoch may write no more."""
 
-    epoch: Epoch
-    broker_id: str
-    holder: str | None = None  # in an archive: the directory that goes on from here
+    epoch: Annotated[Epoch, Meta(description="The epoch of the new owner.")]
+    broker_id: Annotated[str, Meta(description="The new owner.")]
+    holder: Annotated[str | None, Meta(description="In an archive: the data directory of the new owner.")] = None
 
 
-class Seal(Operation, frozen=True, kw_only=True, tag="seal"):
+class Seal(CommitOperation, frozen=True, kw_only=True, tag="seal"):
     """The newest segment is final: what follows goes into another one."""
 
-    segment: str
-    offset_end: Offset
-    size: int
+    segment: Annotated[str, Meta(description="The segment file.")]
+    offset_end: Annotated[Offset, Meta(description="One past the offset of its last record.")]
+    size: Annotated[int, Meta(description="Its size in bytes.")]
 
 
-class Merge(Operation, frozen=True, kw_only=True, tag="merge"):
+class Merge(CommitOperation, frozen=True, kw_only=True, tag="merge"):
     """Slices of an archive that lie end to end have become one. What the log holds is the same."""
 
-    first: str  # the object of the first of them
-    count: int
-    object: str
-    data_crc: int
-    size: int
-    commits_size: int
+    first: Annotated[str, Meta(description="The object of the first slice.")]
+    count: Annotated[int, Meta(description="The number of slices that were merged.")]
+    object: Annotated[str, Meta(description="The object that holds all of them.")]
+    data_crc: Annotated[int, Meta(description="The CRC32C of its batches.")]
+    size: Annotated[int, Meta(description="The size of its batches in bytes.")]
+    commits_size: Annotated[int, Meta(description="The size of its commits in bytes.")]
 
 
 AnyOperation = Add | Remove | Claim | Seal | Merge
@@ -99,15 +110,21 @@ AnyOperation = Add | Remove | Claim | Seal | Merge
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One atomic log entry."""
 
-    version: Version
-    timestamp: str
-    txn_id: str
-    operations: tuple[AnyOperation, ...]
-    checkpoint_hint: bool
-    epoch: Epoch
-    start_offset: Offset  # of the log after this commit
-    next_offset: Offset
-    log_ms: int = 0  # the log's own time (`core.log.log_time`); 0 in commits of before there was one
+    version: Annotated[Version, Meta(description="The number of the commit.")]
+    timestamp: Annotated[str, Meta(description="When the commit was written.")]
+    txn_id: Annotated[str, Meta(description="The id of the commit.")]
+    operations: Annotated[tuple[AnyOperation, ...], Meta(description="What the commit did, in order.")]
+    checkpoint_hint: Annotated[bool, Meta(description="Whether a checkpoint follows it.")]
+    epoch: Annotated[Epoch, Meta(description="The epoch of the owner that wrote it.")]
+    start_offset: Annotated[Offset, Meta(description="The offset of the oldest record after the commit.")]
+    next_offset: Annotated[Offset, Meta(description="One past the offset of the newest record after the commit.")]
+    log_ms: Annotated[
+        int,
+        Meta(
+            description="The log's own time in milliseconds, as its owners measured it; 0 in commits from "
+            "before it was measured."
+        ),
+    ] = 0
 
 
 class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,7 +148,7 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: str | None = None
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class SequenceRun(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive sequences of an origin, and where they went."""
 
     sequence: int
@@ -146,7 +163,7 @@ class OriginRef(msgspec.Struct, frozen=True, kw_only=True):
     origin_id: int
     epoch: int
     last_seq: int
-    runs: tuple[Run, ...]
+    runs: tuple[SequenceRun, ...]
     log_ms: int = 0  # of its newest record, by the log's own time
 
 

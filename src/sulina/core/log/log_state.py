@@ -23,9 +23,9 @@ from sulina.core.log.commit import (
     Merge,
     OriginRef,
     Remove,
-    Run,
     Seal,
     SegmentRef,
+    SequenceRun,
     commit_name,
     timestamp_ms,
 )
@@ -112,21 +112,21 @@ def _is_behind(sequence: int, other: int) -> bool:
     return (other - sequence) % SEQUENCES < SEQUENCES // 2
 
 
-def advanced(origin: OriginRef | None, *, origin_id: int, epoch: int, run: Run, log_ms: int = 0) -> OriginRef:
+def advanced(origin: OriginRef | None, *, origin_id: int, epoch: int, run: SequenceRun, log_ms: int = 0) -> OriginRef:
     """Return the origin after another run of its records."""
     last_seq = _following(run) - 1
     older = origin.runs if origin is not None and origin.epoch == epoch else ()
     if older and _continues(older[-1], run):
-        older, run = older[:-1], Run(older[-1].sequence, older[-1].offset_start, run.offset_end, run.version)
+        older, run = older[:-1], SequenceRun(older[-1].sequence, older[-1].offset_start, run.offset_end, run.version)
     runs = (*older[-(RUNS_KEPT_MAX - 1) :], run)
     return OriginRef(origin_id=origin_id, epoch=epoch, last_seq=last_seq % SEQUENCES, runs=runs, log_ms=log_ms)
 
 
-def _following(run: Run) -> int:
+def _following(run: SequenceRun) -> int:
     return (run.sequence + run.offset_end - run.offset_start) % SEQUENCES
 
 
-def _continues(last: Run, run: Run) -> bool:
+def _continues(last: SequenceRun, run: SequenceRun) -> bool:
     """Return whether two runs are one: of one commit, end to end."""
     return (last.version, last.offset_end, _following(last)) == (run.version, run.offset_start, run.sequence)
 
@@ -248,7 +248,7 @@ class LogState:
 
     def _remember(self, commit: Commit, add: Add) -> None:
         if add.origin_id != NO_ORIGIN:
-            run = Run(add.origin_seq, add.offset_start, add.offset_end, commit.version)
+            run = SequenceRun(add.origin_seq, add.offset_start, add.offset_end, commit.version)
             known = self.origins.pop(add.origin_id, None)
             origin = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run, log_ms=self.log_ms)
             self.runs += _beyond_kept(origin) - _beyond_kept(known)

@@ -1,7 +1,7 @@
-"""The next commit in the making: which requests get in, at which offsets, in which segment, at which byte.
+"""Plans the next commit: which appends get in, at which offsets, in which segment, at which byte.
 
-A plan starts from a state and takes requests in the order of their arrival. Each is placed whole, answered with what
-the same request was answered before, or refused; a refused one leaves no trace in the plan. Nothing here writes: the
+A plan starts from a state and takes appends in the order of their arrival. Each is placed whole, answered with what
+the same one was answered before, or refused; a refused one leaves no trace in the plan. Nothing here writes: the
 shell writes what is placed, then commits `operations`, then tells the answers.
 """
 
@@ -20,10 +20,11 @@ from sulina.core.log.commit import (
     Commit,
     OriginRef,
     Remove,
-    Run,
+    SequenceRun,
     timestamp_text,
 )
 from sulina.core.log.log_state import Appended, LogState, advanced, repeat_of
+from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.segment import SegmentLimits, segment_name, takes_more
 from sulina.core.records.batch import SEQUENCES, BatchHeader
 from sulina.errors import Conflict, DuplicateSequence, InvalidInput, StaleEpoch, VersionConflict
@@ -32,20 +33,17 @@ from sulina.types import Epoch, Offset, Version
 EPOCHS = 1 << 31  # a record batch has 32 bits for it, one of them the sign
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Batches to append together, all or none."""
+class Append(NamedTuple):
+    """A request to publish, with the headers of its batches."""
 
+    request: PublishRequest
     batches: Sequence[BatchHeader]
-    txn_id: str | None = None
-    expected_version: Version | None = None
-    may_skip: bool = False  # its producer leaves out sequences that were refused
 
 
 class Placement(NamedTuple):
     """Where one batch goes."""
 
-    request: int  # which request, which of its batches
+    append: int  # which append, which of its batches
     batch: int
     segment: Offset
     position: int
@@ -131,7 +129,7 @@ class _OpenAdd:
 
 @dataclass(slots=True)
 class Plan:
-    """Filled by `admit`; one answer for each request, in order."""
+    """Filled by `admit`; one answer for each append, in order."""
 
     state: LogState
     limits: SegmentLimits
@@ -164,21 +162,22 @@ class Plan:
         """What the commit does."""
         return [add.closed() for add in self._adds]
 
-    def admit(self, request: Request) -> None:
-        """Place a request, or find its earlier answer, or refuse it."""
+    def admit(self, append: Append) -> None:
+        """Place an append, or find its earlier answer, or refuse it."""
         try:
-            answer = self._repeat(request)
+            answer = self._repeat(append)
         except Conflict as refusal:
             self.answers.append(refusal)
             return
         if answer is None:
-            answer = self._place(request)
+            answer = self._place(append)
         self.answers.append(answer)
 
-    def _repeat(self, request: Request) -> Appended | None:
+    def _repeat(self, append: Append) -> Appended | None:
+        request = append.request
         if request.txn_id is not None and (answer := self._answer_to(request.txn_id)) is not None:
             return answer
-        repeat = self._repeat_of_origins(request)
+        repeat = self._repeat_of_origins(append)
         expected = request.expected_version
         # Whatever was placed before makes another version than the one expected.
         if repeat is None and expected is not None and (expected != self.state.version or self.placements):
@@ -192,11 +191,11 @@ class Plan:
         txn = self.state.txns.find(txn_id, max(self.log_ms, self.state.log_ms), self.state.limits.txns)
         return None if txn is None else Appended(txn.offset_start, txn.offset_end, txn.version)
 
-    def _repeat_of_origins(self, request: Request) -> Appended | None:
+    def _repeat_of_origins(self, append: Append) -> Appended | None:
         repeats: list[Appended] = []
         seen: dict[int, OriginRef] = {}
         fresh = 0
-        for header in request.batches:
+        for header in append.batches:
             if not _has_origin(header):
                 fresh += 1
                 continue
@@ -208,18 +207,18 @@ class Plan:
                 epoch=epoch,
                 sequence=sequence,
                 count=header.record_count,
-                may_skip=request.may_skip,
+                may_skip=append.request.may_skip,
             )
             if repeat is not None:
                 repeats.append(repeat)
                 continue
             fresh += 1
-            # Where it goes does not matter here, only that the request's next batch may follow it.
-            run = Run(sequence, Offset(0), Offset(header.record_count), self.version)
+            # Where it goes does not matter here, only that the append's next batch may follow it.
+            run = SequenceRun(sequence, Offset(0), Offset(header.record_count), self.version)
             seen[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
         if repeats and fresh:
-            # A request commits whole, so half of one cannot have been here before.
-            last = request.batches[-1]
+            # An append commits whole, so half of one cannot have been here before.
+            last = append.batches[-1]
             raise DuplicateSequence(origin_id=last.producer_id, sequence=last.base_sequence, last=last.base_sequence)
         if repeats:
             return Appended(repeats[0].offset_start, repeats[-1].offset_end, repeats[-1].version)
@@ -235,18 +234,18 @@ class Plan:
             return newest
         return replace(newest, runs=stored.runs + newest.runs)
 
-    def _place(self, request: Request) -> Appended:
-        start, number_of_request, txn_id = self._next_offset, len(self.answers), request.txn_id
-        for number, header in enumerate(request.batches):
+    def _place(self, append: Append) -> Appended:
+        start, number_of_append, txn_id = self._next_offset, len(self.answers), append.request.txn_id
+        for number, header in enumerate(append.batches):
             size, offset = header.size_bytes, self._next_offset
             if self._size and self._size + size > self.limits.segment_bytes_max:
                 self._segment, self._size = offset, 0
-            self.placements.append(Placement(number_of_request, number, self._segment, self._size, offset))
+            self.placements.append(Placement(number_of_append, number, self._segment, self._size, offset))
             end = Offset(offset + header.record_count)
             self._add(header, txn_id, end)
             if _has_origin(header):
                 origin_id, epoch = header.producer_id, header.producer_epoch
-                run = Run(header.base_sequence, offset, end, self.version)
+                run = SequenceRun(header.base_sequence, offset, end, self.version)
                 newest = self._origins.get(origin_id)
                 self._origins[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
             self._next_offset = end

@@ -38,7 +38,7 @@ class Stamp(Struct, frozen=True, kw_only=True):
     holder: str  # no other directory's
 
 
-class Standing(StrEnum):
+class DirectoryState(StrEnum):
     """What a directory is to the log of a topic."""
 
     ABSENT = "absent"
@@ -48,20 +48,20 @@ class Standing(StrEnum):
     FOREIGN = "foreign"
 
 
-GOES_ON = (Standing.NEWEST, Standing.UNSTAMPED)
+GOES_ON = (DirectoryState.NEWEST, DirectoryState.UNSTAMPED)
 
 
 def standing(
     *, exists: bool, stamp: Stamp | None, topic_id: str, claimed_by: str | None, is_adopted: bool = False
-) -> Standing:
+) -> DirectoryState:
     """The table above. `claimed_by` is the holder in the archive's newest claim, None where there is none."""
     if not exists:
-        return Standing.ABSENT
+        return DirectoryState.ABSENT
     if stamp is None:
-        return Standing.UNSTAMPED if is_adopted and claimed_by is None else Standing.FOREIGN
+        return DirectoryState.UNSTAMPED if is_adopted and claimed_by is None else DirectoryState.FOREIGN
     if stamp.topic_id != topic_id:
-        return Standing.FOREIGN
-    return Standing.NEWEST if claimed_by in (None, stamp.holder) else Standing.OVERTAKEN
+        return DirectoryState.FOREIGN
+    return DirectoryState.NEWEST if claimed_by in (None, stamp.holder) else DirectoryState.OVERTAKEN
 
 
 ARCHIVE, DIRECTORY = "the archive", "the directory of this broker"  # where a log ends

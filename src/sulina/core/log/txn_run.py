@@ -29,7 +29,7 @@ class TxnRef(msgspec.Struct, frozen=True, array_like=True):
     log_ms: int = 0  # of its commit, by the log's own time
 
 
-class _Columns(msgspec.Struct, frozen=True, kw_only=True):
+class _RunFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file of a run."""
 
     txn_ids: list[str]
@@ -113,7 +113,7 @@ class TxnRun:
         """Return the bytes of its file: one line of JSON."""
         columns = (list(column) for column in (self._starts, self._ends, self._versions, self._times))
         names = ("offset_starts", "offset_ends", "versions", "log_ms")
-        line = msgspec.json.encode(_Columns(txn_ids=list(self.txn_ids), **dict(zip(names, columns, strict=True))))
+        line = msgspec.json.encode(_RunFile(txn_ids=list(self.txn_ids), **dict(zip(names, columns, strict=True))))
         return line + b"\n"
 
     def load(self, data: bytes) -> None:
@@ -122,7 +122,7 @@ class TxnRun:
         if f"-{crc32c(data):08x}{ENDING}" != self.name[-len(f"-00000000{ENDING}") :]:
             raise CorruptCommit(name=self.name, reason=f"its checksum does not hold over {len(data)} bytes")
         try:
-            columns = msgspec.json.decode(data, type=_Columns)
+            columns = msgspec.json.decode(data, type=_RunFile)
         except msgspec.MsgspecError as error:
             raise CorruptCommit(name=self.name, reason=f"its checksum holds, its fields do not: {error}") from error
         numbers = (columns.offset_starts, columns.offset_ends, columns.versions, columns.log_ms)

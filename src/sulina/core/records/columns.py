@@ -58,7 +58,7 @@ def decode_columns(
     if headers is None:
         headers = split(buffer, limits, check_crc=check_crc)
     runs = list(_runs(buffer, headers, limits))
-    target = _Target(names, sum(run.rows for run in runs), sum(run.body_bytes for run in runs))
+    target = _OutputColumns(names, sum(run.rows for run in runs), sum(run.body_bytes for run in runs))
     for run in runs:
         table = np.array(run.batches, np.int64).T.copy()
         first_row = int(target.state[kernels.ROWS])
@@ -111,7 +111,7 @@ def encode_columns(
     rows = len(value)
     if rows == 0:
         raise InvalidBatch("a record batch needs at least one record")
-    source = _Source.of(rows, value, timestamp_ms, key, headers)
+    source = _InputColumns.of(rows, value, timestamp_ms, key, headers)
     if HEADER_BYTES + source.bytes_max > _ARROW_BYTES_MAX:
         raise BatchTooLarge(size_bytes=HEADER_BYTES + source.bytes_max, limit_bytes=_ARROW_BYTES_MAX)
     out = np.frombuffer(pa.allocate_buffer(HEADER_BYTES + source.bytes_max), np.uint8)
@@ -139,7 +139,7 @@ def encode_columns(
 
 
 @dataclass(slots=True)
-class _Run:
+class _BufferRun:
     """Batches whose records lie in one buffer: any number of uncompressed ones, or one decompressed."""
 
     array: kernels.U8
@@ -164,9 +164,9 @@ class _Run:
         self.body_bytes += body_bytes
 
 
-def _runs(buffer: Bytes, headers: list[BatchHeader], limits: BatchLimits) -> Iterator[_Run]:
+def _runs(buffer: Bytes, headers: list[BatchHeader], limits: BatchLimits) -> Iterator[_BufferRun]:
     whole = kernels.as_array(buffer)
-    run = _Run(whole)
+    run = _BufferRun(whole)
     position = total_bytes = 0
     for header in headers:
         start, position = position, position + header.size_bytes
@@ -181,8 +181,8 @@ def _runs(buffer: Bytes, headers: list[BatchHeader], limits: BatchLimits) -> Ite
             continue
         if run.batches:
             yield run
-            run = _Run(whole)
-        alone = _Run(kernels.as_array(body))
+            run = _BufferRun(whole)
+        alone = _BufferRun(kernels.as_array(body))
         alone.add(header, 0, len(body))
         yield alone
     if run.batches:
@@ -210,7 +210,7 @@ class _Binary:
         return pa.Array.from_buffers(kind, rows, [valid, self._ends, self._data], nulls)
 
 
-class _Target:
+class _OutputColumns:
     """The columns that are asked for, in the making."""
 
     def __init__(self, names: list[str], rows: int, body_bytes: int) -> None:
@@ -240,7 +240,7 @@ class _Target:
         yield np.frombuffer(self._header_ends, np.int32)
         yield self._header_starts
 
-    def column(self, name: str, runs: list[_Run]) -> pa.Array:
+    def column(self, name: str, runs: list[_BufferRun]) -> pa.Array:
         if name in self._longs:
             return pa.Array.from_buffers(SCHEMA.field(name).type, self._rows, [None, self._longs[name]], 0)
         if name == "headers":
@@ -248,7 +248,7 @@ class _Target:
         nulls = self.state[kernels.KEY_NULLS if name == "key" else kernels.VALUE_NULLS]
         return self._binaries[name].finish(pa.binary(), int(nulls))
 
-    def _headers(self, runs: list[_Run]) -> pa.Array:
+    def _headers(self, runs: list[_BufferRun]) -> pa.Array:
         count, key_bytes, value_bytes = map(
             int, self.state[[kernels.HEADERS, kernels.HEADER_KEY_BYTES, kernels.HEADER_VALUE_BYTES]]
         )
@@ -270,7 +270,7 @@ class _Target:
 
 
 @dataclass(slots=True, frozen=True)
-class _Source:
+class _InputColumns:
     """Columns as the kernel takes them. A binary one is its offsets, its data and its nulls."""
 
     timestamps: kernels.I64
@@ -281,7 +281,7 @@ class _Source:
     header_value: tuple[kernels.I32, kernels.U8, kernels.U8]
 
     @classmethod
-    def of(cls, rows: int, value: Any, timestamp_ms: Any, key: Any, headers: Any) -> "_Source":
+    def of(cls, rows: int, value: Any, timestamp_ms: Any, key: Any, headers: Any) -> "_InputColumns":
         for name, column in (("timestamp_ms", timestamp_ms), ("key", key), ("headers", headers)):
             if column is not None and not isinstance(column, int) and len(column) != rows:
                 raise InvalidInput(f"column {name} has {len(column)} rows, value has {rows}")

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from sulina.errors import KeysSpanPartitions
+
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
@@ -27,6 +29,22 @@ def partition_of(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
+def chosen_partition(keys: Iterable[bytes | None], txn_id: str | None, partitions: int, *, topic: str) -> int | None:
+    """Return the partition that the keys of a publish name, else its `txn_id`; None: any will do.
+
+    A repeat of a publish with a `txn_id` comes to the same partition, which knows the first answer.
+
+    Raises:
+        KeysSpanPartitions: the keys name several partitions of `topic`.
+    """
+    named = partitions_of(keys, partitions)
+    if len(named) > 1:
+        raise KeysSpanPartitions(topic=topic, partitions=", ".join(map(str, sorted(named))))
+    if named:
+        return named.pop()
+    return None if txn_id is None else partition_of(txn_id.encode(errors="replace"), partitions)
+
+
 def partitions_of(keys: Iterable[bytes | None], partitions: int) -> set[int]:
     """The partitions that the keys of some records name; records without a key name none."""
-    return {partition_of(key, partitions) for key in keys if key is not None}
+    return {partition_of(key, partitions) for key in set(keys) if key is not None}

@@ -20,23 +20,24 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Of one query, which has one source."""
+    """The checkpoint of one query, which has one source."""
 
     uri: str
     table: str  # that the query writes
 
     def has_begun(self) -> bool:
-        """Whether there is a batch at all, done or not."""
+        """Tell whether there is a batch at all, done or not."""
         return bool(_numbers(self._files(), "offsets"))
 
     def done(self) -> int | None:
-        """The newest batch that is done. None: there is none yet."""
+        """Return the newest batch that is done; None: no batch is."""
         return max(_numbers(self._files(), "commits"), default=None)
 
     def wait_done(self, batch: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> int:
-        """The newest batch that is done, once it is this one or a later one; None: whichever is first.
+        """Wait until `batch` or a later one is done, and return the newest; None: wait for any.
 
-        BatchUnfinished: nobody seems to be at it.
+        Raises:
+            BatchUnfinished: no query seems to run.
         """
         deadline = clock() + WAIT_SECONDS
         while (newest := self.done()) is None or newest < (batch or 0):
@@ -47,7 +48,7 @@ class Checkpoint:
         return newest
 
     def end_of(self, batch: int) -> dict[str, Any]:
-        """Where a batch ended, as its source said it."""
+        """Return where a batch ended, as its source wrote it."""
         data = self._files().get(f"offsets/{batch}")
         assert data is not None, "Spark keeps the offsets of what was done last"
         offset = json.loads(bytes(data).splitlines()[-1])

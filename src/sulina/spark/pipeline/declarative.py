@@ -28,7 +28,11 @@ _FALSE_ALARM = "__python_accumulator__"
 
 
 def define(pipeline: Pipeline | str | Path, spark: SparkSession) -> Pipeline:
-    """Declare all of its tables. InvalidSettings."""
+    """Declare all tables of a definition.
+
+    Raises:
+        InvalidSettings: the definition is wrong, or a table needs a watermark.
+    """
     found = anywhere(pipeline if isinstance(pipeline, Pipeline) else load(pipeline))
     late: list[Silver | Gold] = [*found.silver, *found.gold]
     for one in late:
@@ -85,9 +89,9 @@ def _gold(gold: Gold, spark: SparkSession) -> None:
 
 
 def run(spec: str | Path, *, is_dry: bool = False) -> None:
-    """As `spark-pipelines run`, on this machine unless SPARK_REMOTE says where; dry: only whether it could be run.
+    """Run as `spark-pipelines run` does, on this machine unless SPARK_REMOTE is set; dry: only check it.
 
-    When it is done, Spark 4.3 sends counters that its own command takes for an error: here they are not one.
+    When it is done, Spark 4.3 sends counters that its own command takes for an error: here they are ignored.
     """
     from pyspark.pipelines import cli
 

@@ -64,7 +64,7 @@ class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     table: str
     topic: str
-    starting: str = "earliest"
+    start: str = "earliest"
     partition_by: list[str] = []
     rows_per_batch_max: Annotated[int, Meta(ge=1)] | None = None
     fail_on_data_loss: bool = True  # False: go on where the log does after some was removed or given up
@@ -103,7 +103,7 @@ Table = Bronze | Silver | Gold
 
 
 class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it. `tables` and `checkpoints` are directories or URLs of an object store."""
+    """The definition of a pipeline. `tables` and `checkpoints` are directories or URLs of an object store."""
 
     name: str
     tables: str
@@ -122,28 +122,36 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.checkpoints or f"{self.tables.rstrip('/')}/_checkpoints/{self.name}"
 
     def table_uri(self, table: str) -> str:
-        """Where a table is."""
+        """Return where a table is."""
         return f"{self.tables.rstrip('/')}/{table}"
 
     @property
     def all_tables(self) -> list[Table]:
-        """In the order in which they are made."""
+        """Return all tables, in the order in which they are made."""
         return [*self.bronze, *self.silver, *self.gold]
 
     def names(self) -> Iterator[str]:
-        """Every table that it makes."""
+        """Yield the name of every table, quarantine tables included."""
         yield from (one.table for one in self.all_tables)
         yield from (one.quarantine_table for one in self.silver)
 
     def find(self, table: str) -> Table:
-        """How a table is made. InvalidSettings."""
+        """Return how a table is made.
+
+        Raises:
+            InvalidSettings: the pipeline does not make it.
+        """
         for one in self.all_tables:
             if one.table == table:
                 return one
         raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names())}")
 
     def bronze_of(self, table: str) -> Bronze:
-        """The bronze table that a bronze or silver one comes from."""
+        """Return the bronze table that a bronze or silver one comes from.
+
+        Raises:
+            InvalidSettings: it is gold.
+        """
         found = self.find(table)
         if isinstance(found, Silver):
             return self.bronze_of(found.source)
@@ -153,7 +161,11 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load(path: str | Path) -> Pipeline:
-    """Read and check a file. InvalidSettings says what is wrong, and where."""
+    """Read and check a file.
+
+    Raises:
+        InvalidSettings: it cannot be read, or something in it is wrong; it says what and where.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -167,7 +179,11 @@ def load(path: str | Path) -> Pipeline:
 
 
 def parse(given: dict[str, Any]) -> Pipeline:
-    """From what TOML or Python has. InvalidSettings."""
+    """Make a definition from what TOML or Python has.
+
+    Raises:
+        InvalidSettings: something in it is wrong.
+    """
     try:
         made = msgspec.convert(given, Pipeline)
     except msgspec.ValidationError as error:
@@ -177,7 +193,11 @@ def parse(given: dict[str, Any]) -> Pipeline:
 
 
 def check(pipeline: Pipeline) -> None:
-    """Everything that can be known without running it. InvalidSettings."""
+    """Check everything that can be known without running it.
+
+    Raises:
+        InvalidSettings: something in it is wrong.
+    """
     if (pipeline.url is None) == (pipeline.path is None):
         raise InvalidSettings("say either url (of a broker) or path (where topics lie)")
     _check_names(pipeline)
@@ -186,8 +206,8 @@ def check(pipeline: Pipeline) -> None:
             TopicChoice.parse(bronze.topic)
         except InvalidName as error:
             raise InvalidSettings(f"bronze table {bronze.table}: {error}") from None
-        if not bronze.starting.lstrip().startswith("{"):
-            Position.parse(bronze.starting)
+        if not bronze.start.lstrip().startswith("{"):
+            Position.parse(bronze.start)
     bronze_names = {one.table for one in pipeline.bronze}
     for silver in pipeline.silver:
         _check_silver(silver, bronze_names)

@@ -24,7 +24,7 @@ class TableState(msgspec.Struct, kw_only=True):
 
 
 def inspect(pipeline: Pipeline) -> list[TableState]:
-    """All of them, quarantine too."""
+    """Return the state of all tables, quarantine tables included."""
     found = [_state(pipeline, one.table, type(one).__name__.lower(), one) for one in pipeline.all_tables]
     found += [_state(pipeline, one.quarantine_table, "quarantine", None) for one in pipeline.silver]
     return found

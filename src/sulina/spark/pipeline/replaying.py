@@ -40,12 +40,15 @@ RECORD = ("namespace", "topic", "partition", "offset")
 
 
 @own_errors()
-def replay(
-    stages: Stages, table: str, into: str, *, starting: str = "earliest", ending_version: int | None = None
-) -> int:
-    """Make a bronze or silver table anew under another name, from a position on, to the end or to a version of the log.
+def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", end: str = "latest") -> int:
+    """Make a bronze or silver table again under another name, from one position of the log to another.
 
-    How many rows it has then. InvalidSettings; VersionNotRetained, OffsetOutOfRange: the log does not have that.
+    Return how many rows it has then.
+
+    Raises:
+        InvalidSettings: there is no such table, it is a gold one, or the new name or a position is not possible.
+        VersionNotRetained: the log no longer has that version.
+        OffsetOutOfRange: the log does not have that offset.
     """
     pipeline = stages.pipeline
     made = pipeline.find(table)
@@ -57,9 +60,7 @@ def replay(
         )
     if find_table(stages.place(into)) is not None:
         raise InvalidSettings(f"there is a table {into} already: name another")
-    options = {"startingOffsets": starting, "topic": pipeline.bronze_of(table).topic}
-    if ending_version is not None:
-        options["endingVersion"] = str(ending_version)
+    options = {"start": start, "end": end, "topic": pipeline.bronze_of(table).topic}
     rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
     if isinstance(made, Bronze):
         stages.write(rows, into, f"replay.{into}", 0)
@@ -90,13 +91,13 @@ class _Repair:
         return cls(stages, table, app, 0 if last is None else last + 1, None if found is None else found.version())
 
     def held(self) -> DataFrame | None:
-        """Its rows at that version."""
+        """Return the rows of the table at that version; None: there is no table yet."""
         if self.version is None:
             return None
         return read_delta(self.stages.spark, self.stages.pipeline.table_uri(self.table), version=self.version)
 
     def add(self, rows: DataFrame, partition_by: list[str]) -> bool:
-        """Whether it was this one that added them."""
+        """Add rows. Return False if another repair of the same version came first."""
         ours = uuid4().hex
         options = {
             "path": self.stages.pipeline.table_uri(self.table),
@@ -126,10 +127,13 @@ class _Repair:
 
 @own_errors()
 def backfill(stages: Stages, table: str) -> int:
-    """Bring into a bronze table what is in the log before its stream began.
+    """Add to a bronze table what the log has from before its stream began. Return the number of rows.
 
-    How many rows came. Silver tables that are made of it take them as they take all that is new; the stream may run
-    meanwhile. InvalidSettings; BatchUnfinished: it is not known yet where the stream began.
+    Silver tables that are made from it read these rows as any new ones; the stream may run meanwhile.
+
+    Raises:
+        InvalidSettings: it is not a bronze table.
+        BatchUnfinished: it is not known yet where the stream began.
     """
     pipeline = stages.pipeline
     made = pipeline.find(table)
@@ -151,13 +155,13 @@ def backfill(stages: Stages, table: str) -> int:
     count = sum(ends[partition] - starts[partition] for partition in ends)
     if not count:
         return 0
-    options = {name: json.dumps(to_json(at)) for name, at in (("startingOffsets", starts), ("endingOffsets", ends))}
+    options = {name: json.dumps(to_json(at)) for name, at in (("start", starts), ("end", ends))}
     rows = stages.spark.read.format("sulina").options(**stages.where(), **options, topic=made.topic).load()
     return count if repair.add(rows, made.partition_by) else 0
 
 
 def _first_held(repair: _Repair) -> dict[PartitionName, Offset]:
-    """The first offset that a table has of each partition."""
+    """Return the first offset that a table has of each partition."""
     rows = repair.held()
     if rows is None:
         return {}
@@ -177,9 +181,12 @@ class Retried(msgspec.Struct, frozen=True):
 
 @own_errors()
 def retry(stages: Stages, table: str) -> Retried:
-    """Take what was put aside of a silver table through it again, as it is defined now. Good rows are added once.
+    """Decode and check again what a silver table put aside, as it is defined now. Good rows are added once.
 
-    InvalidSettings; BatchUnfinished; ExpectationFailed: a row must not be there at all, and nothing was added.
+    Raises:
+        InvalidSettings: it is not a silver table, or its rows do not say which record they are of.
+        BatchUnfinished: the stream has not reached what was put aside.
+        ExpectationFailed: a row must not be there at all, and nothing was added.
     """
     silver = stages.pipeline.find(table)
     if not isinstance(silver, Silver):
@@ -209,13 +216,13 @@ def retry(stages: Stages, table: str) -> Retried:
 
 
 def _record_key(stages: Stages, silver: Silver) -> tuple[str, ...]:
-    """What tells a record from all others: where there is one topic, it need not be named."""
+    """Return the columns that tell a record from all others: with one topic, without its name."""
     topics = TopicChoice.parse(stages.pipeline.bronze_of(silver.source).topic).names
     return RECORD[2:] if topics is not None and len(topics) == 1 else RECORD
 
 
 def _open(stages: Stages, silver: Silver, version: int, repair: _Repair) -> DataFrame:
-    """The records that were put aside by then and that the table has no row of, each once."""
+    """Return the records that were put aside and that the table has no row of, each once."""
     uri = stages.pipeline.table_uri(silver.quarantine_table)
     records = read_delta(stages.spark, uri, version=version).dropDuplicates(list(RECORD))
     held, key = repair.held(), _record_key(stages, silver)
@@ -236,7 +243,7 @@ def _check_columns(rows: DataFrame, needed: list[str], silver: Silver) -> None:
 
 
 def _whole(stages: Stages, silver: Silver, records: DataFrame) -> DataFrame:
-    """As the bronze table has them. Only values that stay as they are have headers with them, which it alone keeps."""
+    """Return the records as the bronze table has them: it alone keeps headers, which raw values come with."""
     if silver.decode != "raw":
         return records
     bronze = read_delta(stages.spark, stages.pipeline.table_uri(silver.source))
@@ -252,7 +259,7 @@ def _check_allowed(ready: DataFrame, silver: Silver) -> None:
 
 
 def _unlike(rows: DataFrame, held: DataFrame | None, silver: Silver) -> DataFrame:
-    """Of rows that come once, those that the table does not have."""
+    """Return the rows that the table does not have, where rows are to come once."""
     if held is None or silver.watermark is None or not silver.deduplicate:
         return rows
     time = silver.watermark.column

@@ -34,7 +34,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Reporter:
-    """Called with every look at the progress; sends now and then, and what is new at the end."""
+    """Sends the progress of a pipeline every few seconds, and what is new at the end."""
 
     pipeline: Pipeline
     clock: Callable[[], float] = time.monotonic

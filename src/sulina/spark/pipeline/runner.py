@@ -86,7 +86,11 @@ class Runner:
     # Once
 
     def run_once(self) -> None:
-        """Through everything that is there now. PipelineFailed."""
+        """Run through everything that is there now.
+
+        Raises:
+            PipelineFailed: a query ended with an error.
+        """
         self._prepare()
         for group in (self.pipeline.bronze, self.pipeline.silver, self._growing()):
             self._start(group, is_once=True)
@@ -113,7 +117,11 @@ class Runner:
     # Continuously
 
     def run(self) -> None:
-        """Until it is no longer wanted. PipelineFailed."""
+        """Run until it is no longer wanted.
+
+        Raises:
+            PipelineFailed: a query ended with an error.
+        """
         self._prepare()
         self._start([*self.pipeline.bronze, *self.pipeline.silver], is_once=False)
         waiting = self._growing()
@@ -173,7 +181,11 @@ class Runner:
         progress.rows_per_second = rows / max(progress.batch_seconds, 1e-9)
 
     def _look(self, *, is_once: bool | None) -> bool:
-        """Take over what the queries say; whether one was started again (None: none is). PipelineFailed."""
+        """Update the progress. Return whether a query was started again; None: no query is running.
+
+        Raises:
+            PipelineFailed: a query ended with an error.
+        """
         failed: PipelineFailed | None = None
         is_again = False
         for table, query in list(self._queries.items()):
@@ -251,9 +263,13 @@ class Runner:
 
 
 def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> list[TableProgress]:
-    """Run a pipeline through everything that is there now; how each table came along. InvalidSettings, PipelineFailed.
+    """Run a pipeline through everything that is there now, and return the progress of each table.
 
-    The pipeline is one that was read from a file, or what such a file says.
+    The pipeline is one that was read from a file, or what such a file has.
+
+    Raises:
+        InvalidSettings: the definition is wrong.
+        PipelineFailed: a query ended with an error.
     """
     runner = Runner(Stages(spark, pipeline if isinstance(pipeline, Pipeline) else parse(pipeline)))
     runner.run_once()

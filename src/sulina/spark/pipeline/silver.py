@@ -31,13 +31,13 @@ _KEPT = ("namespace", "topic", "partition", "offset", "timestamp", "version", "k
 
 
 def undecoded(rows: DataFrame) -> DataFrame:
-    """Key and value as they are, and where the row is from."""
+    """Return key and value as they are, and where the row is from."""
     kept = [F.col(name).alias(f"_{name}") for name in _KEPT]
     return rows.select("key", "value", "headers", *kept, F.lit(None).cast("string").alias(_ERROR))
 
 
 def decoded(rows: DataFrame, schema: Schema) -> DataFrame:
-    """One column for each field of the schema, and where the row is from; `_error` where the value is not valid."""
+    """Return one column for each field of the schema, and where the row is from; `_error` if a value is not valid."""
     columns = arrow_schema(schema)
     out = StructType(spark_type(columns).fields)
     for name in _KEPT:
@@ -64,9 +64,10 @@ def _decoding(schema: Schema, columns: pa.Schema) -> Callable[[Iterator[pa.Recor
 
 
 def decoded_in_place(rows: DataFrame, schema: Schema) -> DataFrame:
-    """The same without having to know the columns of the rows, which some of Spark's own callers do not yet.
+    """Return the same without knowing the columns of the rows, which some of Spark's callers do not know yet.
 
-    InvalidSettings: a value is several rows.
+    Raises:
+        InvalidSettings: a value is several rows.
     """
     if schema.kind == SchemaKind.ARROW:
         raise InvalidSettings("values of Arrow have any number of rows, and cannot be decoded one for one here")
@@ -85,12 +86,12 @@ def decoded_in_place(rows: DataFrame, schema: Schema) -> DataFrame:
 
 
 def ways(silver: Silver) -> int:
-    """How often each row is read and decoded."""
+    """Return how often each row is read and decoded."""
     return 1 if silver.sql is None and not silver.deduplicate else 2
 
 
 def sorted_out(rows: DataFrame, silver: Silver, *, is_stream: bool = False) -> DataFrame:
-    """Decoded rows as `silver_sink` takes them: as the table has them, and `_aside`."""
+    """Return decoded rows as `silver_sink` takes them: as the table has them, and `_aside`."""
     rows = judged(rows, silver)
     if ways(silver) == 1:
         return rows
@@ -103,7 +104,7 @@ def sorted_out(rows: DataFrame, silver: Silver, *, is_stream: bool = False) -> D
 
 
 def judged(rows: DataFrame, silver: Silver) -> DataFrame:
-    """Decoded rows, and what is to become of each."""
+    """Return decoded rows, and in `_aside` why a row is not in the table."""
     error = F.col(_ERROR)
     if silver.deduplicate and silver.watermark is not None:
         # What has no time cannot be told from what came long ago.
@@ -127,7 +128,7 @@ def judged(rows: DataFrame, silver: Silver) -> DataFrame:
 
 
 def good_rows(rows: DataFrame, silver: Silver, *, is_stream: bool) -> DataFrame:
-    """Of judged rows. Those that are the same in some columns come once, as long as the watermark lets them be late."""
+    """Return judged rows that are good. Duplicates come once, within the watermark."""
     good = rows.filter(F.col(ASIDE).isNull()).select(F.expr(f"* except ({ASIDE})"))
     if silver.watermark is None or not silver.deduplicate:
         return good
@@ -138,5 +139,5 @@ def good_rows(rows: DataFrame, silver: Silver, *, is_stream: bool) -> DataFrame:
 
 
 def _missed(one: Expectation, error: Column) -> Column:
-    """Its name, where a row that could be decoded does not meet it."""
+    """Return an expectation's name where a row that could be decoded does not meet it."""
     return F.when(~F.coalesce(F.expr(one.that), F.lit(False)) & error.isNull(), F.lit(one.name))

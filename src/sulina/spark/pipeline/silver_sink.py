@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, StringType, StructType
 
 from sulina.errors import InvalidSettings
+from sulina.failpoints import Failpoint, reach
 from sulina.spark.delta_files import FileWriter, NewFile, discard
 from sulina.spark.delta_place import LOG_FOLDER, TablePlace
 from sulina.spark.delta_sink import SinkOptions
@@ -32,7 +33,6 @@ from sulina.spark.delta_table import commit
 from sulina.spark.errors import ExpectationFailed
 from sulina.spark.options import Options
 from sulina.spark.pipeline.silver import ASIDE
-from sulina.spark.steps import Step, step
 
 FORMAT = "sulina-silver"
 OPTIONS = ("path", "quarantine", "table", "partitionColumns", "app")
@@ -57,7 +57,7 @@ Where = tuple[str, int, int]
 
 
 class Counts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What became of rows."""
+    """How many rows were good, dropped and quarantined."""
 
     good: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)  # by the expectation that they missed
@@ -72,13 +72,13 @@ class Counts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Note(msgspec.Struct):
-    """What a commit says of itself."""
+    """The user metadata of a commit."""
 
     counts: Counts
 
 
 def counts_at(place: TablePlace, version: int) -> Counts | None:
-    """What a version of a silver or quarantine table says of its batch. None: it is not the commit of one."""
+    """Return what a version of a silver or quarantine table says about its batch. None: it is not a batch's commit."""
     data = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
     for line in bytes(data).splitlines() if data is not None else ():
         if b'"commitInfo"' in line:
@@ -92,7 +92,7 @@ def counts_at(place: TablePlace, version: int) -> Counts | None:
 
 @dataclass(slots=True)
 class Parts(WriterCommitMessage):
-    """What a task made of its rows, or all tasks of theirs."""
+    """The files and counts of a task, or of all tasks together."""
 
     good: list[NewFile] = field(default_factory=list)
     aside: list[NewFile] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Parts(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Both tables of one silver table. Pickled with every task."""
+    """A silver table and its quarantine table. Pickled with every task."""
 
     name: str
     app: str
@@ -119,7 +119,13 @@ class Tables:
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> "Tables":
-        """InvalidSettings, TableSchemaConflict, TableUnsupported: before any row is read."""
+        """Read and check the options before any row is read.
+
+        Raises:
+            InvalidSettings: an option is unknown or wrong.
+            TableSchemaConflict: the columns do not fit a table.
+            TableUnsupported: a table has a feature that this writer lacks.
+        """
         options = Options(given, OPTIONS)
         name, app = options.text("table"), options.text("app")
         if overwrite or not name or not app or ASIDE not in schema.names:
@@ -139,7 +145,7 @@ class Tables:
         )
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parts:
-        """The rows of a task. On failure none of its files are left, as far as that can be seen to."""
+        """Write the rows of a task. On failure its files are deleted, as far as possible."""
         good, aside, parts = FileWriter(self.good.plan), FileWriter(self.aside.plan), Parts()
         try:
             for batch in batches:
@@ -157,11 +163,16 @@ class Tables:
             raise
         for place, files in ((self.good.to.place, parts.good), (self.aside.to.place, parts.aside)):
             if files:
-                step(Step.FILES_WRITTEN, place.location)
+                reach(Failpoint.FILES_WRITTEN, place.location)
         return parts
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        """ExpectationFailed: nothing was committed, and the files are removed. Else as `delta_table.commit`."""
+        """Commit both tables.
+
+        Raises:
+            ExpectationFailed: nothing was committed, and the files are deleted.
+            TableFailed: as of `delta_table.commit`.
+        """
         parts = self._sum(messages)
         if parts.failed:
             self._discard(parts)
@@ -176,7 +187,7 @@ class Tables:
             commit(replace(self.good.to, user_metadata=_text(counts)), parts.good, app=self.app, version=batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Where a task has failed, no commit was tried. Where none has, one was, and it may yet appear."""
+        """Delete the files of tasks if no commit was tried; if one was, it may yet appear, and they stay."""
         if any(message is None for message in messages):
             self._discard(self._sum(messages))
 
@@ -219,7 +230,7 @@ def _text(counts: Counts) -> str:
 
 
 class SilverSink(DataSource):
-    """Registered by whoever runs a pipeline: it is not for others."""
+    """The sink of silver tables. A pipeline registers it; it is not for others."""
 
     @classmethod
     def name(cls) -> str:

@@ -37,7 +37,7 @@ DELTA = "sulina-delta"
 
 @dataclass(slots=True)
 class Stages:
-    """What a pipeline runs on one session."""
+    """The queries of a pipeline on one session."""
 
     spark: SparkSession
     pipeline: Pipeline
@@ -48,7 +48,11 @@ class Stages:
         register(self.spark)
 
     def prepare(self) -> None:
-        """Every bronze and quarantine table exists, so that whoever reads them can begin. TableSchemaConflict."""
+        """Create every bronze and quarantine table, so that queries that read them can start.
+
+        Raises:
+            TableSchemaConflict: one exists with other columns.
+        """
         for bronze in self.pipeline.bronze:
             self._make(bronze.table, spark_type(RAW_SCHEMA), bronze.partition_by)
         for silver in self.pipeline.silver:
@@ -60,7 +64,7 @@ class Stages:
             commit(WriteTo(place=place, schema=columns, partition_columns=tuple(partition_by)), [])
 
     def place(self, table: str) -> TablePlace:
-        """Where a table is."""
+        """Return where a table is."""
         return TablePlace.parse(self.pipeline.table_uri(table))
 
     # Queries
@@ -81,12 +85,15 @@ class Stages:
         return writer.trigger(processingTime=f"{self.pipeline.trigger_seconds} seconds").start()
 
     def checkpoint(self, table: str) -> Checkpoint:
-        """Of the query that writes a table."""
+        """Return the checkpoint of the query that writes a table."""
         return Checkpoint(f"{self.pipeline.checkpoint_root}/{table}", table)
 
     def _check_begun(self, one: Bronze | Silver | Gold) -> None:
-        """InvalidSettings: what was written without this checkpoint would be written again, or new batches taken for
-        old ones."""
+        """Check that a table's rows belong to the checkpoint of its query.
+
+        Raises:
+            InvalidSettings: rows would be written twice, or new batches taken for old ones.
+        """
         checkpoint = self.checkpoint(one.table)
         tables = (one.table, one.quarantine_table) if isinstance(one, Silver) else (one.table,)
         for table in tables:
@@ -97,7 +104,7 @@ class Stages:
                 )
 
     def where(self) -> dict[str, str]:
-        """The options that say where topics are."""
+        """Return the options that name the location of topics."""
         return where(self.pipeline)
 
     def _bronze(self, bronze: Bronze) -> DataStreamWriter:
@@ -130,7 +137,11 @@ class Stages:
         return options | ({"partitionColumns": ",".join(silver.partition_by)} if silver.partition_by else {})
 
     def decoded(self, silver: Silver, rows: DataFrame) -> DataFrame:
-        """Rows of the bronze table, decoded as the silver one says. InvalidSettings."""
+        """Return rows of the bronze table, decoded as the silver one is defined.
+
+        Raises:
+            InvalidSettings: its topics have no schema, or several.
+        """
         return undecoded(rows) if silver.decode == "raw" else decoded(rows, values_schema(self.pipeline, silver))
 
     def write(self, rows: DataFrame, table: str, app: str, version: int) -> None:
@@ -144,7 +155,7 @@ class Stages:
         ready.write.format(FORMAT).options(**self._silver_options(silver, app)).mode("append").save()
 
     def rows_of(self, table: str) -> int:
-        """How many rows a table has."""
+        """Return how many rows a table has."""
         found = find_table(self.place(table))
         return sum(snapshot(found).column("num_records").to_pylist()) if found is not None else 0
 
@@ -158,7 +169,7 @@ class Stages:
         return self._to(self.spark.sql(gold.sql), gold.table, gold.partition_by)
 
     def sources(self, gold: Gold) -> list[str]:
-        """The tables of this pipeline that its question names."""
+        """Return the tables of this pipeline that the SQL of a gold table names."""
         names = [one.table for one in self.pipeline.all_tables if one.table != gold.table]
         names += [one.quarantine_table for one in self.pipeline.silver]
         return [name for name in names if re.search(rf"\b{name}\b", gold.sql)]
@@ -186,7 +197,7 @@ class Stages:
         return self.rows_of(gold.table)
 
     def _known(self, gold: Gold) -> dict[str, int] | None:
-        """The versions of which the table was made last, as its log says."""
+        """Return the versions from which the table was made last, as its log has them."""
         if gold.table not in self._made_of:
             table = find_table(self.place(gold.table))
             found: dict[str, Any] = {}
@@ -197,7 +208,11 @@ class Stages:
 
 
 def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
-    """What the values of the topics of a silver table are: they must all be the same. InvalidSettings."""
+    """Return the schema that the values of all topics of a silver table have.
+
+    Raises:
+        InvalidSettings: there is none, or several.
+    """
     place = Place(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
     try:
         return common_schema(open_logs(place, TopicChoice.parse(pipeline.bronze_of(silver.source).topic)))
@@ -206,13 +221,13 @@ def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
 
 
 def where(pipeline: Pipeline) -> dict[str, str]:
-    """The options that say where topics are."""
+    """Return the options that name the location of topics."""
     return {"url": pipeline.url} if pipeline.url else {"path": str(pipeline.path)}
 
 
 def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
-    """What a bronze table reads of which topics."""
-    options = {**where(pipeline), "topic": bronze.topic, "startingOffsets": bronze.starting}
+    """Return the options with which a bronze table reads its topics."""
+    options = {**where(pipeline), "topic": bronze.topic, "start": bronze.start}
     if bronze.rows_per_batch_max:
         options["maxRowsPerTrigger"] = str(bronze.rows_per_batch_max)
     if not bronze.fail_on_data_loss:
@@ -221,7 +236,7 @@ def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
 
 
 def anywhere(pipeline: Pipeline) -> Pipeline:
-    """With whole paths: a Spark Connect server has another working directory than we."""
+    """Return the definition with absolute paths: a Spark Connect server has another working directory."""
 
     def whole(place: str | None) -> str | None:
         return place if place is None or "://" in place else os.path.abspath(place)

@@ -7,10 +7,10 @@ that is refused while it is still sending has a moment to read why before the co
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Self
 
 from starlette.types import Message, Receive, Scope, Send
 
+from sulina.byte_budget import ByteReservation
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_problem import ClientGone, bad_parameter, body_too_large, busy, described
 
@@ -20,42 +20,17 @@ SEND_BYTES = 256 << 10  # at once: the next part waits until the client has take
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
 
-class Room:
-    """What all requests together may hold of something, in bytes."""
+def grow(reservation: ByteReservation, size_bytes: int) -> None:
+    """Hold this many bytes in all.
 
-    __slots__ = ("bytes_max", "used_bytes")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.used_bytes = 0
-
-
-class Held:
-    """A part of a room, given back at the end of a `with`."""
-
-    __slots__ = ("_room", "size_bytes")
-
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self.size_bytes = 0
-
-    def grow_to(self, size_bytes: int) -> None:
-        """Hold so much in all. HttpError 429, and then it is as it was."""
-        room, more_bytes = self._room, size_bytes - self.size_bytes
-        if room.used_bytes + more_bytes > room.bytes_max:
-            raise busy(room.used_bytes, room.bytes_max)
-        room.used_bytes += more_bytes
-        self.size_bytes = size_bytes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._room.used_bytes -= self.size_bytes
-        self.size_bytes = 0
+    Raises:
+        HttpError: 429, all requests together hold as much as they may.
+    """
+    if not reservation.try_grow_to(size_bytes):
+        raise busy(reservation.budget.used_bytes, reservation.budget.bytes_max)
 
 
-class Exchange:
+class HttpRequest:
     """One request and its answer."""
 
     __slots__ = ("_limits", "_receive", "_send", "headers", "is_answered", "is_read", "scope")
@@ -73,8 +48,13 @@ class Exchange:
         path: dict[str, str] = self.scope["path_params"]
         return path
 
-    async def read_body(self, held: Held) -> bytes:
-        """All of the body. HttpError 413 or 429, ClientGone."""
+    async def read_body(self, reservation: ByteReservation) -> bytes:
+        """Return all of the body.
+
+        Raises:
+            HttpError: 413, it is too large; 429, bodies under way hold as much as they may.
+            ClientGone: the client has closed the connection.
+        """
         limit = self._limits.body_bytes_max
         declared = self.headers.get(b"content-length")
         if declared is not None:
@@ -87,13 +67,13 @@ class Exchange:
             raise ClientGone
         body: bytes = message.get("body", b"")
         if message.get("more_body", False):
-            body = await self._read_on(body, held)
+            body = await self._read_on(body, reservation)
         if len(body) > limit:
             raise body_too_large(limit)
         self.is_read = True
         return body
 
-    async def _read_on(self, first: bytes, held: Held) -> bytes:
+    async def _read_on(self, first: bytes, reservation: ByteReservation) -> bytes:
         limits = self._limits
         body = bytearray(first)
         while True:
@@ -104,7 +84,7 @@ class Exchange:
             if len(body) > limits.body_bytes_max:
                 raise body_too_large(limits.body_bytes_max)
             if len(body) > limits.small_body_bytes:
-                held.grow_to(len(body))
+                grow(reservation, len(body))
             if not message.get("more_body", False):
                 return bytes(body)
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from sulina.broker import broker, logs
 from sulina.broker.broker import Broker
 from sulina.broker.partition import Partition
-from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
+from sulina.cli.doctor.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
 from sulina.core.records.record import Record
 from sulina.core.topic import TopicSettings
 from sulina.errors import LogStopped, NotServing

@@ -115,11 +115,11 @@ async def test_l9_a_log_that_a_full_disk_keeps_from_opening_is_opened_when_there
 @pytest.mark.parametrize(
     ("code", "kind", "advice"),
     [
-        (errno.ENOSPC, "disk_full", "make room on that disk"),
-        (errno.EDQUOT, "disk_full", "make room on that disk"),
-        (errno.EFBIG, "disk_full", "make room on that disk"),
-        (errno.EIO, "log_stopped", "see to that fault"),
-        (errno.EACCES, "log_stopped", "see to that fault"),
+        (errno.ENOSPC, "disk_full", "free space on that disk"),
+        (errno.EDQUOT, "disk_full", "free space on that disk"),
+        (errno.EFBIG, "disk_full", "free space on that disk"),
+        (errno.EIO, "log_stopped", "correct that fault"),
+        (errno.EACCES, "log_stopped", "correct that fault"),
     ],
     ids=errno.errorcode.get,
 )

@@ -317,7 +317,8 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         "sulina topic create /default/none",
     ),
     "15 a disk is nearly full": (
-        {"brokers": [answer("b1", disk_free_bytes=500 << 20)]}, "disks", Grade.WARN, "of b1 has 500.0 MiB free", "free disk space",
+        {"brokers": [answer("b1", disk_free_bytes=500 << 20)]}, "disks", Grade.WARN, "of b1 has 500.0 MiB free",
+        "free disk space",
     ),
     "15 a disk is full": (
         {"disk": a_disk(free_bytes=1 << 20)}, "disks", Grade.FAIL, "the disk of /data has 1.0 MiB free", "drain",
@@ -353,7 +354,9 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         {"etcd": None, **cluster(metadata=MetadataInfo(is_full=False, used_bytes=71, quota_bytes=100))}, "etcd",
         Grade.WARN, "71 B of 100 B", "quota",
     ),
-    "16 nobody leads": (cluster(leader=None), "leader", Grade.FAIL, "etcd's history is not compacted", "start a broker"),
+    "16 nobody leads": (
+        cluster(leader=None), "leader", Grade.FAIL, "etcd's history is not compacted", "start a broker",
+    ),
     "17 a consumer does not ack": (
         on_b1(TroubleKind.CONSUMER_LATE, "consumer bad of subscription s"), "consumers", Grade.WARN, "consumer bad",
         "restart",

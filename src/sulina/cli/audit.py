@@ -61,7 +61,7 @@ class LogFlags:
         Parameter(help="Archive to read instead of the node's own; `none` reads everything from the node."),
     ] = None
     objects_endpoint: Annotated[
-        str | None, Parameter(help="URL of an S3-compatible store that is not the cloud's own.")
+        str | None, Parameter(help="Endpoint URL of the object store if it is not the cloud's own.")
     ] = None
 
     def check(self) -> None:

@@ -61,7 +61,7 @@ def create(
     from_: Annotated[str, Parameter(name="--from")] = "latest",
     remote: Remote = HERE,
 ) -> None:
-    """Create a subscription. From then on, retention keeps the records that it has not acked.
+    """Create a subscription, which remembers how far its consumers have come in a topic.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class TableFlags:
     """The options of every command about a table."""
 
     objects_endpoint: Annotated[
-        str | None, Parameter(help="URL of an S3-compatible store that is not the cloud's own.")
+        str | None, Parameter(help="Endpoint URL of the object store if it is not the cloud's own.")
     ] = None
     json: Annotated[bool, Parameter(help="Print the result as JSON, and nothing else on standard output.")] = False
 

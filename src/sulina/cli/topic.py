@@ -291,7 +291,7 @@ def unload(
     wait: Wait = True,
     remote: Remote = HERE,
 ) -> int:
-    """Move a topic's partitions off their current brokers; the leader picks the least loaded ones.
+    """Move a topic's partitions off their current brokers; the leader assigns them to the least loaded ones.
 
     Parameters
     ----------

@@ -18,6 +18,7 @@ from sulina.cli.demo.traffic import PARTITIONS, SUBSCRIPTION, TOPIC
 from sulina.cli.flags.remote import DEFAULT_URL
 
 WIDTH_MAX = 100
+ONE_MORE = '{"lane": 9, "number": 0, "item": "oars", "amount": 9.5}'  # fits the topic's schema
 
 
 def screen(node: ChildNode, tally: Tally, tables: list[dict[str, Any]], *, remaining: float | None) -> RenderableType:
@@ -88,7 +89,7 @@ def next_steps(url: str, program: str, pipeline: Path | None) -> RenderableType:
         (f"{program} tail orders", "print the newest records, then new ones"),
         (f"{program} topic show orders", "show offsets, versions, segments"),
         (f"{program} subscription show orders {SUBSCRIPTION}", "show cursors and lag"),
-        (f"echo hello | {program} produce orders --key me", "publish one more record"),
+        (f"echo '{ONE_MORE}' | {program} produce orders", "publish one more record"),
         (f"{program} serve", "start a node of your own, in ./sulina-data"),
     ]
     if pipeline is not None:

@@ -37,7 +37,8 @@ class StoreFlags:
         _flag("Object store for the archive of all brokers: s3://BUCKET/PREFIX, gs://…, az://… or file:///DIR."),
     ] = None
     objects_endpoint: Annotated[
-        str | None, _flag("URL of an S3-compatible store that is not the cloud's own, such as http://127.0.0.1:9000.")
+        str | None,
+        _flag("Endpoint URL of the object store if it is not the cloud's own, such as http://127.0.0.1:9000."),
     ] = None
 
 

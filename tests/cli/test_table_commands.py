@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sulina.spark.delta_lease import hold
-from sulina.spark.delta_place import TablePlace
+from sulina.spark.table_location import TableLocation
 from tests.cli.conftest import told
 from tests.spark.test_delta_table import append, rows_of
 
@@ -79,7 +79,7 @@ def test_s5_mistakes_are_named(table: Path, capfd: pytest.CaptureFixture[str]) -
 
 
 def test_s5_a_second_maintainer_is_told_to_wait(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with hold(TablePlace.parse(str(table)), recorded=0) as lease:
+    with hold(TableLocation.parse(str(table)), recorded=0) as lease:
         busy = told(capfd, "table", "optimize", str(table), "--json")
     assert busy.code == 1
     assert busy.error["code"] == "maintenance_busy"

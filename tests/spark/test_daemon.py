@@ -46,7 +46,7 @@ def test_s1_workers_import_pyspark_from_where_it_is_installed(monkeypatch: pytes
     import pyspark
 
     home = os.path.dirname(pyspark.__file__)
-    ours = [place for place in sys.path if not place.endswith("pyspark.zip")]
+    ours = [entry for entry in sys.path if not entry.endswith("pyspark.zip")]
     monkeypatch.setattr(sys, "path", [f"{home}/python/lib/pyspark.zip", "/elsewhere/pyspark.zip", *ours])
     leave_zip()
     assert sys.path == ["/elsewhere/pyspark.zip", *ours], "another Spark's files may be others"

@@ -209,7 +209,7 @@ def test_a_chunk_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_cannot_be_decoded_is_said_at_once() -> None:
     with pytest.raises(InvalidSettings, match="no schema"):
         Decoder.of(BYTES_SCHEMA)
-    with pytest.raises(InvalidSettings, match="mode 'other' is none of permissive, quarantine, failfast"):
+    with pytest.raises(InvalidSettings, match="mode 'other' is unknown; use one of permissive, quarantine, failfast"):
         Decoder.of(JSON, "other")
     with pytest.raises(InvalidSettings, match="not a schema of json"):
         Decoder.of(Schema(kind=SchemaKind.JSON, definition={"type": "nonsense"}))

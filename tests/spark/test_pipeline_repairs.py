@@ -23,7 +23,7 @@ from sulina.errors import InvalidSettings
 from sulina.spark.delta_native import read_delta
 from sulina.spark.errors import BatchUnfinished, ExpectationFailed
 from sulina.spark.pipeline import checkpoints
-from sulina.spark.pipeline.checkpoints import Checkpoint
+from sulina.spark.pipeline.checkpoints import QueryCheckpoint
 from sulina.spark.pipeline.definition import Pipeline, parse
 from sulina.spark.pipeline.replaying import Retried, _Repair, backfill, retry
 from sulina.spark.pipeline.runner import Runner
@@ -346,7 +346,7 @@ def wait_for(ask: Callable[[], Any], deadline: float) -> Any:
 
 
 def test_s3_a_checkpoint_says_what_is_done_and_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = Checkpoint(str(tmp_path), "raw")
+    checkpoint = QueryCheckpoint(str(tmp_path), "raw")
     assert checkpoint.done() is None
     with pytest.raises(BatchUnfinished, match="has not begun"):
         checkpoint.wait_done()

@@ -150,7 +150,7 @@ def _block(data: U8, position: int, end: int) -> tuple[int, int]:
     count, position = _varint(data, position, end)
     if position >= 0 and count < 0:
         count = -count
-        size, position = _varint(data, position, end)  # of the block; whoever skips it needs that
+        size, position = _varint(data, position, end)  # of the block, for a reader that skips it
         if size < 0 or count < 0:
             return 0, -1
     return count, position

@@ -45,7 +45,7 @@ class Options:
         """
         value = (self.text(name) or choices[0]).strip().lower()
         if value not in choices:
-            raise InvalidSettings(f"option {name}: {value!r} is none of {', '.join(choices)}")
+            raise InvalidSettings(f"option {name}: {value!r} is unknown; use one of {', '.join(choices)}")
         return value
 
     def count(self, name: str) -> int | None:
@@ -58,7 +58,7 @@ class Options:
         if value is None:
             return None
         if not value.strip().isdecimal() or int(value) < 1:
-            raise InvalidSettings(f"option {name}: {value!r} is no number that is 1 or more")
+            raise InvalidSettings(f"option {name}: {value!r} is not a whole number of at least 1")
         return int(value)
 
     def flag(self, name: str, *, otherwise: bool) -> bool:
@@ -76,7 +76,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LogLocation:
     """Where topics are: at a broker, or in files that are read without one."""
 
     url: str | None
@@ -85,7 +85,7 @@ class Place:
     objects_endpoint: str | None
 
     @classmethod
-    def of(cls, options: Options) -> "Place":
+    def of(cls, options: Options) -> "LogLocation":
         """Read the location.
 
         Raises:
@@ -106,7 +106,7 @@ class Place:
 class ReadOptions:
     """What a scan or a stream reads, and how."""
 
-    place: Place
+    location: LogLocation
     topics: TopicChoice
     start: Positions
     end: Positions  # exclusive; of a version: after its records
@@ -116,7 +116,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     mode: str | None  # how values are decoded by the schema of their topic; None: they are not
-    check_crc: bool  # of every batch, whoever read it, and none from a cache
+    check_crc: bool  # of every batch, whether it was checked before or not, and nothing comes from a cache
     reader: str | None = None  # the name under which a stream registers its positions
 
     @classmethod
@@ -141,11 +141,11 @@ class ReadOptions:
             raise InvalidSettings(
                 f"option columns: there is no {min(unknown, default='')!r}, only {', '.join(RAW_COLUMNS)}"
             )
-        place, reader = Place.of(options), options.text("reader")
-        if reader is not None and place.url is None:
+        location, reader = LogLocation.of(options), options.text("reader")
+        if reader is not None and location.url is None:
             raise InvalidSettings("option reader needs url: positions are registered at a broker")
         return cls(
-            place=place,
+            location=location,
             topics=TopicChoice.parse(topic),
             start=_positions(options, "start", LATEST if is_stream else EARLIEST),
             end=_positions(options, "end", LATEST),

@@ -36,8 +36,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Rows become Arrow for Python so many at a time. With a bound of bytes as well, Spark adds up what all columns hold
-    # after each row, which takes more than half of the time of writing a table.
+    # Rows become Arrow for Python in batches of this size. With a bound of bytes too, Spark adds up what all columns
+    # hold after each row, which takes more than half of the time of writing a table.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.session.timeZone": "UTC",
@@ -66,7 +66,7 @@ def session(
     settings: Mapping[str, str] | None = None,
     is_quiet: bool = False,
 ) -> SparkSession:
-    """Return the session of this process, and make it if there is none.
+    """Return the session of this process, and create it if the process has no session yet.
 
     Where neither `master` nor `remote` is given, SPARK_REMOTE or SPARK_MASTER is used. With `is_quiet`, what Java
     prints while it starts is shown only if it fails.
@@ -175,7 +175,7 @@ def check_java() -> str:
     """Return the path of a Java that Spark can use.
 
     Raises:
-        SparkUnavailable: there is none.
+        SparkUnavailable: no Java was found.
     """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")

@@ -57,7 +57,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
     """What a task has published."""
 
     rows: int
@@ -119,7 +119,7 @@ class SulinaWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PublishedRows:
         return _Publishing(self._options, f"txn {self._options.txn}", self._options.txn_version).write(iterator)
 
 
@@ -129,7 +129,12 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PublishedRows:
+        """Publish the rows of one task of a batch.
+
+        Raises:
+            InvalidSettings: Spark did not name the query and the batch.
+        """
         context = TaskContext.get()
         assert context is not None
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -161,7 +166,7 @@ class _Publishing:
     def _client(self) -> SyncClient:
         return client_of(self._options.url)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
         for batch in batches:
             self._rows += batch.num_rows
             columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
@@ -170,7 +175,7 @@ class _Publishing:
         for _, part in sorted(self._parts.items()):
             self._publish(part)
             self._check_complete(part)
-        return Written(self._rows, self._publishes)
+        return PublishedRows(self._rows, self._publishes)
 
     def _by_topic(self, columns: dict[str, pa.Array], count: int) -> Iterator[tuple[str, dict[str, pa.Array]]]:
         topics = columns.pop("topic", None)
@@ -185,9 +190,9 @@ class _Publishing:
             yield topic, {name: column.filter(mask) for name, column in columns.items()}
 
     def _take(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        places = self._places(topic, columns)
-        for partition in np.unique(places):
-            mask = places == partition
+        partitions = self._partitions(topic, columns)
+        for partition in np.unique(partitions):
+            mask = partitions == partition
             some = columns if mask.all() else {name: column.filter(pa.array(mask)) for name, column in columns.items()}
             part = self._part(topic, int(partition))
             for _ in part.add({name: column for name, column in some.items() if name != "partition"}):
@@ -204,7 +209,7 @@ class _Publishing:
             self._parts[topic, partition] = part
         return part
 
-    def _places(self, topic: str, columns: dict[str, pa.Array]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _partitions(self, topic: str, columns: dict[str, pa.Array]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         from sulina.spark.key_columns import column_partitions  # for executors: it takes a second to import
 
         if topic not in self._topics:
@@ -214,13 +219,15 @@ class _Publishing:
         keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
         rows = len(columns["value"])
         key, named = columns.get("key"), columns.get("partition")
-        places = np.full(rows, keyless, np.int32) if key is None else column_partitions(key, count, keyless)
+        partitions = np.full(rows, keyless, np.int32) if key is None else column_partitions(key, count, keyless)
         if named is not None:
             is_named = named.is_valid().to_numpy(zero_copy_only=False)
-            places = np.where(is_named, named.fill_null(0).to_numpy(zero_copy_only=False), places).astype(np.int32)
-        if rows and not 0 <= places.min() <= places.max() < count:
-            raise InvalidSettings(f"{topic} has {count} partitions; a row says {int(places.max())}")
-        return places
+            partitions = np.where(is_named, named.fill_null(0).to_numpy(zero_copy_only=False), partitions).astype(
+                np.int32
+            )
+        if rows and not 0 <= partitions.min() <= partitions.max() < count:
+            raise InvalidSettings(f"{topic} has {count} partitions; a row says {int(partitions.max())}")
+        return partitions
 
     def _publish(self, part: "_Part") -> None:
         """Publish what waits, unless the log has it.

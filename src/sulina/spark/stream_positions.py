@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sulina.errors import InvalidSettings, ReaderAhead, TopicNotFound
 from sulina.spark.clients import client_of
-from sulina.spark.planning import NO_EPOCHS, Epochs, Offsets
+from sulina.spark.planner import NO_EPOCHS, Epochs, Offsets
 from sulina.types import Epoch, PartitionName, TopicName
 
 EXPIRES_SECONDS = 30 * 86_400.0

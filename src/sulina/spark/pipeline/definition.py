@@ -40,7 +40,7 @@ class Otherwise(StrEnum):
 class GoldMode(StrEnum):
     """How the answer becomes a table."""
 
-    COMPLETE = "complete"  # asked anew of all rows when there are new ones; the table is replaced
+    COMPLETE = "complete"  # the query runs again over all rows when there are new ones, and the table is replaced
     APPEND = "append"  # of new rows only; windows are added once the watermark has passed them
 
 

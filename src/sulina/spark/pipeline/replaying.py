@@ -25,15 +25,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table
 from sulina.spark.delta_native import read_delta
-from sulina.spark.delta_place import LOG_FOLDER
 from sulina.spark.errors import ExpectationFailed, own_errors
-from sulina.spark.logs import open_logs
-from sulina.spark.options import Place
+from sulina.spark.log_catalogue import open_catalogue
+from sulina.spark.options import LogLocation
 from sulina.spark.pipeline.definition import NAME, Bronze, Gold, Silver
 from sulina.spark.pipeline.silver import ASIDE, sorted_out
 from sulina.spark.pipeline.stages import DELTA, Stages
-from sulina.spark.planning import Offsets, from_json, to_json
+from sulina.spark.planner import Offsets, from_json, to_json
 from sulina.spark.scan import TopicChoice
+from sulina.spark.table_location import LOG_FOLDER
 from sulina.types import Offset, PartitionName, TopicName
 
 RECORD = ("namespace", "topic", "partition", "offset")
@@ -58,7 +58,7 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
         raise InvalidSettings(
             f"{into!r} is no name for a new table: small letters, digits and _, and none of this pipeline"
         )
-    if find_table(stages.place(into)) is not None:
+    if find_table(stages.location(into)) is not None:
         raise InvalidSettings(f"there is a table {into} already: name another")
     options = {"start": start, "end": end, "topic": pipeline.bronze_of(table).topic}
     rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
@@ -85,7 +85,7 @@ class _Repair:
 
     @classmethod
     def of(cls, stages: Stages, table: str, kind: str) -> "_Repair":
-        found = find_table(stages.place(table))
+        found = find_table(stages.location(table))
         app = f"{kind}.{stages.pipeline.name}.{table}"
         last = None if found is None else found.transaction_version(app)
         return cls(stages, table, app, 0 if last is None else last + 1, None if found is None else found.version())
@@ -112,11 +112,11 @@ class _Repair:
         return self._has(ours)
 
     def _has(self, ours: str) -> bool:
-        place = self.stages.place(self.table)
-        found = find_table(place)
+        location = self.stages.location(self.table)
+        found = find_table(location)
         newest = -1 if found is None else found.version()
         for version in range(newest, -1 if self.version is None else self.version, -1):
-            commit = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
+            commit = location.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
             if commit is not None and ours.encode() in bytes(commit):
                 return True
         return False
@@ -143,8 +143,8 @@ def backfill(stages: Stages, table: str) -> int:
     read = from_json(checkpoint.end_of(checkpoint.wait_done()))
     repair = _Repair.of(stages, table, "backfill")
     held = _first_held(repair)
-    place = Place(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
-    logs = open_logs(place, TopicChoice.parse(made.topic))
+    location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
+    logs = open_catalogue(location, TopicChoice.parse(made.topic))
     starts: Offsets = {}
     ends: Offsets = {}
     for partition in logs.partitions():
@@ -191,7 +191,7 @@ def retry(stages: Stages, table: str) -> Retried:
     silver = stages.pipeline.find(table)
     if not isinstance(silver, Silver):
         raise InvalidSettings(f"{table} has no quarantine: only silver tables do")
-    aside = find_table(stages.place(silver.quarantine_table))
+    aside = find_table(stages.location(silver.quarantine_table))
     if aside is None:
         return Retried(0, 0)
     last = aside.transaction_version(f"{stages.pipeline.name}.{table}")

@@ -1,10 +1,11 @@
 """Runs a pipeline: once, through what is there now, or for as long as it is wanted.
 
 - Once: bronze, then silver, then gold, each to its end.
-- Continuously: all queries side by side; gold tables that are asked anew are made when what they read has changed.
-- A query that fails ends the run, with its error; the others stop after their batch. Nothing is lost: whoever starts it
-  again goes on where it was, each record once. One whose Python process was late to start is started again here.
-- Whoever wants it to stop says so in a file beside the checkpoints, or by a signal.
+- Continuously: all queries side by side; complete gold tables are made again when a table that they read has changed.
+- A query that fails ends the run, with its error; the others stop after their batch. Nothing is lost: the
+  next run goes on where this one was, each record once. A query whose Python process was late to start is started
+  again here.
+- A run is stopped by a file beside the checkpoints, or by a signal.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ from sulina.spark.delta_log import find_table
 from sulina.spark.errors import PipelineFailed, said
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, parse
 from sulina.spark.pipeline.silver import ways
-from sulina.spark.pipeline.silver_sink import Counts, counts_at
+from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
 from sulina.spark.pipeline.stages import Stages
-from sulina.spark.planning import offset_of
+from sulina.spark.planner import offset_of
 
 POLL_SECONDS = 0.25
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
@@ -128,7 +129,7 @@ class Runner:
         refreshed_at = 0.0
         try:
             while self.is_wanted():
-                ready = [gold for gold in waiting if find_table(self.stages.place(gold.source or "")) is not None]
+                ready = [gold for gold in waiting if find_table(self.stages.location(gold.source or "")) is not None]
                 self._start(ready, is_once=False)
                 waiting = [gold for gold in waiting if gold not in ready]
                 if self.clock() - refreshed_at >= self.pipeline.trigger_seconds:
@@ -248,17 +249,17 @@ class Runner:
     def _count(self, progress: TableProgress, name: str) -> None:
         newest = self._newest(name)
         for version in range(self._versions[name] + 1, newest + 1):
-            counts = counts_at(self.stages.place(name), version) or Counts()
+            counts = counts_at(self.stages.location(name), version) or RowCounts()
             progress.rows += counts.good
             progress.dropped += sum(counts.dropped.values())
             progress.quarantined += sum(counts.quarantined.values())
-            both = Counts(dropped=dict(progress.reasons))
-            both.add(Counts(dropped=counts.dropped | counts.quarantined))
+            both = RowCounts(dropped=dict(progress.reasons))
+            both.add(RowCounts(dropped=counts.dropped | counts.quarantined))
             progress.reasons = both.dropped
         self._versions[name] = newest
 
     def _newest(self, table: str) -> int:
-        found = find_table(self.stages.place(table))
+        found = find_table(self.stages.location(table))
         return found.version() if found is not None else -1
 
 

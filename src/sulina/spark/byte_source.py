@@ -1,7 +1,7 @@
-"""How executors get at the bytes of a range: from its owner, from an archive, or from a data directory.
+"""Source of the bytes of ranges, for executors: the owner of a partition, an archive, or a data directory.
 
-A `Source` is pickled with every task. Nothing is ever written here. Whoever reads files reads what is committed and
-nothing else, whether a broker runs or not, and every byte is checked.
+A `ByteSource` is pickled with every task. Nothing is ever written here. A reader of files reads what is
+committed and nothing else, whether a broker runs or not, and checks every byte.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class RangeReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ByteSource:
     """Where the bytes of some topics are. Pickled with every task."""
 
     url: str | None = None

@@ -339,21 +339,21 @@ class Stream:
     def __init__(self, folder: Path, **options: str) -> None:
         self._given = {"path": str(folder), **options}
         self.restart()
-        self.at = self._reader.initialOffset()
+        self.at = self.reader.initialOffset()
 
     def restart(self, **options: str) -> None:
         """As from a checkpoint: another process, at the same offset."""
         self._given |= options
         made = DeltaStreamReader(DeltaReadOptions.of(self._given), schema("n long"))
-        self._reader: DeltaStreamReader = pickle.loads(pickle.dumps(made))
+        self.reader: DeltaStreamReader = pickle.loads(pickle.dumps(made))
 
     def batch(self, at: dict[str, Any] | None = None) -> list[int]:
         """What the next one has; or, from an offset on, what an earlier one had."""
         start, end = at or self.at, self.at
         if at is None:
-            end = self.at = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
-        tasks = self._reader.partitions(start, end)
-        return sorted(n for task in tasks for rows in self._reader.read(task) for n in rows.column("n").to_pylist())
+            end = self.at = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+        tasks = self.reader.partitions(start, end)
+        return sorted(n for task in tasks for rows in self.reader.read(task) for n in rows.column("n").to_pylist())
 
 
 def test_s4_a_stream_begins_with_all_of_a_table_or_where_it_is_told(tmp_path: Path) -> None:

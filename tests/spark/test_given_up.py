@@ -87,9 +87,7 @@ class Stream:
     def reader(self) -> SulinaStreamReader:
         given = {"url": "http://127.0.0.1:1", "topic": str(ORDERS.topic), "start": "earliest"}
         options = ReadOptions.of(given | self.options, is_stream=True)
-        reader = SulinaStreamReader(options)
-        reader._planner = Planner(options, cast(LogCatalogue, self.log))
-        return reader
+        return SulinaStreamReader(options, Planner(options, cast(LogCatalogue, self.log)))
 
     def next_end(self, start: At) -> At:
         reader = self.reader()

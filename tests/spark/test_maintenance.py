@@ -303,8 +303,8 @@ def test_s5_of_two_compactions_of_the_same_files_the_first_to_commit_counts(tmp_
     location, table = location_of(tmp_path), DeltaTable(tmp_path)
     files = tuple(files_of(location, snapshot(table), []))
 
-    def rewrite() -> delta_compaction._Rewrite:
-        return delta_compaction._Rewrite(files, tuple(put(tmp_path, "n long", [[n] for n in range(4)])[1]))
+    def rewrite() -> delta_compaction.Rewrite:
+        return delta_compaction.Rewrite(files, tuple(put(tmp_path, "n long", [[n] for n in range(4)])[1]))
 
     first, second = rewrite(), rewrite()
     assert replace_files(location, [first], 1) == ([first], 4)
@@ -380,9 +380,9 @@ def test_s5_a_stream_sees_nothing_of_a_compaction_and_says_how_far_it_is(tmp_pat
     appended(tmp_path, [3])
     optimize(location_of(tmp_path))
     assert stream.batch() == [3]
-    stream._reader.commit({"version": 2})
+    stream.reader.commit({"version": 2})
     assert b'"version":2,' in position.read_bytes()
-    stream._reader.commit(stream.at)
+    stream.reader.commit(stream.at)
     assert vacuum(location_of(tmp_path)).readers["shop.orders"].version == 5
     with pytest.raises(InvalidName):
         Stream(tmp_path, reader="../etc")
@@ -465,15 +465,15 @@ def test_s5_a_vacuum_keeps_what_a_registered_reader_has_not_read(tmp_path: Path)
     location, originals = location_of(tmp_path), data_files(tmp_path)
     optimize(location)
     reader, beginner = Stream(tmp_path, start="version:2", reader="slow"), Stream(tmp_path, reader="beginner")
-    reader._reader.latestOffset(reader.at, reader._reader.getDefaultReadLimit())
+    reader.reader.latestOffset(reader.at, reader.reader.getDefaultReadLimit())
     age(tmp_path, days=8)
     gone = {file.path for file in vacuum(location).files}
     assert len(gone) == 2
     assert reader.batch() == [2, 3]
     assert gone < originals
-    reader._reader.commit(reader.at)
+    reader.reader.commit(reader.at)
     begin = beginner.at
-    beginner._reader.latestOffset(begin, beginner._reader.getDefaultReadLimit())
+    beginner.reader.latestOffset(begin, beginner.reader.getDefaultReadLimit())
     appended(tmp_path, [4])
     optimize(location)
     age(tmp_path, days=8)
@@ -493,7 +493,7 @@ def test_s5_a_vacuum_by_a_clock_that_is_ahead_takes_nothing_that_is_young_by_the
     location = location_of(tmp_path)
     optimize(location)
     reader = Stream(tmp_path, start="version:0", reader="slow")
-    reader._reader.latestOffset(reader.at, reader._reader.getDefaultReadLimit())
+    reader.reader.latestOffset(reader.at, reader.reader.getDefaultReadLimit())
     done = vacuum(location, clock=lambda: time.time() + 40 * DAY_SECONDS)
     assert (done.files, done.files_kept, list(done.readers)) == ([], 3, ["slow"])
     assert done.clock_ahead_seconds == pytest.approx(40 * DAY_SECONDS, abs=60)

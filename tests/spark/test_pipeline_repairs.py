@@ -217,7 +217,7 @@ def test_s3_what_was_put_aside_comes_into_the_table_once_after_a_fix(
 
     raw = pipeline_of(node, name, tmp_path, strict.name, decode="raw", sql=LENIENT)
     assert retry(Stages(spark, raw), "orders") == Retried(1, 2)
-    found = {row._offset: (row.id, row.country, row.amount) for row in rows(spark, raw, "orders")}
+    found = {row["_offset"]: (row.id, row.country, row.amount) for row in rows(spark, raw, "orders")}
     assert found[5] == (5, "RO", 6.0)
     assert sorted(found) == [0, 1, 2, 3, 4, 5, 8]
     assert len(rows(spark, raw, "orders_quarantine")) == 6, "it only grows"

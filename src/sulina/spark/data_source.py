@@ -139,10 +139,10 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     One with a name (option `reader`) says at the brokers how far it is, and retention keeps what it has not read.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, planner: Planner | None = None) -> None:
         self._options = options
         self._decoder = _decoder(options)
-        self._planner: Planner | None = None
+        self._planner = planner
         self._target: tuple[Offsets, Epochs] | None = None  # where a query ends that reads what is there now
         self._positions = _positions(options)
 

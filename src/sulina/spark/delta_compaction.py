@@ -69,7 +69,7 @@ class Optimized(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rewrite:
+class Rewrite:
     """Some files of a table, and the new files that have the same rows."""
 
     removed: tuple[TableFile, ...]
@@ -124,7 +124,7 @@ class _Compaction:
     target_bytes: int
     z_order: tuple[str, ...]
     told: Told
-    _waiting: list[_Rewrite] = field(default_factory=list)
+    _waiting: list[Rewrite] = field(default_factory=list)
 
     def run(self) -> Optimized:
         table = _checked(self.location)
@@ -142,7 +142,7 @@ class _Compaction:
         total, rewritten = sum(file.size_bytes for some in bins for file in some), 0
         try:
             for some in bins:
-                self._waiting.append(_Rewrite(some, tuple(self._rewritten(table, some))))
+                self._waiting.append(Rewrite(some, tuple(self._rewritten(table, some))))
                 rewritten += sum(file.size_bytes for file in some)
                 self.told(rewritten, total)
                 if self._is_enough():
@@ -223,7 +223,7 @@ class _Compaction:
         done.version = max(done.version, version)
 
 
-def replace_files(location: TableLocation, rewrites: Sequence[_Rewrite], fence: int) -> tuple[list[_Rewrite], int]:
+def replace_files(location: TableLocation, rewrites: Sequence[Rewrite], fence: int) -> tuple[list[Rewrite], int]:
     """Commit the rewrites whose files are all still there, and delete the new files of the others.
 
     Return the rewrites that were committed, and the version.
@@ -264,7 +264,7 @@ def replace_files(location: TableLocation, rewrites: Sequence[_Rewrite], fence: 
     raise TableFailed(table=location.path_or_uri, cause=failure)
 
 
-def _still_possible(location: TableLocation, table: DeltaTable, rewrites: list[_Rewrite], fence: int) -> list[_Rewrite]:
+def _still_possible(location: TableLocation, table: DeltaTable, rewrites: list[Rewrite], fence: int) -> list[Rewrite]:
     """Return the rewrites whose old files are all still there, and delete the new files of the others.
 
     Raises:
@@ -280,11 +280,11 @@ def _still_possible(location: TableLocation, table: DeltaTable, rewrites: list[_
     return [one for one in rewrites if one not in lost]
 
 
-def _added(rewrites: Sequence[_Rewrite]) -> list[NewFile]:
+def _added(rewrites: Sequence[Rewrite]) -> list[NewFile]:
     return [file for one in rewrites for file in one.added]
 
 
-def _attempt(table: DeltaTable, rewrites: Sequence[_Rewrite], fence: int) -> None:
+def _attempt(table: DeltaTable, rewrites: Sequence[Rewrite], fence: int) -> None:
     """Commit exactly one version after the table's, or not at all."""
     columns, now_ms = table.metadata().partition_columns, int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [

@@ -96,7 +96,7 @@ class Runner:
         for group in (self.pipeline.bronze, self.pipeline.silver, self._growing()):
             self._start(group, is_once=True)
             self._wait()
-        for gold in self._asked_anew():
+        for gold in self._complete():
             self._refresh(gold)
             self._progress[gold.table].state = "done"
         self._note_commits()
@@ -133,7 +133,7 @@ class Runner:
                 self._start(ready, is_once=False)
                 waiting = [gold for gold in waiting if gold not in ready]
                 if self.clock() - refreshed_at >= self.pipeline.trigger_seconds:
-                    for gold in self._asked_anew():
+                    for gold in self._complete():
                         self._refresh(gold)
                     refreshed_at = self.clock()
                 self._look(is_once=False)
@@ -154,7 +154,7 @@ class Runner:
     def _growing(self) -> list[Gold]:
         return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.APPEND]
 
-    def _asked_anew(self) -> list[Gold]:
+    def _complete(self) -> list[Gold]:
         return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.COMPLETE]
 
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:

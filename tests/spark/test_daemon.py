@@ -1,6 +1,7 @@
 """Python processes of Spark: few, and soon ready."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_s1_sources_and_functions_share_one_daemon(
     rows = spark.read.format("sulina").options(url=node.url, topic=name, columns="value").load()
     (row,) = rows.mapInArrow(parents, "parent int").collect()
     assert daemons_of(parent_of(row.parent)) == [row.parent]
+
+
+def test_s1_a_daemon_has_loaded_what_its_workers_would_each_load() -> None:
+    used = {f"sulina.spark.{name}" for name in ("data_source", "delta_data_source", "arrow_batches", "sink")}
+    program = "import sys; from sulina.spark.daemon import load; load(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert used <= set(done.stdout.split())
 
 
 def test_s1_workers_import_pyspark_from_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,13 +301,13 @@ def test_s3_a_write_that_is_given_up_removes_its_files_unless_a_commit_was_tried
     assert data_files(tmp_path) == {file.path for file in (*second.files, *third.files)}
     writer.abort([second], 0)  # all tasks were done: what failed was the commit, if it did
     assert data_files(tmp_path) == {file.path for file in (*second.files, *third.files)}
-    with pytest.raises(InvalidSettings, match="which query this is"):
+    with pytest.raises(InvalidSettings, match="did not name the query"):
         writer.commit([third], 0)
     named = replace(options, txn_app="mine")
     assert commit_batch(named, third.files, [third], 0) == Committed(0, True)
     DeltaStreamWriter(named).commit([WrittenFiles((), None)], 1)  # no rows, no version
     assert DeltaTable(tmp_path).version() == 0
-    with pytest.raises(InvalidSettings, match="option txn is not for a stream: say txnApp"):
+    with pytest.raises(InvalidSettings, match="option txn does not apply to a stream: set txnApp"):
         SinkOptions.of({"path": str(tmp_path), "txn": "x"}, schema("n long"), overwrite=False, is_stream=True)
 
 

@@ -205,7 +205,7 @@ class Audit:
         """
         if self.table is None:
             if self.quarantine is not None or self.is_complete or self.is_from_first:
-                raise InvalidSettings("say which table is to be compared with the log: --table TABLE")
+                raise InvalidSettings("no table is given to compare with the log: add --table TABLE")
             return None, None
         rows, version = self._load(self.table)
         if set(HASHED) <= set(rows.columns):
@@ -224,7 +224,9 @@ class Audit:
         if self.quarantine is not None:
             aside, _ = self._load(self.quarantine)
             if not {"partition", "offset"} <= set(aside.columns):
-                raise InvalidSettings(f"{self.quarantine} is no quarantine: it lacks the columns partition and offset")
+                raise InvalidSettings(
+                    f"{self.quarantine} is not a quarantine table: it lacks the columns partition and offset"
+                )
             found = found.unionByName(_offsets(self._of_topic(aside, ""), ""))
         return TopicRows(found, False), version
 
@@ -411,7 +413,7 @@ def _check_types(table: str, schema: StructType) -> None:
     for wanted in raw:
         ours, theirs = wanted.dataType.simpleString(), schema[wanted.name].dataType.simpleString()
         if ours != theirs:
-            raise InvalidSettings(f"{table} is no bronze table: its column {wanted.name} is {theirs}, not {ours}")
+            raise InvalidSettings(f"{table} is not a bronze table: its column {wanted.name} is {theirs}, not {ours}")
 
 
 def _hash() -> Column:

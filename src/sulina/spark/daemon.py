@@ -24,6 +24,11 @@ def load() -> None:
     import pyarrow as pa
     import pyspark.worker  # noqa: F401
 
+    import sulina.client
+    import sulina.spark.arrow_batches
+    import sulina.spark.data_source
+    import sulina.spark.delta_data_source
+    import sulina.spark.sink  # noqa: F401
     from sulina.core.records.columns import decode_columns, encode_columns
     from sulina.spark.key_columns import column_partitions
 

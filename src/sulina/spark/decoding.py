@@ -122,7 +122,7 @@ class Decoder:
 
             rows = AvroRows(schema)
         else:
-            raise InvalidSettings("the topic has no schema, so its values are bytes: read them without decode")
+            raise InvalidSettings("the topic has no schema, so its values cannot be decoded: read them with decode=raw")
         self.type = rows.type
         return lambda chunk, _first: _decode_rows(rows, chunk, is_quick=self._is_quick)
 

@@ -93,9 +93,9 @@ class DeltaReadOptions:
         if reader is not None:
             check_reader(reader)
         if version is not None and timestamp is not None:
-            raise InvalidSettings("say one of version, timestamp")
+            raise InvalidSettings("set either option version or option timestamp, not both")
         if version is not None and not version.strip().isdecimal():
-            raise InvalidSettings(f"option version: {version!r} is no version of a table, which are 0, 1, 2, …")
+            raise InvalidSettings(f"option version: {version!r} is not a version of a table: use 0, 1, 2, …")
         if start.at not in (At.EARLIEST, At.LATEST, At.VERSION):
             raise InvalidSettings(f"option start: a table is read from earliest, latest or version:N on, not {start}")
         return cls(
@@ -122,7 +122,7 @@ class DeltaReadOptions:
         unknown = [name for name in self.columns if name.lower() not in known]
         if unknown or not self.columns:
             raise InvalidSettings(
-                f"option columns: there is no {min(unknown, default='')!r}, only {', '.join(of_table.names)}"
+                f"option columns: {min(unknown, default='')!r} is unknown; the columns are {', '.join(of_table.names)}"
             )
         return StructType([known[name.lower()] for name in self.columns])
 
@@ -207,7 +207,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: DeltaReadOptions, schema: StructType) -> None:
         if options.version is not None or options.timestamp is not None:
-            raise InvalidSettings("a stream reads no one version: say start")
+            raise InvalidSettings("options version and timestamp are for spark.read: set option start for a stream")
         self._options, self._schema = options, schema
         self._forget()
 

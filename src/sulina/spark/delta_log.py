@@ -105,7 +105,7 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError as error:
-        raise InvalidSettings(f"{text!r} is no time: say it as 2026-11-01T12:00:00Z") from error
+        raise InvalidSettings(f"timestamp {text!r} must have the form 2026-11-01T12:00:00Z") from error
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

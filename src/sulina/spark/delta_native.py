@@ -63,7 +63,9 @@ def read_delta(
 def _mask(found: pa.Table, schema: StructType, columns: Sequence[str], name: str, wanted: Any) -> pa.ChunkedArray:
     known = {column.lower(): column for column in columns}
     if name.lower() not in known:
-        raise InvalidSettings(f"where: {name} is no partition column; there are {', '.join(columns) or 'none'}")
+        raise InvalidSettings(
+            f"where: {name} is not a partition column; the table has {', '.join(columns) or 'no partition columns'}"
+        )
     column = known[name.lower()]
     kind = arrow_schema(schema).field(column).type
     try:

@@ -56,7 +56,9 @@ class SinkOptions:
         unfit = "txn" if is_stream else "txnApp"
         if options.text(unfit) is not None:
             other = "txnApp" if is_stream else "txn"
-            raise InvalidSettings(f"option {unfit} is not for a {'stream' if is_stream else 'write'}: say {other}")
+            raise InvalidSettings(
+                f"option {unfit} does not apply to a {'stream' if is_stream else 'write'}: set {other}"
+            )
         to = WriteTo(
             location=TableLocation.parse(options.text("path"), options.text("objectsEndpoint")),
             schema=schema,
@@ -125,7 +127,7 @@ def commit_batch(
     queries = {message.query for message in messages if isinstance(message, WrittenFiles) and message.query}
     app = options.txn_app or min(queries, default=None)
     if app is None:
-        raise InvalidSettings("Spark did not say which query this is: set option txnApp, another for each query")
+        raise InvalidSettings("Spark did not name the query: set option txnApp, to another value for each query")
     return commit(options.to, files, app=app, version=batch)
 
 

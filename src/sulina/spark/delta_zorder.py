@@ -33,7 +33,7 @@ def z_columns(names: Sequence[str], schema: pa.Schema, partition_columns: Sequen
         if column is None:
             close = get_close_matches(name.lower(), list(known), n=1)
             hint = f"; did you mean {known[close[0]]}?" if close else f", only {', '.join(schema.names)}"
-            raise InvalidSettings(f"z-order: there is no column {name!r}{hint}")
+            raise InvalidSettings(f"z-order: column {name!r} is unknown{hint}")
         if column in partition_columns:
             raise InvalidSettings(f"z-order: {column} is a partition column, of which a file has one value anyway")
         if pa.types.is_nested(schema.field(column).type):

@@ -1,4 +1,4 @@
-"""What Spark's side of Sulina raises on purpose: the same tree, under `sulina.errors`."""
+"""Errors of the Spark side. They belong to the tree of `sulina.errors`."""
 
 import re
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ class ExpectationFailed(InvalidInput):
 
     def __init__(self, *, table: str, expectation: str, rows: int, first: str) -> None:
         super().__init__(
-            f"{rows} rows for table {table} do not meet {expectation!r}, the first is {first}: mend them at their "
-            f"source, or say what else is to become of them (otherwise = 'quarantine' or 'drop')"
+            f"{rows} rows for table {table} do not meet {expectation!r}, the first is {first}: correct them at their "
+            f"source, or set otherwise = 'quarantine' or 'drop' for this expectation"
         )
         self.table, self.expectation, self.rows, self.first = table, expectation, rows, first
 
@@ -88,7 +88,7 @@ class TableNotFound(NotFound):
     """There is no Delta table there."""
 
     def __init__(self, *, table: str) -> None:
-        super().__init__(f"there is no Delta table at {table}")
+        super().__init__(f"no Delta table exists at {table}")
         self.table = table
 
 
@@ -117,7 +117,11 @@ class BatchUnfinished(NotAvailable):
     """The stream of a table has not come to where it must be first. Nothing was read or written."""
 
     def __init__(self, *, table: str, batch: int | None) -> None:
-        what = "has not begun" if batch is None else f"has not finished its batch {batch}, and nobody seems to be at it"
+        what = (
+            "has not begun"
+            if batch is None
+            else f"has not finished its batch {batch}, and no run seems to be working on it"
+        )
         super().__init__(f"the stream of table {table} {what}: run the pipeline, then try again")
         self.table, self.batch = table, batch
 
@@ -128,7 +132,7 @@ class IncompleteScan(NotAvailable):
     def __init__(self, *, partition: str, start: int, end: int, records: int) -> None:
         super().__init__(
             f"offsets [{start}, {end}) of {partition} hold {end - start} records, and {records} of them were found: "
-            f"nothing is left out in silence; run it again, and if that does not help, `sulina audit` says what is gone"
+            f"run it again; if that does not help, `sulina audit` names what is missing"
         )
         self.partition, self.start, self.end, self.records = partition, start, end, records
 
@@ -140,7 +144,7 @@ class StreamDiverged(NotAvailable):
         super().__init__(
             f"offsets [{start}, {end}) of {partition} were given up since epoch {epoch}, and the log goes on at "
             f"{start} with other records: set failOnDataLoss=false (in a pipeline: fail_on_data_loss) to go on there, "
-            f"beside what was made of those that are gone, or begin with a new checkpoint and a new table"
+            f"which keeps the rows made from the old records, or begin with a new checkpoint and a new table"
         )
         self.partition, self.start, self.end, self.epoch = partition, start, end, epoch
 
@@ -172,7 +176,7 @@ class SparkFailed(SulinaError):
     """A job of Spark ended with an error that is not one of ours."""
 
     def __init__(self, *, reason: str) -> None:
-        super().__init__(f"Spark could not do it: {reason}")
+        super().__init__(f"Spark failed: {reason}")
         self.reason = reason
 
 

@@ -217,7 +217,7 @@ class JsonObject:
         if self.has_rest:
             row[REST] = json_text(rest) if rest else None
         elif rest:
-            raise Misfit("is no property of the schema", step(next(iter(rest))))
+            raise Misfit("is not a property of the schema", step(next(iter(rest))))
         return row
 
     def build(self, cells: list[Any]) -> pa.Array:

@@ -28,8 +28,8 @@ class Options:
         for name in given:
             if name.lower() not in names and name.lower() not in SPARK_OPTIONS:
                 close = get_close_matches(name.lower(), list(names), n=1)
-                hint = f"; did you mean {names[close[0]]}?" if close else f"; there are {', '.join(known)}"
-                raise InvalidSettings(f"there is no option {name}{hint}")
+                hint = f"; did you mean {names[close[0]]}?" if close else f"; the options are {', '.join(known)}"
+                raise InvalidSettings(f"option {name} is unknown{hint}")
         self._values = {names[name.lower()]: value for name, value in given.items() if name.lower() in names}
 
     def text(self, name: str) -> str | None:
@@ -93,7 +93,9 @@ class LogLocation:
         """
         url, path = options.text("url"), options.text("path")
         if (url is None) == (path is None):
-            raise InvalidSettings("say either url (of a broker) or path (of an archive or a data directory)")
+            raise InvalidSettings(
+                "set either option url (of a broker) or option path (of an archive or a data directory), not both"
+            )
         return cls(
             url=url,
             path=path,
@@ -131,7 +133,7 @@ class ReadOptions:
         topic = options.text("topic")
         if topic is None:
             raise InvalidSettings(
-                "say which topic: option topic, such as /default/orders, several with commas, or /shop/*"
+                "option topic is missing: set it to /default/orders, to several with commas, or to /shop/*"
             )
         if is_stream and options.text("end") is not None:
             raise InvalidSettings("a stream has no end: option end is for spark.read")
@@ -139,7 +141,7 @@ class ReadOptions:
         unknown = set(columns or ()) - set(RAW_COLUMNS)
         if unknown or columns == ():
             raise InvalidSettings(
-                f"option columns: there is no {min(unknown, default='')!r}, only {', '.join(RAW_COLUMNS)}"
+                f"option columns: {min(unknown, default='')!r} is unknown; the columns are {', '.join(RAW_COLUMNS)}"
             )
         location, reader = LogLocation.of(options), options.text("reader")
         if reader is not None and location.url is None:

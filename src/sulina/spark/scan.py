@@ -96,7 +96,7 @@ def _position(offset: object) -> Position:
     if isinstance(offset, str) and "@" in offset:
         return Position.parse(f"offset:{offset}")
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < _EARLIEST:
-        raise ValueError(f"{offset!r} is no offset")
+        raise ValueError(f"{offset!r} is not an offset")
     if offset in (_EARLIEST, _LATEST):
         return EARLIEST if offset == _EARLIEST else LATEST
     return Position.parse(f"offset:{offset}")

@@ -78,7 +78,9 @@ def session(
     if master is None and remote is None:
         remote = os.environ.get("SPARK_REMOTE")
     elif master is not None and (remote is not None or "SPARK_REMOTE" in os.environ):
-        raise InvalidSettings(f"Spark is at {master} or at {remote or '$SPARK_REMOTE'}: say one of them")
+        raise InvalidSettings(
+            f"both master {master} and remote {remote or '$SPARK_REMOTE'} are given: set only one of them"
+        )
     if remote is not None:
         return _connected(name, remote, settings or {})
     check_java()
@@ -180,7 +182,7 @@ def check_java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the path"
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on the path"
         raise SparkUnavailable(
             f"Spark needs Java {JAVA_MIN} or newer, and {where}: install one (apt-get install "
             f"openjdk-{JAVA_MIN}-jre-headless, brew install openjdk), or set JAVA_HOME"

@@ -87,14 +87,16 @@ class WriteOptions:
         if overwrite:
             raise InvalidSettings("a topic is a log, it cannot be overwritten: write with mode append")
         if url is None:
-            raise InvalidSettings("say where: option url, of a broker")
+            raise InvalidSettings("option url is missing: set it to the URL of a broker")
         if "value" not in names or names - COLUMNS:
             raise InvalidSettings(
                 f"rows for a topic have the column value, and may have {', '.join(sorted(COLUMNS - {'value'}))}; "
                 f"these have {', '.join(schema.names)}"
             )
         if (topic is None) == ("topic" not in names):
-            raise InvalidSettings("say the topic once: by option topic, or in a column topic")
+            raise InvalidSettings(
+                "the topic is given by option topic or by a column named topic, and exactly one of them is needed"
+            )
         if topic is not None:
             TopicName.parse(topic)
         codec = options.choice("codec", tuple(each.name.lower() for each in Codec))
@@ -139,7 +141,7 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
         assert context is not None
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
-            raise InvalidSettings("Spark did not say which batch of which query this is")
+            raise InvalidSettings("Spark did not name the query and the batch: use df.writeStream")
         return _Publishing(self._options, f"query {query}", int(batch)).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -226,7 +228,8 @@ class _Publishing:
                 np.int32
             )
         if rows and not 0 <= partitions.min() <= partitions.max() < count:
-            raise InvalidSettings(f"{topic} has {count} partitions; a row says {int(partitions.max())}")
+            wrong = int(partitions.min() if partitions.min() < 0 else partitions.max())
+            raise InvalidSettings(f"a row names partition {wrong}, and {topic} has partitions 0 to {count - 1}")
         return partitions
 
     def _publish(self, part: "_Part") -> None:

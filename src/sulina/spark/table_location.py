@@ -32,7 +32,9 @@ class TableLocation:
             InvalidSettings: no table can be there.
         """
         if path is None or not path.strip():
-            raise InvalidSettings("say where the table is: .load(PATH), .save(PATH), .start(PATH) or option path")
+            raise InvalidSettings(
+                "the location of the table is missing: use .load(PATH), .save(PATH), .start(PATH) or option path"
+            )
         parts = urlsplit(path)
         if parts.scheme in _SCHEMES and parts.netloc:
             uri = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"

@@ -156,7 +156,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if isinstance(found, Silver):
             return self.bronze_of(found.source)
         if isinstance(found, Gold):
-            raise InvalidSettings(f"{table} is gold: it is made of whole tables, not of one")
+            raise InvalidSettings(f"{table} is a gold table, which has no single source table")
         return found
 
 
@@ -199,7 +199,7 @@ def check(pipeline: Pipeline) -> None:
         InvalidSettings: something in it is wrong.
     """
     if (pipeline.url is None) == (pipeline.path is None):
-        raise InvalidSettings("say either url (of a broker) or path (where topics lie)")
+        raise InvalidSettings("set either url (of a broker) or path (of an archive or a data directory), not both")
     _check_names(pipeline)
     for bronze in pipeline.bronze:
         try:
@@ -224,7 +224,9 @@ def _check_names(pipeline: Pipeline) -> None:
         raise InvalidSettings(f"a pipeline has {TABLES_MAX} tables at most")
     for name in (pipeline.name, *names):
         if not NAME.fullmatch(name):
-            raise InvalidSettings(f"{name!r} is no name: small letters, digits and _, the first a letter, 63 at most")
+            raise InvalidSettings(
+                f"{name!r} is not a valid name: use small letters, digits and _, a letter first, at most 63 characters"
+            )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidSettings(f"table {twice} is made twice")
@@ -233,7 +235,7 @@ def _check_names(pipeline: Pipeline) -> None:
 def _check_silver(silver: Silver, bronze: set[str]) -> None:
     where = f"silver table {silver.table}"
     if silver.source not in bronze:
-        raise InvalidSettings(f"{where}: there is no bronze table {silver.source!r}")
+        raise InvalidSettings(f"{where}: the pipeline has no bronze table {silver.source!r}")
     if silver.decode not in ("schema", "raw"):
         raise InvalidSettings(f"{where}: decode is schema or raw, not {silver.decode!r}")
     if len(silver.expect) > EXPECTATIONS_MAX:
@@ -250,4 +252,4 @@ def _check_gold(gold: Gold, sources: set[str]) -> None:
     if gold.mode == GoldMode.APPEND and (gold.source is None or gold.watermark is None):
         raise InvalidSettings(f"{where}: mode append needs from (a table) and a watermark")
     if gold.source is not None and gold.source not in sources:
-        raise InvalidSettings(f"{where}: there is no table {gold.source!r} to read from")
+        raise InvalidSettings(f"{where}: the pipeline has no table {gold.source!r} to read from")

@@ -53,13 +53,13 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
     pipeline = stages.pipeline
     made = pipeline.find(table)
     if isinstance(made, Gold):
-        raise InvalidSettings(f"{table} is gold: it is made of whole tables; replay those, and ask them")
+        raise InvalidSettings(f"{table} is a gold table: replay the tables that it reads instead")
     if not NAME.fullmatch(into) or into in set(pipeline.names()):
         raise InvalidSettings(
-            f"{into!r} is no name for a new table: small letters, digits and _, and none of this pipeline"
+            f"{into!r} cannot name the new table: use small letters, digits and _, and no table of this pipeline"
         )
     if find_table(stages.location(into)) is not None:
-        raise InvalidSettings(f"there is a table {into} already: name another")
+        raise InvalidSettings(f"table {into} exists already: choose another name")
     options = {"start": start, "end": end, "topic": pipeline.bronze_of(table).topic}
     rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
     if isinstance(made, Bronze):
@@ -74,7 +74,7 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
 
 
 @dataclass(frozen=True, slots=True)
-class _Repair:
+class Repair:
     """One version of a table, and what is to be added to it if nobody has repaired it since."""
 
     stages: Stages
@@ -84,7 +84,7 @@ class _Repair:
     version: int | None  # None: there is no table yet
 
     @classmethod
-    def of(cls, stages: Stages, table: str, kind: str) -> "_Repair":
+    def of(cls, stages: Stages, table: str, kind: str) -> "Repair":
         found = find_table(stages.location(table))
         app = f"{kind}.{stages.pipeline.name}.{table}"
         last = None if found is None else found.transaction_version(app)
@@ -141,7 +141,7 @@ def backfill(stages: Stages, table: str) -> int:
         raise InvalidSettings(f"{table} is made of other tables: backfill {pipeline.bronze[0].table}, and it follows")
     checkpoint = stages.checkpoint(table)
     read = from_json(checkpoint.end_of(checkpoint.wait_done()))
-    repair = _Repair.of(stages, table, "backfill")
+    repair = Repair.of(stages, table, "backfill")
     held = _first_held(repair)
     location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
     logs = open_catalogue(location, TopicChoice.parse(made.topic))
@@ -160,7 +160,7 @@ def backfill(stages: Stages, table: str) -> int:
     return count if repair.add(rows, made.partition_by) else 0
 
 
-def _first_held(repair: _Repair) -> dict[PartitionName, Offset]:
+def _first_held(repair: Repair) -> dict[PartitionName, Offset]:
     """Return the first offset that a table has of each partition."""
     rows = repair.held()
     if rows is None:
@@ -197,7 +197,7 @@ def retry(stages: Stages, table: str) -> Retried:
     last = aside.transaction_version(f"{stages.pipeline.name}.{table}")
     if last is not None:
         stages.checkpoint(table).wait_done(last)
-    repair = _Repair.of(stages, table, "retry")
+    repair = Repair.of(stages, table, "retry")
     records = _open(stages, silver, aside.version(), repair).persist()
     decoded = stages.decoded(silver, _whole(stages, silver, records))
     ready = sorted_out(_unlike(decoded, repair.held(), silver), silver).persist()
@@ -221,7 +221,7 @@ def _record_key(stages: Stages, silver: Silver) -> tuple[str, ...]:
     return RECORD[2:] if topics is not None and len(topics) == 1 else RECORD
 
 
-def _open(stages: Stages, silver: Silver, version: int, repair: _Repair) -> DataFrame:
+def _open(stages: Stages, silver: Silver, version: int, repair: Repair) -> DataFrame:
     """Return the records that were put aside and that the table has no row of, each once."""
     uri = stages.pipeline.table_uri(silver.quarantine_table)
     records = read_delta(stages.spark, uri, version=version).dropDuplicates(list(RECORD))
@@ -237,7 +237,7 @@ def _check_columns(rows: DataFrame, needed: list[str], silver: Silver) -> None:
     missing = [name for name in needed if name not in rows.columns]
     if missing:
         raise InvalidSettings(
-            f"silver table {silver.table} has no column {', '.join(missing)}, so nobody can tell what it has already: "
+            f"silver table {silver.table} has no column {', '.join(missing)}, so which records it has is unknown: "
             f"keep them in its sql, or replay it into a new table"
         )
 

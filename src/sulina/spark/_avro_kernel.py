@@ -1,4 +1,4 @@
-"""Takes Avro data apart, compiled by Numba: `decode_avro.AvroRows.row` in bulk.
+"""Kernel that takes Avro data apart, compiled by Numba. It does in bulk what `decode_avro.AvroRows.row` does.
 
 - A schema is a list of instructions; whatever a datum says, no byte outside it is read and nothing is written outside
   the slots. A datum that does not fit leaves nothing behind.

@@ -98,7 +98,7 @@ def _check_whole(
 
 
 def _checked(data: memoryview, partition: PartitionName) -> list[BatchHeader]:
-    """Yield the headers of batches, each checked.
+    """Return the headers of batches whose checksums are right.
 
     Raises:
         CorruptSegment: one is not what was written.
@@ -172,7 +172,7 @@ def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) ->
 
 
 class _Versions:
-    """Which commit brought which offsets. What is no longer kept is null."""
+    """Looks up the version of the commit that added an offset; null where the commit is no longer kept."""
 
     def __init__(self, reader: RangeReader, start: Offset) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""Proves what a topic promises: every offset once, checksums hold, versions have no gap, the table equals the log.
+"""Audit of a topic: every offset exists once, checksums hold, versions have no gap, and the table equals the log.
 
 - What is looked at is decided at the start: first the version of the table, then the ends of the log. So whatever the
   table has was in the log by then, and what comes later is not looked at.
@@ -83,7 +83,7 @@ _OFFSET = re.compile(r"\(offset (\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class TopicRows:
-    """The rows of a table that are of the topic: partition, offset, and hash where it has whole records."""
+    """The rows of a table that came from the topic: partition, offset, and a hash where rows hold whole records."""
 
     rows: DataFrame
     is_whole: bool

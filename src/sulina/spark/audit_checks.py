@@ -1,4 +1,4 @@
-"""What an audit makes of what it has read: pure functions, and the report.
+"""Checks of an audit, as pure functions over counts and hashes, and its report.
 
 - A range of offsets is told by its sums: how many records it has, how many different offsets, and checksums that do not
   depend on their order. Of n offsets that lie in a range of n, all different, each exists once: that is a proof.
@@ -29,7 +29,7 @@ Interval = tuple[int, int]
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """The kinds of defects that an audit finds."""
 
     DAMAGED = "damaged"  # bytes of the log are not what was written
     MISSING = "missing"  # the log lacks an offset
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be."""
+    """One defect of a log or a table."""
 
     kind: Kind
     what: str
@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeCount(msgspec.Struct, frozen=True):
-    """What log and table have of a range of offsets."""
+    """The number of records that log and table have in a range of offsets."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class RangeCount(msgspec.Struct, frozen=True):
 
 
 class PartitionAudit(msgspec.Struct, kw_only=True):
-    """What was looked at in one partition: offsets [start, end), as they were when the audit began."""
+    """The outcome for one partition: offsets [start, end), as they were when the audit began."""
 
     partition: int
     start: int
@@ -94,13 +94,13 @@ class AuditReport(msgspec.Struct, kw_only=True):
 
 
 class Coverage(IntEnum):
-    """Where a record lies as the other side sees it: one of the log by the table, a row of the table by the log."""
+    """How the other side covers a record: the table one of the log, or the log a row of the table."""
 
-    HELD = 0  # of the log: before the end of the table; of the table: within the log
-    BEHIND = 1  # of the log: the table has not come there yet
-    FORGOTTEN = 2  # of the table: the log no longer has it
-    FOREIGN = 3  # of the table: the log never had it
-    BEFORE = 4  # of the log: the table begins later
+    HELD = 0  # a record of the log before the table's end; a row of the table within the log
+    BEHIND = 1  # a record of the log that the table has not reached yet
+    FORGOTTEN = 2  # a row of the table whose record the log no longer has
+    FOREIGN = 3  # a row of the table whose record the log never had
+    BEFORE = 4  # a record of the log before the table's first row
 
 
 class Sums(NamedTuple):
@@ -137,7 +137,7 @@ ByRange = dict[Key, Sums]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A range that is not right, and what can be said of it without a closer look."""
+    """A range with a defect, before its exact offsets are known."""
 
     partition: int
     start: int
@@ -148,7 +148,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is asked of a table."""
+    """The rules that a table is held to."""
 
     range_offsets: int = RANGE_OFFSETS
     is_whole: bool = True  # every record, as it was; else some of their offsets, each once
@@ -183,7 +183,7 @@ def _grid(start: int, end: int, size: int) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(slots=True)
 class CommitsSeen:
-    """What was found in the commits of a partition."""
+    """The commits of a partition that an audit has read."""
 
     versions: int = 0
     findings: list[Finding] = field(default_factory=list)

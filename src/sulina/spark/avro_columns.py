@@ -1,4 +1,4 @@
-"""From Avro to columns: what each part of a datum becomes.
+"""Columns for an Avro schema: what each part of a datum becomes.
 
 - A union of null and one other thing is that thing, or null; any other union is JSON text.
 - A type that contains itself has no columns: InvalidSettings.
@@ -23,7 +23,7 @@ _LOCAL = pa.timestamp("us")
 
 @dataclass(frozen=True, slots=True)
 class AvroLeaf:
-    """A type without parts."""
+    """An Avro type without parts: a number, text, bytes, a time."""
 
     avro: str  # null, boolean, int, long, float, double, bytes, string, fixed, enum
     type: pa.DataType
@@ -36,7 +36,7 @@ class AvroLeaf:
 
 @dataclass(frozen=True, slots=True)
 class AvroOption:
-    """Something or null."""
+    """A union of one type with null: a nullable column."""
 
     inner: "Part"
     null_index: int  # which of the two branches is null
@@ -75,7 +75,7 @@ class AvroRecord:
 
 @dataclass(frozen=True, slots=True)
 class AvroUnion:
-    """Several things: JSON text."""
+    """A union of several types: a column of JSON text."""
 
     branches: tuple["Part", ...]
 

@@ -1,4 +1,4 @@
-"""A schema of Avro as instructions for the kernel, and the columns that are made of what it has found."""
+"""Instructions for the Avro kernel, compiled from a schema, and the columns that are made from its cells."""
 
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -111,7 +111,7 @@ class Program:
 
 
 class _UnknownToKernel(Exception):
-    """Never leaves this module."""
+    """A part that the kernel cannot decode. Never leaves this module."""
 
 
 _KEY = AvroLeaf("string", pa.string())

@@ -1,4 +1,4 @@
-"""Which small files are made into one.
+"""Groups of small files that are made into one.
 
 - A file that is large enough already is left alone, and so is one that finds no companion: to write it again would
   gain nothing.

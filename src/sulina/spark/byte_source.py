@@ -58,7 +58,7 @@ class RangeReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteSource:
-    """Where the bytes of some topics are. Pickled with every task."""
+    """Opens readers of ranges where the bytes of some topics are stored. Pickled with every task."""
 
     url: str | None = None
     objects: str | None = None
@@ -134,7 +134,7 @@ class _AtBroker:
 
 
 class _InArchive:
-    """Objects of an archive, as they were when the scan was planned; merged ones are found again."""
+    """Reads objects of an archive, as they were when the scan was planned; merged ones are found again."""
 
     def __init__(self, archive: Archive, wanted: Range) -> None:
         slices = wanted.stored
@@ -156,7 +156,7 @@ class _InArchive:
 
 
 class _InDirectory:
-    """Segments of a data directory. The files may be gone by now: then retention has taken them."""
+    """Reads segments of a data directory. A file that is gone by now was removed by retention."""
 
     def __init__(self, directory: str, wanted: Range) -> None:
         self._log = open_directory(directory, wanted.partition)

@@ -20,7 +20,7 @@ def leave_zip() -> None:
 
 
 def load() -> None:
-    """Import what workers use, and use what has to be compiled, or loaded from where it was compiled to."""
+    """Import what workers use, and run every kernel once, so that it is compiled or loaded."""
     import pyarrow as pa
     import pyspark.worker  # noqa: F401
 

@@ -133,10 +133,13 @@ class SulinaReader(DataSourceReader):
 
 
 class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream, for as long as its query runs. Its offsets are those of the next records, each with the epoch of the
-    log that was read: so it is noticed when an operator has given up some of it, and its offsets are used again.
+    """One stream, for as long as its query runs.
 
-    One with a name (option `reader`) says at the brokers how far it is, and retention keeps what it has not read.
+    Its offsets are those of the next records, each with the epoch of the log that was read. So it is noticed when an
+    operator has given up some of the log, and offsets are used again.
+
+    A stream with a name (option `reader`) registers its positions at the brokers, and retention keeps what it has not
+    read.
     """
 
     def __init__(self, options: ReadOptions, planner: Planner | None = None) -> None:

@@ -83,7 +83,7 @@ class _Datum:
         self._entries = 0
 
     def count(self, entries: int) -> None:
-        """Add to the number of cells that this datum becomes.
+        """Add to the number of cells of this datum.
 
         Raises:
             Misfit: there are too many.

@@ -1,4 +1,4 @@
-"""Small files of a Delta table become few, while others read and write it. Needs no Spark.
+"""Joins small files of a Delta table, while others read and write it. Needs no Spark.
 
 - Rows stay what they are, so the commit says that no data changed: streams of the table see nothing of it.
 - A commit is a compare and swap on the newest version: it is made right after a version in which all files that it
@@ -205,7 +205,7 @@ class _Compaction:
     # Commits
 
     def _commit(self, done: Optimized) -> None:
-        """Make what waits part of the table. From here on it is decided by the log alone which files stay."""
+        """Commit the rewrites that wait. From here on the log alone decides which files stay."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return

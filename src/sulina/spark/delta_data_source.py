@@ -54,7 +54,7 @@ ENTRIES_MAX = 256  # commits that a stream remembers
 
 @dataclass(frozen=True, slots=True)
 class DeltaTask(InputPartition):
-    """What one executor core reads."""
+    """The pieces of files that one executor core reads."""
 
     pieces: tuple[FilePiece, ...]
     plan: ScanPlan
@@ -67,7 +67,7 @@ def _read(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaReadOptions:
-    """What is read of which table."""
+    """The options of a scan or a stream of a table."""
 
     location: TableLocation
     version: int | None

@@ -33,7 +33,7 @@ DISTINCT_MAX = 0.5  # with more distinct values than this among the sample, a di
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that is there, and that no table refers to yet."""
+    """A file that is written, and that no commit refers to yet."""
 
     path: str  # below the table's root, as the store has it; in the log it is percent-encoded, by delta-rs
     size_bytes: int
@@ -107,7 +107,7 @@ class FileWriter:
             self._add(values, some.select(self._plan.file_schema.names))
 
     def finish(self) -> list[NewFile]:
-        """Put what is open. All files of this task."""
+        """Write the rows that wait, and return all files of this task."""
         for values in list(self._open):
             self._finish(values)
         return self.done

@@ -1,4 +1,4 @@
-"""The log of a Delta table, as far as readers need it: what a version has, and what a commit changed.
+"""Log of a Delta table, as far as readers need it: the files of a version, and what a commit changed.
 
 Runs in the driver. A table with a feature that would give a reader of plain Parquet other rows than the table has is
 refused.
@@ -35,7 +35,7 @@ _COMMANDS = {
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table."""
+    """A data file of a table, as the log names it."""
 
     path: str  # below the root, as the store has it
     size_bytes: int

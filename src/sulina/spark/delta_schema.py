@@ -120,7 +120,7 @@ def check_partition_columns(schema: StructType, columns: Sequence[str]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What rows make of a table."""
+    """The columns of a table after rows were added to it."""
 
     table: StructType  # as it is afterwards
     rows: StructType  # the rows' columns in their order, with the table's names and types

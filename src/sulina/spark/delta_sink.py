@@ -1,4 +1,4 @@
-"""`df.write.format("sulina-delta")` and `df.writeStream.format("sulina-delta")`.
+"""Sink of Delta tables: `df.write.format("sulina-delta")` and `df.writeStream.format("sulina-delta")`.
 
 Executors write files, the driver commits them: all rows of a write, or of a micro-batch, are one version of the table.
 A batch that is replayed finds its version, and adds nothing. A micro-batch without rows makes no version.
@@ -35,7 +35,7 @@ class WrittenFiles(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where rows go, and as what."""
+    """The options of a write to a table."""
 
     to: WriteTo
     plan: WritePlan

@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of UTC, and printed as such
 
 @dataclass(frozen=True, slots=True)
 class StatsColumn:
-    """One column of a Parquet file."""
+    """A column of a Parquet file, with or without statistics in the log."""
 
     path: tuple[str, ...]  # in structs
     type: pa.DataType

@@ -1,4 +1,4 @@
-"""Files that no reader of a Delta table needs any more are removed. Needs no Spark.
+"""Removes files that no reader of a Delta table needs any more. Needs no Spark.
 
 What is kept, whatever its age:
 - every file of the newest version;
@@ -39,7 +39,7 @@ _DATA = (".parquet", ".aside")  # what a writer that was killed has left aside i
 
 
 class OldFile(msgspec.Struct, kw_only=True):
-    """A file that nobody needs."""
+    """A file that no version and no reader needs."""
 
     path: str
     size_bytes: int
@@ -47,7 +47,7 @@ class OldFile(msgspec.Struct, kw_only=True):
 
 
 class Vacuumed(msgspec.Struct, kw_only=True):
-    """What was removed, or would be."""
+    """The files that were removed, or would be."""
 
     table: str
     version: int
@@ -70,7 +70,7 @@ def vacuum(
     is_dry_run: bool = False,
     clock: Clock = time.time,
 ) -> Vacuumed:
-    """Remove what nobody needs; `is_forced` allows any retention, and goes by `clock` alone.
+    """Remove files that nobody needs; `is_forced` allows any retention, and goes by `clock` alone.
 
     Raises:
         InvalidSettings, TableNotFound, TableUnsupported, MaintenanceBusy: nothing was done.

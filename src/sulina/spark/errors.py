@@ -9,7 +9,7 @@ from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, Sulina
 
 
 class ExpectationFailed(InvalidInput):
-    """Rows that a pipeline must not see. Nothing of their batch was written."""
+    """Rows do not meet an expectation that a pipeline insists on. Nothing of their batch was written."""
 
     def __init__(self, *, table: str, expectation: str, rows: int, first: str) -> None:
         super().__init__(
@@ -28,7 +28,7 @@ class TableUnsupported(InvalidInput):
 
 
 class SinkDiverged(Conflict):
-    """A task of Spark was run again and did not give the rows that it gave first. Those are there; others are not."""
+    """A task of Spark was run again and gave other rows. The first ones are in the topic, the others are not."""
 
     def __init__(self, *, topic: str, partition: int, writer: str, ours: int, theirs: int) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class SinkDiverged(Conflict):
 
 
 class SinkBehind(Conflict):
-    """A later batch of the same query was published, and what there was of this one can no longer be told."""
+    """A later batch of the same query was published, and how much of this one was published is no longer known."""
 
     def __init__(self, *, topic: str, partition: int, writer: str, records: int) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class MaintenanceFenced(Conflict):
 
 
 class TableNotFound(NotFound):
-    """There is no Delta table there."""
+    """No Delta table exists at a location."""
 
     def __init__(self, *, table: str) -> None:
         super().__init__(f"no Delta table exists at {table}")
@@ -114,7 +114,7 @@ class TableRewritten(NotAvailable):
 
 
 class BatchUnfinished(NotAvailable):
-    """The stream of a table has not come to where it must be first. Nothing was read or written."""
+    """The stream of a table has to finish a batch first. Nothing was read or written."""
 
     def __init__(self, *, table: str, batch: int | None) -> None:
         what = (
@@ -127,7 +127,7 @@ class BatchUnfinished(NotAvailable):
 
 
 class IncompleteScan(NotAvailable):
-    """A scan did not get every record that it had planned to read. What it gave so far must not be taken for all."""
+    """A scan got fewer records than it had planned to read. The rows that it has returned are not complete."""
 
     def __init__(self, *, partition: str, start: int, end: int, records: int) -> None:
         super().__init__(
@@ -182,10 +182,10 @@ class SparkFailed(SulinaError):
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise what is behind an error of Spark.
+    """Raise the error of ours that is behind an error of Spark.
 
     Raises:
-        SparkFailed: it is not one of ours; ours are raised as they are.
+        SparkFailed: no error of ours is behind it.
     """
     from pyspark.errors import PySparkException  # which processes that only name these errors do without
 

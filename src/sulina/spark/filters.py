@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, as bounds on what is read.
+"""Bounds on what a scan of topics reads, from the filters that Spark pushes down.
 
 Only what a log can find without reading is of use: partition, offset, timestamp, version, namespace and topic. Spark
 applies every filter again to the rows, so a bound may be wider than its filter, never narrower.

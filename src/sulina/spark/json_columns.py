@@ -1,4 +1,4 @@
-"""From JSON Schema to columns: what each part of a value becomes, and two ways to get there.
+"""Columns for a JSON Schema: what each part of a value becomes, by a quick way and by an exact one.
 
 - Quick: msgspec reads text straight into objects of classes made from the schema, and `build` makes columns of them.
 - Exact: `convert` takes a value that was read without a schema, and says where it does not fit.
@@ -45,7 +45,7 @@ _DRAFTS_WITH_FORMATS = {"http://json-schema.org/draft-06/schema", "http://json-s
 
 
 class Column(Protocol):
-    """What one part of a value becomes."""
+    """The column that one part of a value becomes."""
 
     @property
     def type(self) -> pa.DataType: ...
@@ -418,7 +418,7 @@ def _quick_class(properties: tuple[Property, ...], *, is_open: bool) -> Any:
 
 
 class _Never(msgspec.Struct):
-    """What no value can be read as."""
+    """A type that no value has."""
 
     never: Annotated[int, Meta(ge=1, le=0)]
 

@@ -1,4 +1,4 @@
-"""What a user may say in `.option(…)`, read once. Whatever is unknown or outside the rules is InvalidSettings."""
+"""Options of `.option(…)`, read and checked once. An unknown or invalid one raises InvalidSettings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class LogLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a scan or a stream reads, and how."""
+    """The options of a scan or a stream of topics."""
 
     location: LogLocation
     topics: TopicChoice

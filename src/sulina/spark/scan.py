@@ -1,4 +1,4 @@
-"""What a scan of topics reads: which offsets of which partitions, and in which pieces.
+"""Rules of a scan of topics: which offsets of which partitions are read, and in which pieces.
 
 - A scan is decided once, from what the logs hold at that moment. A reader of the same offsets reads the same again.
 - Ranges are half-open. What a partition stores is a run of pieces end to end, each with its size, so that a scan can be
@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets of one partition that are read one after the other, all from places of one kind."""
+    """Offsets of one partition that are read one after the other, all from its owner or all from files."""
 
     partition: PartitionName
     start: Offset

@@ -1,4 +1,4 @@
-"""`df.write.format("sulina")` and `df.writeStream.format("sulina")`: rows become records, exactly once.
+"""Sink of topics, `df.write.format("sulina")` and `df.writeStream.format("sulina")`: rows become records, once each.
 
 - A task is a producer for each partition of a topic, its batch is the producer's epoch, and records are numbered from 0
   in each batch (`task_origin`). The log takes every number once: a task that is retried, speculated, or run again
@@ -58,7 +58,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class PublishedRows(WriterCommitMessage):
-    """What a task has published."""
+    """The number of rows and publishes of one task."""
 
     rows: int
     parts: int
@@ -66,7 +66,7 @@ class PublishedRows(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where rows go."""
+    """The options of a write to topics."""
 
     url: str
     topic: str | None  # None: the column says it
@@ -233,7 +233,7 @@ class _Publishing:
         return partitions
 
     def _publish(self, part: "_Part") -> None:
-        """Publish what waits, unless the log has it.
+        """Publish the records that wait, unless the log has them.
 
         Raises:
             SinkDiverged: the log has a part of it.
@@ -346,7 +346,7 @@ class _Part:
         self.is_superseded = False  # the log has a later batch
 
     def add(self, columns: dict[str, pa.Array]) -> Iterator[None]:
-        """Encode rows, one record batch after the other; after each it may be published what there is."""
+        """Encode rows, one record batch after the other; yield after each, so that the caller can publish."""
         from sulina.core.records.columns import encode_columns  # for executors: it takes a second to import
 
         rows = len(columns["value"])
@@ -378,7 +378,7 @@ class _Part:
         return times.fill_null(self._now_ms)
 
     def take(self) -> tuple[memoryview, int, int]:
-        """Return what waits, the number of its first record, and how many they are."""
+        """Return the batches that wait, the number of their first record, and how many records they hold."""
         data, first, rows = memoryview(b"".join(self._encoded)), self._published, self.records - self._published
         self._encoded, self.size_bytes, self._published = [], 0, self.records
         return data, first, rows

@@ -1,4 +1,4 @@
-"""What a pipeline is: topics become bronze tables, those silver ones, those gold ones.
+"""Definition of a pipeline: topics become bronze tables, bronze ones silver, and silver ones gold.
 
 Read from `pipeline.toml`, or made in Python; checked whole before anything runs.
 
@@ -30,7 +30,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class Otherwise(StrEnum):
-    """What becomes of a row that does not meet an expectation."""
+    """What happens to a row that does not meet an expectation."""
 
     DROP = "drop"
     QUARANTINE = "quarantine"
@@ -38,7 +38,7 @@ class Otherwise(StrEnum):
 
 
 class GoldMode(StrEnum):
-    """How the answer becomes a table."""
+    """How the rows of a gold query become a table."""
 
     COMPLETE = "complete"  # the query runs again over all rows when there are new ones, and the table is replaced
     APPEND = "append"  # of new rows only; windows are added once the watermark has passed them
@@ -52,7 +52,7 @@ class Watermark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is true of every good row, in SQL."""
+    """A condition in SQL that every good row meets."""
 
     name: str
     that: str
@@ -60,7 +60,7 @@ class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Topics, as they are."""
+    """A bronze table: the records of topics, as they are."""
 
     table: str
     topic: str
@@ -71,7 +71,7 @@ class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decoded, checked, and each once."""
+    """A silver table: the records of a bronze table, decoded, checked, and each once."""
 
     table: str
     source: str = msgspec.field(name="from")
@@ -89,7 +89,7 @@ class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Gold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question, and its answer as a table."""
+    """A gold table: the rows of a query over other tables."""
 
     table: str
     sql: str

@@ -1,4 +1,4 @@
-"""Tables made again from the log, or repaired: with what was before they began, with what was put aside by mistake.
+"""Replay of tables from the log, and repairs: rows from before a table began, and rows that were put aside by mistake.
 
 - A `replay` fills a table of its own, in one commit.
 - A `backfill` and a `retry` add to a table while its stream runs. Each looks at one version of the table, finds out
@@ -173,10 +173,10 @@ def _first_held(repair: Repair) -> dict[PartitionName, Offset]:
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """What became of the records that were open."""
+    """How many quarantined records were added, and how many stay."""
 
-    rows: int  # that the table has now
-    left: int  # records that are still open
+    rows: int  # that were added to the table
+    left: int  # records that stay in the quarantine
 
 
 @own_errors()

@@ -37,7 +37,7 @@ STARTS_MAX = 5
 
 
 class TableProgress(msgspec.Struct, kw_only=True):
-    """How one table is coming along."""
+    """The progress of one table."""
 
     table: str
     stage: str
@@ -238,7 +238,7 @@ class Runner:
                 progress.lag = _lag(end, newest)
 
     def _note_commits(self) -> None:
-        """Take over what the logs of the tables say, from where they were when this run began."""
+        """Add the counts of new commits of the tables, from where their logs were when this run began."""
         for one in self.pipeline.all_tables:
             version = self._newest(one.table)
             self._progress[one.table].version = version if version >= 0 else None

@@ -21,7 +21,7 @@ I64 = NDArray[np.int64]
 NOTHING, BOOLEAN, INT, LONG, FLOAT, DOUBLE, BYTES, STRING, FIXED, ENUM = range(10)
 DECIMAL_BYTES, DECIMAL_FIXED, PRESENT, OPTION, REPEAT, END, DONE = range(10, 17)
 WHAT, SLOT, FIRST, SECOND, TARGET = range(5)
-LEFT, ITEMS, BEGINS = range(3)  # of an array that is being read: items of this block, items so far, where its item is
+LEFT, ITEMS, BEGINS = range(3)  # state of an open array: items left in the block, items so far, where its item begins
 
 DEPTH_MAX = 64  # arrays inside of arrays
 

@@ -69,9 +69,9 @@ from sulina.spark.schema import RAW_COLUMNS, ddl
 from sulina.spark.table_location import TableLocation
 from sulina.types import Offset, PartitionName, TopicName
 
-DAMAGES_MAX = 20  # that are told of one partition; what comes after the last is not read
+DAMAGES_MAX = 20  # findings of damage in one partition; the offsets after the last are not read
 CLOSER_RANGES_MAX = 20
-CLOSER_OFFSETS_MAX = 1_000_000  # of one range
+CLOSER_OFFSETS_MAX = 1_000_000  # in one range
 STARTS_MAX = 5  # how often retention may overtake the audit of a range
 WORD_BITS = 64
 LOG_KINDS = (Kind.MISSING, Kind.REPEATED)
@@ -97,7 +97,7 @@ class Audit:
     location: LogLocation
     topic: TopicName
     table: str | None = None
-    quarantine: str | None = None  # what a silver table has put aside
+    quarantine: str | None = None  # the quarantine table of a silver table
     is_complete: bool = False  # a table that is behind is a finding
     is_from_first: bool = False  # so is one that begins later than the log
     range_offsets: int = RANGE_OFFSETS

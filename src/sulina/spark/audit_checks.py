@@ -21,9 +21,9 @@ from sulina.core.log.commit import Add, Commit
 from sulina.errors import Corrupt
 
 RANGE_OFFSETS = 100_000
-RANGES_MAX = 20_000  # of all partitions; of more records ranges get larger
+RANGES_MAX = 20_000  # in all partitions; with more records, ranges get larger
 FINDINGS_MAX = 1000  # in a report, and of the commits of a partition
-RUNS_MAX = 20  # of one kind that are told of one range
+RUNS_MAX = 20  # findings of one kind for one range
 
 Interval = tuple[int, int]
 
@@ -77,7 +77,7 @@ class PartitionAudit(msgspec.Struct, kw_only=True):
     behind: int | None = None  # records after the table's newest one
     forgotten: int | None = None  # rows of records that the log no longer has
     ahead: int | None = None  # rows past the end of an archive, which cannot be compared
-    ranges: list[RangeCount] | None = None  # of a table that need not have all records
+    ranges: list[RangeCount] | None = None  # for a table that need not have all records
 
 
 class AuditReport(msgspec.Struct, kw_only=True):

@@ -29,8 +29,8 @@ class AvroLeaf:
     type: pa.DataType
     size: int = 0  # bytes of a fixed
     symbols: tuple[str, ...] = ()  # of an enum
-    times: int = 1  # what a number is multiplied with
-    over: int = 1  # what it is divided by, downwards
+    times: int = 1  # factor of a number
+    over: int = 1  # divisor of a number, rounded down
     is_uuid: bool = False  # 16 bytes that are shown as text
 
 

@@ -8,7 +8,7 @@
 
 from collections.abc import Sequence
 
-ENOUGH = 0.75  # of the target: such a file is left alone
+ENOUGH = 0.75  # part of the target size from which a file is left alone
 
 
 def bins_of(sizes: Sequence[int], *, target_bytes: int, files_max: int) -> list[list[int]]:

@@ -64,7 +64,7 @@ class ByteSource:
     objects: str | None = None
     objects_endpoint: str | None = None
     directory: str | None = None
-    topic_ids: Mapping[TopicName, str] = field(default_factory=dict)  # of those in the archive
+    topic_ids: Mapping[TopicName, str] = field(default_factory=dict)  # for topics in the archive
 
     def open(self, wanted: Range, *, is_fresh: bool = False) -> RangeReader:
         """Read a range that was planned on this source; if it is to be fresh, nothing comes from a cache."""

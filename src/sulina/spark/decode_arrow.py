@@ -17,7 +17,7 @@ from sulina.spark.misfits import Misfit
 from sulina.spark.value_schemas import plain_schema, timed_schema, written_schema
 
 VALUE_ROWS_MAX = 1 << 20
-DECOMPRESSED_BYTES_MAX = 64 << 20  # of one value
+DECOMPRESSED_BYTES_MAX = 64 << 20  # limit for one value
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, MemoryError, struct.error)
 

@@ -48,7 +48,7 @@ COMMIT_FILES = 1000
 ATTEMPTS_MAX = 100
 PAUSE_SECONDS_MAX = 0.2
 OPERATION = "sulinaOperation"  # in the commit's information
-_AS_DELTA_RS = "/!$&'()+,:;=@"  # what it leaves as it is in the paths of a log
+_AS_DELTA_RS = "/!$&'()+,:;=@"  # characters that delta-rs does not quote in the paths of a log
 
 Told = Callable[[int, int], None]  # bytes that are rewritten, of how many
 

@@ -187,7 +187,7 @@ class StreamOffset:
 
     version: int
     files: int = 0
-    snapshot: int | None = None  # what comes after it is all of this version
+    snapshot: int | None = None  # all files of this version come next
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> "StreamOffset":

@@ -26,7 +26,7 @@ from sulina.spark.table_location import TableLocation
 TARGET_BYTES = 128 << 20
 ROW_GROUP_BYTES = 32 << 20  # in Arrow's form
 OPEN_FILES_MAX = 64
-OPEN_BYTES_MAX = 256 << 20  # of all open files of a task: what is encoded and what still waits
+OPEN_BYTES_MAX = 256 << 20  # size of all open files of a task, with the rows that wait
 SAMPLE_ROWS = 10_000
 DISTINCT_MAX = 0.5  # with more distinct values than this among the sample, a dictionary costs more than it saves
 

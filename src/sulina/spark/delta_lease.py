@@ -22,7 +22,7 @@ from sulina.errors import ArchiveFailed
 from sulina.spark.errors import MaintenanceBusy, MaintenanceFenced
 from sulina.spark.table_location import TableLocation
 
-APP = "sulina.maintenance"  # of the application transaction that carries the fence
+APP = "sulina.maintenance"  # name of the application transaction that carries the fence
 FOLDER = "_sulina/maintenance"
 LEASE_SECONDS = 300.0  # renewed long before; the longest wait of others after a crash
 ATTEMPTS_MAX = 5

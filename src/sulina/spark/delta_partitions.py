@@ -18,7 +18,7 @@ import pyarrow as pa
 from sulina.errors import InvalidSettings
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-FOLDER_BYTES_MAX = 200  # of one folder's name; file systems allow 255
+FOLDER_BYTES_MAX = 200  # length of one folder's name; file systems allow 255
 _ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 
 Values = tuple[str | None, ...]  # of the partition columns, in their order

@@ -27,7 +27,7 @@ class TablePosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     version: int
     at_ms: int
-    snapshot: int | None = None  # what comes after it is all of this version, as for a stream that has just begun
+    snapshot: int | None = None  # a new stream: all files of this version come next
 
 
 def check_reader(name: str) -> None:

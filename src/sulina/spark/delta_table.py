@@ -29,7 +29,7 @@ from sulina.spark.errors import TableFailed, TableSchemaConflict
 from sulina.spark.table_location import LOG_FOLDER, TableLocation
 
 ATTEMPTS_MAX = 20
-DELTA_RETRIES_MAX = 100  # of an append that other appends overtake
+DELTA_RETRIES_MAX = 100  # how often an append is tried again that other appends overtake
 PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 1.0
 CONFIGURATION = {"delta.enableDeletionVectors": "false"}

@@ -33,9 +33,9 @@ from sulina.storage.objects import Listed
 
 RETENTION_SECONDS = 7 * 86_400.0
 RETENTION_SECONDS_MIN = 3600.0
-READS_AT_ONCE = 16  # of commits
+READS_AT_ONCE = 16  # commits that are read at the same time
 DELETED_AT_ONCE = 1000
-_DATA = (".parquet", ".aside")  # what a writer that was killed has left aside is data too
+_DATA = (".parquet", ".aside")  # a file that a killed writer has left aside is data too
 
 
 class OldFile(msgspec.Struct, kw_only=True):
@@ -53,7 +53,7 @@ class Vacuumed(msgspec.Struct, kw_only=True):
     version: int
     is_dry_run: bool
     files: list[OldFile]
-    files_kept: int  # that are of no use to the newest version, and stay
+    files_kept: int  # files that the newest version does not have, and that stay
     readers: dict[str, TablePosition]
     clock_ahead_seconds: float = 0.0  # how far our clock was ahead of the store's, which counted then
 

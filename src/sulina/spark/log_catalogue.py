@@ -27,7 +27,7 @@ from sulina.storage.commit_log import CommitLog
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 from sulina.wire.messages import PartitionInfo, TopicInfo
 
-SMALL_BYTES = 8 << 20  # of what an owner has on disk and an archive too: then the owner is asked, it is quicker
+SMALL_BYTES = 8 << 20  # up to this size an owner is asked for what is archived too, which is quicker
 FROM_BROKERS = "none"
 
 

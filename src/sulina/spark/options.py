@@ -118,7 +118,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     mode: str | None  # how values are decoded by the schema of their topic; None: they are not
-    check_crc: bool  # of every batch, whether it was checked before or not, and nothing comes from a cache
+    check_crc: bool  # check every batch again, and read nothing from a cache
     reader: str | None = None  # the name under which a stream registers its positions
 
     @classmethod

@@ -16,7 +16,7 @@ from sulina.spark.scan import SPLIT_BYTES, Positions, Range, Span, limited, pack
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 Offsets = dict[PartitionName, Offset]
-Epochs = Mapping[PartitionName, Epoch]  # of the logs in which everything before some offsets was read
+Epochs = Mapping[PartitionName, Epoch]  # the epoch in which everything before an offset was read
 JsonOffsets = Mapping[str, Mapping[str, int | str]]
 Tasks = list[tuple[Range, ...]]
 NO_EPOCHS: Epochs = {}

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter
 class PushFilters:
     """Hands filters to a function. Spark applies all of them again to the rows. Pickled with its reader."""
 
-    __func__ = DataSourceReader.pushFilters  # by which Spark sees that the class has not defined it
+    __func__ = DataSourceReader.pushFilters  # Spark compares it to see whether the class has defined its own
 
     def __init__(self, use: Callable[[list[Filter]], None]) -> None:
         self._use = use

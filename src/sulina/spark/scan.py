@@ -17,7 +17,7 @@ from sulina.errors import InvalidName, InvalidSettings
 from sulina.types import Epoch, Offset, PartitionName, TopicName
 
 SPLIT_BYTES = 32 << 20
-TASK_ROWS = 1 << 18  # of a batch of a stream
+TASK_ROWS = 1 << 18  # rows of one task, in a batch of a stream
 _EARLIEST, _LATEST = -2, -1  # in JSON, as Kafka's users write them
 
 

@@ -47,11 +47,11 @@ from sulina.types import TopicName, Version
 from sulina.wire.messages import Published
 
 WRITE_OPTIONS = ("url", "topic", "txn", "txnVersion", "codec")
-BATCH_BYTES = 8 << 20  # of one record batch, before it is compressed
-PUBLISH_BYTES = 48 << 20  # of one publish, likewise: where it is cut must not depend on codecs or clocks
+BATCH_BYTES = 8 << 20  # size of one record batch before it is compressed
+PUBLISH_BYTES = 48 << 20  # size of one publish, likewise: where rows are cut must not depend on codecs or clocks
 RETRY_SECONDS = 0.2
-PAGES_MAX = 100  # of commits that are looked through for a batch that was published long ago
-ROW_BYTES = 40  # that a record costs beside its key, value and headers
+PAGES_MAX = 100  # pages of commits that are searched for a batch that was published long ago
+ROW_BYTES = 40  # what a record takes beside its key, value and headers
 COLUMNS = {"value", "key", "headers", "timestamp", "topic", "partition"}
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -337,10 +337,10 @@ class _Part:
         self.topic, self.partition, self.origin = topic, partition, origin
         self._codec, self._now_ms = codec, now_ms
         self._encoded: list[memoryview] = []
-        self.size_bytes = 0  # of the rows that wait, as they came
-        self.records = 0  # of this task and batch so far
-        self._published = 0  # of them
-        self.version_before = -1  # of the log when the task began with it
+        self.size_bytes = 0  # size of the rows that wait, before they are encoded
+        self.records = 0  # how many this task has for this batch so far
+        self._published = 0  # how many of them
+        self.version_before = -1  # version of the log when the task began to write to it
         self.answer: Published | None = None  # to the last publish
         self.stored = 0  # where the log gave none: how many records of this task and batch it has
         self.is_superseded = False  # the log has a later batch

@@ -41,14 +41,14 @@ class GoldMode(StrEnum):
     """How the rows of a gold query become a table."""
 
     COMPLETE = "complete"  # the query runs again over all rows when there are new ones, and the table is replaced
-    APPEND = "append"  # of new rows only; windows are added once the watermark has passed them
+    APPEND = "append"  # the query runs over new rows only; windows are added once the watermark has passed
 
 
 class Watermark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How late rows may come, by a column that has their time."""
 
     column: str
-    delay: str  # as Spark says it: "10 minutes"
+    delay: str  # in Spark's words: "10 minutes"
 
 
 class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     table: str
     source: str = msgspec.field(name="from")
-    decode: str = "schema"  # of the topic; or raw
+    decode: str = "schema"  # by the schema of the topic; or raw
     sql: str | None = None  # over `input`: the decoded rows
     quarantine: str | None = None  # the table of what does not fit; None: {table}_quarantine
     expect: list[Expectation] = []

@@ -222,7 +222,7 @@ class Runner:
             if isinstance(one, Silver):
                 rows //= ways(one)
             else:
-                progress.rows += rows  # of a silver table, its log says it: see _note_commits
+                progress.rows += rows  # those of a silver table are counted from its log: see _note_commits
             progress.batch_seconds = found.get("durationMs", {}).get("triggerExecution", 0) / 1000
             progress.rows_per_second = rows / max(progress.batch_seconds, 1e-3)
             progress.dropped += sum(

@@ -49,7 +49,7 @@ QUARANTINE = (
     .add("reasons", ArrayType(StringType()))
     .add("quarantined_at", "timestamp")
 )
-REASONS_MAX = 100  # that are counted each for itself
+REASONS_MAX = 100  # reasons that are counted by name; the others are counted together
 OTHER = "other reasons"
 
 WHERE = ("topic", "partition", "offset")

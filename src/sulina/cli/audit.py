@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sulina.spark.audit_checks import AuditReport, PartitionAudit
-    from sulina.spark.options import Place
+    from sulina.spark.options import LogLocation
 
 FOUND = 1
 FINDINGS_SHOWN_MAX = 50
@@ -70,12 +70,12 @@ class Source:
         if self.path is not None and self.url is not None and self.url != os.environ.get(URL_VARIABLE):
             raise InvalidSettings("say either --url (of a node) or --path (of an archive or a data directory)")
 
-    def place(self) -> "Place":
+    def location(self) -> "LogLocation":
         """Return the location in the form that the data source takes."""
-        from sulina.spark.options import Place
+        from sulina.spark.options import LogLocation
 
         url = None if self.path is not None else self.url or DEFAULT_URL
-        return Place(url=url, path=self.path, objects=self.objects, objects_endpoint=self.objects_endpoint)
+        return LogLocation(url=url, path=self.path, objects=self.objects, objects_endpoint=self.objects_endpoint)
 
 
 AT_NODE = Source()  # the default; cyclopts fills in what was given
@@ -134,7 +134,7 @@ def audit(
         terminal.say("starting Spark …")
     report = Audit(
         spark=_session(f"sulina audit {name}", master, remote),
-        place=source.place(),
+        location=source.location(),
         topic=name,
         table=table,
         quarantine=quarantine,

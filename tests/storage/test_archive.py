@@ -120,7 +120,7 @@ def test_u14_after_a_claim_an_older_epoch_adds_nothing_more(world: World) -> Non
 
 def test_u14_a_lower_epoch_claims_nothing(world: World) -> None:
     world.owned(5)
-    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by 5"):
+    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by epoch 5"):
         world.owned(4)
 
 

@@ -244,11 +244,11 @@ def test_half_a_repeat_is_refused_l16() -> None:
 def test_a_fenced_owner_commits_nothing() -> None:
     state = log()
     state.apply(next_commit(state, [Claim(epoch=Epoch(4), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4)))
-    with pytest.raises(StaleEpoch, match="epoch 3 is fenced by 4"):
+    with pytest.raises(StaleEpoch, match="epoch 3 is fenced by epoch 4"):
         next_commit(state, [], txn_id="t", now=0.0, epoch=Epoch(3))
-    with pytest.raises(StaleEpoch, match="epoch 2 is fenced by 4"):
+    with pytest.raises(StaleEpoch, match="epoch 2 is fenced by epoch 4"):
         next_commit(state, [Claim(epoch=Epoch(2), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4))
-    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by 4"):
+    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by epoch 4"):
         next_commit(state, [Claim(epoch=Epoch(4), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4))
 
 

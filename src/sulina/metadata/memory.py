@@ -1,6 +1,6 @@
-"""Metadata that lasts as long as its process: for tests, and for a node that keeps nothing.
+"""Metadata that lasts as long as its process: for tests, and for a node without a data directory.
 
-No call waits between its look and its change, so each is atomic. Leases that have ended are taken out first, so none of
+No call waits between its reads and its writes, so each is atomic. Leases that have ended are removed first, so none of
 their keys is ever seen.
 """
 
@@ -48,7 +48,7 @@ class MemoryMetadata:
     ) -> None:
         self.history = RevisionFloor()
         self._entries: dict[str, _Stored] = {}
-        self._keys: list[str] = []  # of the entries, sorted
+        self._keys: list[str] = []  # of all entries, sorted
         self._revision = NO_REVISION
         self._history = _RecentChanges(history_changes_max)
         self._watches = Watches(queue_changes_max=watch_queue_changes_max)
@@ -83,6 +83,12 @@ class MemoryMetadata:
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
+        """Do all puts and deletes in one revision if every compare holds, else nothing.
+
+        Raises:
+            InvalidInput: the transaction is not valid.
+            LeaseLost: a lease of a put has ended.
+        """
         check_txn(compares, puts, deletes)
         self._begin()
         if not all(self._revision_of(compare.key) == compare.revision for compare in compares):
@@ -103,6 +109,12 @@ class MemoryMetadata:
         return self._watches.follow(prefix, after, read_history)
 
     async def lease(self, ttl_seconds: float) -> HeldLease:
+        """Grant a lease.
+
+        Raises:
+            InvalidInput: the duration is not valid.
+            LimitReached: there are too many leases.
+        """
         check_ttl(ttl_seconds)
         self._begin()
         if len(self._lease_keys) >= LEASES_MAX:
@@ -123,7 +135,7 @@ class MemoryMetadata:
         return StoreSpace(revision=self._revision)
 
     async def expire(self) -> None:
-        """End the leases whose time is over, as the timer does. For tests that own the clock."""
+        """End the leases whose time is over, as the timer does. For tests that control the clock."""
         self._begin()
 
     async def close(self) -> None:
@@ -192,14 +204,14 @@ class MemoryMetadata:
 
 
 class _RecentChanges:
-    """The newest revisions, whole, as many as the bounds allow and at least one. Every revision has a change."""
+    """The newest revisions, whole, as many as the limits allow and at least one. Every revision has a change."""
 
     def __init__(self, changes_max: int) -> None:
         self._changes_max = changes_max
         self._revisions: deque[Sequence[Change]] = deque()
         self._changes = 0
         self._bytes = 0
-        self._compacted = NO_REVISION  # the newest revision that is gone
+        self._compacted = NO_REVISION  # the newest revision that was removed
 
     def append(self, changes: Sequence[Change]) -> None:
         self._revisions.append(changes)
@@ -219,7 +231,7 @@ class _RecentChanges:
         self._compacted = oldest[0].revision
 
     def after(self, after: int, prefix: str) -> list[Sequence[Change]]:
-        """Compacted."""
+        """Return the changes after a revision, or raise Compacted."""
         if after < self._compacted:
             raise Compacted(after=after, oldest=self._compacted + 1)
         newer = itertools.islice(self._revisions, min(after - self._compacted, len(self._revisions)), None)

@@ -445,8 +445,8 @@ class TxnMemoryFull(QueueFull):
     def __init__(self, *, remembered: int, limit: int, seconds: float) -> None:
         SulinaError.__init__(
             self,
-            f"the partition remembers {remembered} txn_ids, the limit is {limit}: retry later, each expires "
-            f"{seconds:g} s after its commit; or raise txn_ids_max in the topic's policy",
+            f"no room for another txn_id: the partition remembers {remembered}, others wait, the limit is {limit}: "
+            f"retry later, as each expires {seconds:g} s after its commit; or raise txn_ids_max in the topic's policy",
         )
         self.remembered, self.limit, self.seconds = remembered, limit, seconds
 

@@ -26,7 +26,7 @@ from sulina.errors import (
     VersionConflict,
 )
 from sulina.storage.acks import ACK_SECONDS_MAX
-from sulina.storage.leftovers import Fate
+from sulina.storage.partition_directory import Fate
 from sulina.storage.tiered_log import Archiving
 from sulina.types import Offset, Version
 from tests.support.ledger import batch
@@ -156,7 +156,7 @@ async def test_u14_an_owner_that_was_overtaken_stops_for_good_and_shows_nothing_
     assert await offsets_in(a) == list(range(seen))
     assert not a.is_archived
     await a.close()
-    assert world.let_go("a")[0] == Fate.SET_ASIDE
+    assert world.release("a")[0] == Fate.SET_ASIDE
 
 
 @told
@@ -227,9 +227,9 @@ async def test_u4_a_drained_log_is_whole_in_the_archive_with_its_state(world: Wo
     version = a.archived.version
     assert await a.drain() == drained
     assert a.archived.version == version, "once is enough"
-    assert world.let_go("b") == (Fate.NOTHING, ())
+    assert world.release("b") == (Fate.NOTHING, ())
     await a.close()
-    assert world.let_go("a") == (Fate.REMOVED, ())
+    assert world.release("a") == (Fate.REMOVED, ())
 
 
 @told
@@ -292,12 +292,12 @@ async def test_a_directory_with_what_is_nowhere_else_is_kept_when_it_is_let_go(w
     a = await world.open("a", 1, LOCAL)
     await appended(a, 0, 1)
     await a.close()
-    assert world.let_go("a") == (Fate.KEPT, ((0, end_of(0, 1)),))
+    assert world.release("a") == (Fate.KEPT, ((0, end_of(0, 1)),))
     assert Path(world.directory("a")).exists()
     b = await world.open("b", 2)
     await appended(b, 5)
-    assert world.let_go("a") == (Fate.SET_ASIDE, ((0, end_of(0, 1)),))
-    assert world.let_go("a") == (Fate.NOTHING, ())
+    assert world.release("a") == (Fate.SET_ASIDE, ((0, end_of(0, 1)),))
+    assert world.release("a") == (Fate.NOTHING, ())
 
 
 # Reading across both

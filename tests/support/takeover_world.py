@@ -23,7 +23,7 @@ from sulina.errors import ArchiveFailed, LogClosed, LogStopped, OffsetOutOfRange
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import VolatileFiles
-from sulina.storage.leftovers import Fate, let_go
+from sulina.storage.partition_directory import Fate, release_directory
 from sulina.storage.partition_log import LogThreads
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch, Version
@@ -180,7 +180,7 @@ class World:
         await self._settle()
         self._forget(owner.broker)
         with contextlib.suppress(ArchiveFailed):
-            left = let_go(self._directory(owner.broker), self._archive(owner.objects), topic_id=TOPIC_ID)
+            left = release_directory(self._directory(owner.broker), self._archive(owner.objects), topic_id=TOPIC_ID)
             assert left.fate in (Fate.REMOVED, Fate.SET_ASIDE), left
         await self.take_over()
 

@@ -14,7 +14,7 @@ from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import VolatileFiles
-from sulina.storage.leftovers import Fate, let_go
+from sulina.storage.partition_directory import Fate, release_directory
 from sulina.storage.partition_log import LogThreads
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch, Offset
@@ -106,8 +106,10 @@ class World:
         self.opened.append(log)
         return log
 
-    def let_go(self, broker: str, topic_id: str = "t1") -> tuple[Fate, tuple[tuple[Offset, Offset], ...]]:
-        left = let_go(self.directory(broker), self.archive(broker, topic_id), topic_id=topic_id, files=VolatileFiles())
+    def release(self, broker: str, topic_id: str = "t1") -> tuple[Fate, tuple[tuple[Offset, Offset], ...]]:
+        left = release_directory(
+            self.directory(broker), self.archive(broker, topic_id), topic_id=topic_id, files=VolatileFiles()
+        )
         return left.fate, left.only_here
 
 

@@ -85,8 +85,7 @@ async def every_step(home: str, first: int, kill: list[Any] | None = None) -> No
             say("acked", number, appended.offset_start, appended.offset_end, appended.version)
 
     async def tidied(log: TieredLog) -> None:
-        tidying = log._uploader._tidying
-        if tidying is not None:
+        for tidying in log.uploader.tasks[1:]:
             await asyncio.wait_for(asyncio.shield(tidying), TIDY_SECONDS_MAX)
 
     # A directory of another topic stands in C's way.

@@ -349,7 +349,7 @@ def test_large_objects_are_read_by_blocks_and_the_cache_stays_small(
     world.archive.store(world.next())
     reader = world.reader(bytes_max=4096)
     assert offsets_in(reader, max_bytes=700) == list(range(world.log.view.next_offset))
-    assert reader._cache.size_bytes <= 4096
+    assert reader.cache.size_bytes <= 4096
     for offset in random.Random(3).sample(range(world.log.view.next_offset), 40):
         found = reader.read(Offset(offset), 500)
         assert found.start_offset <= offset < found.next_offset

@@ -151,13 +151,13 @@ def test_l15_a_new_owner_whose_clock_is_behind_makes_no_record_older_than_those_
         await a.drain()
         if not is_drained:
             await appended(a, 1)  # after the newest state of the log that the archive has
-        newest_ms = a._log.directory_log.commits.state.newest_ms
+        newest_ms = a.local.directory_log.commits.state.newest_ms
         assert newest_ms == int(world.clock.now() * 1000)
         world.clock = SetBack(world.clock)  # type: ignore[assignment]
         b = await world.open("b", 2)
         assert b.resumed.how is How.FROM_ARCHIVE
         await appended(b, 2)
-        (segment,) = b._log.view.segments
+        (segment,) = b.local.view.segments
         assert segment.written_ms == newest_ms
 
     told(story)(tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from sulina.core.cluster.entries import Sealed
@@ -60,6 +61,7 @@ class World:
         self.store = MemoryObjects(self.clock)
         self.objects: dict[str, FaultyObjects] = {}
         self.may_ack = True
+        self.archive_readers: Executor = Inline()
         self.told = Told()
         self.opened: list[TieredLog] = []
 
@@ -99,7 +101,7 @@ class World:
             is_adopted=is_adopted,
             files=VolatileFiles(),
             clock=self.clock,
-            threads=LogThreads(Inline(), Inline(), None, Inline(), Inline()),
+            threads=LogThreads(Inline(), Inline(), None, Inline(), self.archive_readers),
             hooks=self.told,
             failpoints=failpoints,
         )

@@ -57,11 +57,11 @@ class EtcdMetadata:
     """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
 
     def __init__(self, endpoints: EtcdEndpoints, prefix: str, watch_queue_changes_max: int) -> None:
-        self._endpoints = endpoints
-        self._prefix = prefix.encode()
+        self.endpoints = endpoints
+        self.prefix, self._prefix = prefix, prefix.encode()
         self._slots = self._prefix + RESERVED.encode() + b"txn/"
-        self._transactions = Transactions(endpoints, self._slots)
-        self._watches = EtcdWatches(endpoints, name_of=self._name_of, queue_changes_max=watch_queue_changes_max)
+        self.transactions = Transactions(endpoints, self._slots)
+        self.watches = EtcdWatches(endpoints, name_of=self.name_of, queue_changes_max=watch_queue_changes_max)
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,26 +103,26 @@ class EtcdMetadata:
     @property
     def path(self) -> str:
         """Name of the store, for messages."""
-        return self._endpoints.path
+        return self.endpoints.path
 
     async def get(self, key: str) -> Entry | None:
         check_key(key)
         with self._call():
-            request = pb.RangeRequest(key=self._key_of(key))
-            response = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+            request = pb.RangeRequest(key=self.key_of(key))
+            response = await self.endpoints.call(RANGE, request, deadline=self.endpoints.deadline())
         return self._entry(response.kvs[0]) if response.kvs else None
 
     @property
     def history(self) -> RevisionFloor:
         """The history of the store: whether it went back."""
-        return self._endpoints.history
+        return self.endpoints.history
 
     async def peek(self, key: str) -> Entry | None:
         check_key(key)
-        request = pb.RangeRequest(key=self._key_of(key))
+        request = pb.RangeRequest(key=self.key_of(key))
         with self._call(is_of_another=bool(self._under_way)):
-            response = await self._endpoints.call(
-                RANGE, request, deadline=self._endpoints.deadline(), even_if_went_back=True
+            response = await self.endpoints.call(
+                RANGE, request, deadline=self.endpoints.deadline(), even_if_went_back=True
             )
         return self._entry(response.kvs[0]) if response.kvs else None
 
@@ -155,21 +155,21 @@ class EtcdMetadata:
             MetadataFailed: the outcome is unknown.
         """
         size_bytes = check_txn(compares, puts, deletes)
-        compared = [compare(self._key_of(each.key), each.revision) for each in compares]
+        compared = [compare(self.key_of(each.key), each.revision) for each in compares]
         operations = [
-            pb.RequestOp(put=pb.PutRequest(key=self._key_of(put.key), value=bytes(put.value), lease=put.lease_id))
+            pb.RequestOp(put=pb.PutRequest(key=self.key_of(put.key), value=bytes(put.value), lease=put.lease_id))
             for put in puts
         ]
-        operations += [pb.RequestOp(delete_range=pb.DeleteRangeRequest(key=self._key_of(key))) for key in deletes]
+        operations += [pb.RequestOp(delete_range=pb.DeleteRangeRequest(key=self.key_of(key))) for key in deletes]
         sent_bytes = sum(each.ByteSize() for each in compared) + sum(each.ByteSize() for each in operations)
         if sent_bytes > TXN_BYTES_MAX:
             raise InvalidInput(f"the transaction has {sent_bytes} bytes, the limit in etcd is {TXN_BYTES_MAX}")
         lease_ids = sorted({put.lease_id for put in puts} - {0})
         with self._call():
-            deadline = self._endpoints.deadline()
+            deadline = self.endpoints.deadline()
             if not operations:
-                return await self._transactions.check(compared, deadline=deadline)
-            return await self._transactions.write(
+                return await self.transactions.check(compared, deadline=deadline)
+            return await self.transactions.write(
                 compared, operations, lease_ids=lease_ids, size_bytes=size_bytes, deadline=deadline
             )
 
@@ -183,8 +183,8 @@ class EtcdMetadata:
         longer than requested, and `keep_alive` returns how long."""
         check_ttl(ttl_seconds)
         with self._call():
-            deadline = self._endpoints.deadline()
-            lease_id, granted_seconds = await etcd_lease.grant(self._endpoints, ttl_seconds, deadline=deadline)
+            deadline = self.endpoints.deadline()
+            lease_id, granted_seconds = await etcd_lease.grant(self.endpoints, ttl_seconds, deadline=deadline)
         return EtcdLease(lease_id, granted_seconds, keep_alive=self._keep_alive, revoke=self._revoke)
 
     async def status(self) -> EtcdStatus:
@@ -195,17 +195,17 @@ class EtcdMetadata:
         """
 
         with self._call():
-            return await self._endpoints.repeat(etcd_space.status_of, deadline=self._endpoints.deadline())
+            return await self.endpoints.repeat(etcd_space.status_of, deadline=self.endpoints.deadline())
 
     async def compact(self, revision: int) -> None:
         """Compact the whole history of etcd, with that of other clients. Unsafe steps are left to operators."""
         is_full = (await self.status()).is_full
         with self._call():
             if revision > NO_REVISION:
-                deadline = self._endpoints.deadline()
-                await etcd_space.compact(self._endpoints, revision, is_waiting=is_full, deadline=deadline)
+                deadline = self.endpoints.deadline()
+                await etcd_space.compact(self.endpoints, revision, is_waiting=is_full, deadline=deadline)
             if is_full:
-                await etcd_space.make_room(self._endpoints)
+                await etcd_space.make_room(self.endpoints)
 
     async def space(self) -> StoreSpace:
         status = await self.status()
@@ -225,15 +225,15 @@ class EtcdMetadata:
         await asyncio.shield(self._closed)
 
     async def _close(self) -> None:
-        await self._watches.close()
+        await self.watches.close()
         await self._idle.wait()
         try:
-            deadline = asyncio.get_running_loop().time() + min(CLOSE_SECONDS, self._endpoints.timeout_seconds)
-            await self._transactions.close(deadline=deadline)
+            deadline = asyncio.get_running_loop().time() + min(CLOSE_SECONDS, self.endpoints.timeout_seconds)
+            await self.transactions.close(deadline=deadline)
         except (EtcdRefused, MetadataFailed) as error:
             _logger.info("etcd_slots_left error=%s", error)
         finally:
-            await self._endpoints.close()
+            await self.endpoints.close()
 
     @contextlib.contextmanager
     def _call(self, *, is_of_another: bool = False) -> Iterator[None]:
@@ -261,7 +261,7 @@ class EtcdMetadata:
         while True:
             request = pb.RangeRequest(key=first, range_end=end, limit=limit, revision=revision)
             try:
-                page = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+                page = await self.endpoints.call(RANGE, request, deadline=self.endpoints.deadline())
             except EtcdRefused as refused:
                 if refused.code != grpc.StatusCode.RESOURCE_EXHAUSTED or limit == 1:
                     raise
@@ -276,34 +276,40 @@ class EtcdMetadata:
 
     async def _watch(self, prefix: str, first: bytes, end: bytes, after: int) -> AsyncGenerator[Sequence[Change], None]:
         with self._call():
-            changes = self._watches.follow(prefix, first, end, after=after)
+            changes = self.watches.follow(prefix, first, end, after=after)
         async with contextlib.aclosing(changes):
             async for same_revision in changes:
                 yield same_revision
 
     async def _keep_alive(self, lease_id: int, ttl_seconds: float) -> float:
         with self._call():
-            deadline = min(self._endpoints.deadline(), asyncio.get_running_loop().time() + ttl_seconds)
-            return await etcd_lease.renew(self._endpoints, lease_id, ttl_seconds, self._slots, deadline=deadline)
+            deadline = min(self.endpoints.deadline(), asyncio.get_running_loop().time() + ttl_seconds)
+            return await etcd_lease.renew(self.endpoints, lease_id, ttl_seconds, self._slots, deadline=deadline)
 
     async def _revoke(self, lease_id: int) -> None:
         with self._call():
-            await etcd_lease.revoke(self._endpoints, lease_id, deadline=self._endpoints.deadline())
+            await etcd_lease.revoke(self.endpoints, lease_id, deadline=self.endpoints.deadline())
 
-    def _key_of(self, key: str) -> bytes:
+    def key_of(self, key: str) -> bytes:
+        """Return the key in etcd of a key of the store.
+
+        Raises:
+            InvalidInput: it is reserved.
+        """
         if key == "/" or key.startswith(RESERVED):
             raise InvalidInput(f"metadata key {key!r} is reserved in etcd")
         return self._prefix + key.encode()
 
-    def _name_of(self, key: bytes) -> str:
+    def name_of(self, key: bytes) -> str:
+        """Return the key of the store of a key in etcd."""
         return key[len(self._prefix) :].decode(errors="replace")
 
     def _entry(self, kv: pb.KeyValue) -> Entry:
-        return Entry(self._name_of(kv.key), kv.value, kv.mod_revision)
+        return Entry(self.name_of(kv.key), kv.value, kv.mod_revision)
 
     def _range_of(self, prefix: str) -> tuple[bytes, bytes]:
         """Return the range of keys that begin with `prefix`, without the reserved ones."""
         if prefix in ("", "/"):
             return self._prefix + b"/\1", self._prefix + b"0"
-        first = self._key_of(prefix)
+        first = self.key_of(prefix)
         return first, first[:-1] + bytes([first[-1] + 1])  # no byte of UTF-8 is 0xff

@@ -61,13 +61,13 @@ class Credentials:
     def __init__(self, user: str | None, password: str | None) -> None:
         self.user = user
         self._password = password or ""
-        self._token: str | None = None  # "": etcd requires no token
+        self.token: str | None = None  # "": etcd requires no token
         self._lock = asyncio.Lock()
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
         """Metadata of every call."""
-        return [("hasleader", "true"), *([("token", self._token)] if self._token else [])]
+        return [("hasleader", "true"), *([("token", self.token)] if self.token else [])]
 
     async def ensure(self, endpoint: "EtcdEndpoint", timeout_seconds: float) -> str | None:
         """Get a token if one is needed. Return it.
@@ -83,24 +83,24 @@ class Credentials:
                         await self._authenticate(endpoint, timeout_seconds)
             except TimeoutError:
                 raise Unanswered(f"no token from {endpoint.address} in {timeout_seconds:.1f} s") from None
-        return self._token
+        return self.token
 
     def forget(self, token: str | None) -> None:
         """Discard a token that is not valid any more."""
-        if token == self._token:
-            self._token = None
+        if token == self.token:
+            self.token = None
 
     async def _authenticate(self, endpoint: "EtcdEndpoint", timeout_seconds: float) -> None:
         request = pb.AuthenticateRequest(name=self.user, password=self._password)
         try:
-            self._token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
+            self.token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
         except EtcdRefused as refused:
             if "authentication is not enabled" not in refused.details:
                 raise
-            self._token = ""
+            self.token = ""
 
     def _is_missing(self) -> bool:
-        return self.user is not None and self._token is None
+        return self.user is not None and self.token is None
 
 
 class Stream(Generic[Request, Response]):
@@ -114,7 +114,7 @@ class Stream(Generic[Request, Response]):
     async def write(self, request: Request) -> None:
         """Send a message. An error shows in the next `read`."""
         with contextlib.suppress(asyncio.InvalidStateError):  # the stream has ended: the next read says why
-            await _answer(self._call.write(request))
+            await answer_of(self._call.write(request))
 
     async def read(self) -> Response:
         """Return the next message.
@@ -124,7 +124,7 @@ class Stream(Generic[Request, Response]):
             Unanswered: the stream has ended.
         """
         try:
-            message = await _answer(self._call.read())
+            message = await answer_of(self._call.read())
         except Unanswered:
             if self in self._link.streams:
                 self._link.lost()
@@ -201,7 +201,7 @@ class EtcdEndpoint:
         began = asyncio.get_running_loop().time()
         floor, accepted = self._history.revision, self._history.accepted
         try:
-            response: Response = await _answer(
+            response: Response = await answer_of(
                 link.unary(method)(request, timeout=timeout_seconds, metadata=self._credentials.metadata)
             )
         except EtcdRefused:
@@ -298,16 +298,16 @@ class EtcdEndpoints:
         self.history = RevisionFloor()
         self.timeout_seconds = timeout_seconds
         self.try_seconds = max(timeout_seconds / (len(addresses) + 1), TRY_SECONDS_MIN)
-        self._credentials = Credentials(user, password)
+        self.credentials = Credentials(user, password)
         channel_credentials = None
         if tls is not None:
             channel_credentials = grpc.ssl_channel_credentials(*tls.read())
         self._endpoints = [
-            EtcdEndpoint(address, channel_credentials, self._credentials, self.history, self.connection_lost)
+            EtcdEndpoint(address, channel_credentials, self.credentials, self.history, self.connection_lost)
             for address in addresses
         ]
         random.shuffle(self._endpoints)  # so that clients spread over the members
-        self._current = 0
+        self.current = 0  # index of the endpoint in use
         self._failing_since: float | None = None
         self._losses, self._confirmed = 0, 0  # lost connections: in all, and at the last confirmation of the store
         self._confirming = asyncio.Lock()
@@ -404,7 +404,7 @@ class EtcdEndpoints:
         """
         if not even_if_went_back:
             self.history.check()
-        endpoint = self._endpoints[self._current]
+        endpoint = self._endpoints[self.current]
         try:
             result = await self._with_token(endpoint, work, deadline)
         except _TimeIsUp:
@@ -450,18 +450,18 @@ class EtcdEndpoints:
     ) -> Result:
         renewals = 0
         while True:
-            token = await self._credentials.ensure(endpoint, self._seconds_left(deadline))
+            token = await self.credentials.ensure(endpoint, self._seconds_left(deadline))
             try:
                 return await work(endpoint, self._seconds_left(deadline))
             except EtcdRefused as refused:
                 if not self.may_renew(refused) or renewals == RENEWALS_MAX:
                     raise
-            self._credentials.forget(token)
+            self.credentials.forget(token)
             renewals += 1
 
     def may_renew(self, refused: EtcdRefused) -> bool:
         """Tell whether a call was refused only for its token, and a new one can be had."""
-        return self._credentials.user is not None and refused.wants_token
+        return self.credentials.user is not None and refused.wants_token
 
     def _seconds_left(self, deadline: float) -> float:
         """Return the time for one attempt, or raise Unanswered if no time is left."""
@@ -472,8 +472,8 @@ class EtcdEndpoints:
 
     def _leave(self, endpoint: EtcdEndpoint, failure: Unanswered) -> None:
         self.connection_lost()
-        if self._endpoints[self._current] is endpoint:
-            self._current = (self._current + 1) % len(self._endpoints)
+        if self._endpoints[self.current] is endpoint:
+            self.current = (self.current + 1) % len(self._endpoints)
         if self._failing_since is None:
             self._failing_since = asyncio.get_running_loop().time()
             _logger.warning("etcd_unanswered endpoint=%s error=%s", endpoint.address, failure)
@@ -485,8 +485,13 @@ class EtcdEndpoints:
             _logger.info("etcd_answered endpoint=%s after_seconds=%.3f", endpoint.address, seconds)
 
 
-async def _answer(call: Awaitable[Any]) -> Any:
-    """Return the result of a gRPC call, and translate its failures to EtcdRefused and Unanswered."""
+async def answer_of(call: Awaitable[Any]) -> Any:
+    """Return the result of a call of gRPC.
+
+    Raises:
+        EtcdRefused: etcd did nothing.
+        Unanswered: the outcome is unknown.
+    """
     try:
         return await call
     except grpc.aio.AioRpcError as error:

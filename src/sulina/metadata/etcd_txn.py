@@ -55,9 +55,9 @@ class Transactions:
         self._free: list[_Slot] = []  # the last one used is taken first: few slots do most of the work
         self._room = asyncio.Semaphore(SLOTS_MAX)
         self._waiting_bytes = 0
-        self._lease_id = 0
+        self.lease_id = 0  # of the slots; 0: none yet
         self._lease_seconds = 0.0
-        self._renew_at = -math.inf
+        self.renew_at = -math.inf
         self._renewing = asyncio.Lock()
 
     async def check(self, compares: Sequence[pb.Compare], *, deadline: float) -> TxnResult:
@@ -108,9 +108,9 @@ class Transactions:
         Raises:
             EtcdRefused, MetadataFailed: the slots are deleted when their lease ends.
         """
-        if self._lease_id:
+        if self.lease_id:
             # The answer is not used, so it does not matter which store gives it.
-            await etcd_lease.revoke(self._endpoints, self._lease_id, deadline=deadline, even_if_went_back=True)
+            await etcd_lease.revoke(self._endpoints, self.lease_id, deadline=deadline, even_if_went_back=True)
 
     async def _try_once(
         self, slot: _Slot, compares: Sequence[pb.Compare], operations: Sequence[pb.RequestOp], deadline: float
@@ -192,7 +192,7 @@ class Transactions:
         compares: Sequence[pb.Compare] = (),
         operations: Sequence[pb.RequestOp] = (),
     ) -> pb.TxnRequest:
-        put = pb.PutRequest(key=slot.key, value=token, lease=self._lease_id)
+        put = pb.PutRequest(key=slot.key, value=token, lease=self.lease_id)
         return pb.TxnRequest(
             compare=[*compares, compare(slot.key, before)],
             success=[*operations, pb.RequestOp(put=put)],
@@ -229,23 +229,21 @@ class Transactions:
 
     async def _keep_lease(self, deadline: float) -> None:
         """Renew the lease of the slots when it is due, so that they outlive every call that uses them."""
-        if asyncio.get_running_loop().time() < self._renew_at:
+        if asyncio.get_running_loop().time() < self.renew_at:
             return
         async with self._renewing:
             now = asyncio.get_running_loop().time()
-            if now < self._renew_at:
+            if now < self.renew_at:
                 return
-            if not (self._lease_id and await self._renew_lease(deadline)):
-                self._lease_id, self._lease_seconds = await etcd_lease.grant(
+            if not (self.lease_id and await self._renew_lease(deadline)):
+                self.lease_id, self._lease_seconds = await etcd_lease.grant(
                     self._endpoints, SLOT_LEASE_SECONDS, deadline=deadline
                 )
-            self._renew_at = now + self._lease_seconds / 3
+            self.renew_at = now + self._lease_seconds / 3
 
     async def _renew_lease(self, deadline: float) -> bool:
         try:
-            await etcd_lease.renew(
-                self._endpoints, self._lease_id, self._lease_seconds, self._folder, deadline=deadline
-            )
+            await etcd_lease.renew(self._endpoints, self.lease_id, self._lease_seconds, self._folder, deadline=deadline)
         except LeaseLost:
             return False
         return True
@@ -256,8 +254,8 @@ class Transactions:
         for lease_id in lease_ids:
             if await self._is_lost(lease_id, deadline):
                 raise LeaseLost(lease_id=lease_id)
-        if await self._is_lost(self._lease_id, deadline):
-            self._renew_at = -math.inf
+        if await self._is_lost(self.lease_id, deadline):
+            self.renew_at = -math.inf
             await self._keep_lease(deadline)
         else:  # the members do not agree yet
             await asyncio.sleep(PAUSE_SECONDS_MIN)

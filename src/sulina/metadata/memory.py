@@ -51,11 +51,11 @@ class MemoryMetadata:
         self._keys: list[str] = []  # of all entries, sorted
         self._revision = NO_REVISION
         self._history = _RecentChanges(history_changes_max)
-        self._watches = Watches(queue_changes_max=watch_queue_changes_max)
+        self.watches = Watches(queue_changes_max=watch_queue_changes_max)
         self._lease_id_last = 0
         self._lease_keys: dict[int, set[str]] = {}  # of every lease that has not ended
-        self._deadlines = Deadlines(clock or SystemClock())
-        self._timer = LeaseTimer(self._deadlines, self._expire)
+        self.deadlines = Deadlines(clock or SystemClock())
+        self._timer = LeaseTimer(self.deadlines, self._expire)
         self._is_closed = False
 
     async def get(self, key: str) -> Entry | None:
@@ -106,7 +106,7 @@ class MemoryMetadata:
             self._begin()
             return History(self._history.after(after, prefix), self._revision)
 
-        return self._watches.follow(prefix, after, read_history)
+        return self.watches.follow(prefix, after, read_history)
 
     async def lease(self, ttl_seconds: float) -> HeldLease:
         """Grant a lease.
@@ -121,7 +121,7 @@ class MemoryMetadata:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         self._lease_id_last += 1
         self._lease_keys[self._lease_id_last] = set()
-        self._deadlines.start(self._lease_id_last, ttl_seconds)
+        self.deadlines.start(self._lease_id_last, ttl_seconds)
         self._timer.arm()
         return HeldLease(self._lease_id_last, keep_alive=self._keep_alive, revoke=self._revoke)
 
@@ -141,13 +141,13 @@ class MemoryMetadata:
     async def close(self) -> None:
         self._is_closed = True
         self._timer.stop()
-        self._watches.end()
+        self.watches.end()
 
     def _begin(self) -> None:
         if self._is_closed:
             raise LogClosed(path="memory:")
         self.history.check()
-        for lease_id in self._deadlines.ended():
+        for lease_id in self.deadlines.ended():
             self._end(lease_id)
 
     def _expire(self) -> None:
@@ -156,7 +156,7 @@ class MemoryMetadata:
 
     def _keep_alive(self, lease_id: int) -> float:
         self._begin()
-        return self._deadlines.restart(lease_id)
+        return self.deadlines.restart(lease_id)
 
     async def _revoke(self, lease_id: int) -> None:
         self._begin()
@@ -166,7 +166,7 @@ class MemoryMetadata:
     def _end(self, lease_id: int) -> None:
         self._apply((), sorted(self._lease_keys[lease_id]))
         del self._lease_keys[lease_id]
-        self._deadlines.forget(lease_id)
+        self.deadlines.forget(lease_id)
 
     def _revision_of(self, key: str) -> int:
         stored = self._entries.get(key)
@@ -189,7 +189,7 @@ class MemoryMetadata:
                 self._lease_keys[put.lease_id].add(put.key)
         self._revision = revision
         self._history.append(changes)
-        self._watches.publish(changes)
+        self.watches.publish(changes)
 
     def _remove(self, key: str) -> None:
         if key in self._entries:

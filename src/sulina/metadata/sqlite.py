@@ -50,13 +50,13 @@ class SqliteMetadata:
         self.history = RevisionFloor()
         self._tables = tables
         self._thread = thread
-        self._watches = Watches(queue_changes_max=watch_queue_changes_max)
+        self.watches = Watches(queue_changes_max=watch_queue_changes_max)
         self._reads: _CallQueue[SqliteTables] = _CallQueue(thread, self._run_reads, self._settle)
         self._writes: _CallQueue[Draft] = _CallQueue(thread, self._run_writes, self._settle)
-        self._deadlines = Deadlines(clock)
-        self._timer = LeaseTimer(self._deadlines, self._expire)
+        self.deadlines = Deadlines(clock)
+        self._timer = LeaseTimer(self.deadlines, self._expire)
         for lease_id, ttl_seconds in tables.leases.items():
-            self._deadlines.start(lease_id, ttl_seconds)
+            self.deadlines.start(lease_id, ttl_seconds)
         self._timer.arm()
         self._closed: asyncio.Task[None] | None = None
 
@@ -94,16 +94,16 @@ class SqliteMetadata:
     async def get(self, key: str) -> Entry | None:
         check_key(key)
         self._check_open()
-        return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
+        return await self._reads.call(lambda tables: tables.get(key, ended=self.deadlines.ended()))
 
     async def peek(self, key: str) -> Entry | None:
         check_key(key)
-        return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
+        return await self._reads.call(lambda tables: tables.get(key, ended=self.deadlines.ended()))
 
     async def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
         self._check_open()
-        return await self._reads.call(lambda tables: tables.list(prefix, ended=self._deadlines.ended()))
+        return await self._reads.call(lambda tables: tables.list(prefix, ended=self.deadlines.ended()))
 
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
@@ -120,7 +120,7 @@ class SqliteMetadata:
             self._check_open()
             return await self._reads.call(lambda tables: tables.history(prefix, after=after))
 
-        return self._watches.follow(prefix, after, read_history)
+        return self.watches.follow(prefix, after, read_history)
 
     async def lease(self, ttl_seconds: float) -> HeldLease:
         check_ttl(ttl_seconds)
@@ -146,7 +146,7 @@ class SqliteMetadata:
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_task(self._close(), name="metadata-close")
             self._timer.stop()
-            self._watches.end()
+            self.watches.end()
         # A caller that is cancelled does not leave the file locked.
         await asyncio.shield(self._closed)
 
@@ -165,7 +165,7 @@ class SqliteMetadata:
 
     def _keep_alive(self, lease_id: int) -> float:
         self._check_open()
-        return self._deadlines.restart(lease_id)
+        return self.deadlines.restart(lease_id)
 
     async def _revoke(self, lease_id: int) -> None:
         self._check_open()
@@ -178,7 +178,7 @@ class SqliteMetadata:
     def _settle(self, changes: Revisions) -> None:
         """Publish the changes of the thread's work, on the loop, in the order of the commits."""
         for same_revision in changes:
-            self._watches.publish(same_revision)
+            self.watches.publish(same_revision)
         if self._closed is None:
             self._timer.arm()
 
@@ -188,7 +188,7 @@ class SqliteMetadata:
         """End expired leases first, so that a listing matches its revision. If that fails, their keys are hidden
         all the same."""
         changes: Revisions = ()
-        if self._deadlines.ended():
+        if self.deadlines.ended():
             try:
                 changes = self._transact([])
             except SulinaError as error:
@@ -206,20 +206,20 @@ class SqliteMetadata:
             return []
 
     def _grant(self, draft: Draft, ttl_seconds: float) -> int:
-        if len(self._deadlines) + len(draft.granted) >= LEASES_MAX:
+        if len(self.deadlines) + len(draft.granted) >= LEASES_MAX:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         return draft.grant(ttl_seconds)
 
     def _transact(self, calls: "Sequence[_ThreadCall[Draft]]") -> Revisions:
         with self._tables.transaction() as draft:
-            for lease_id in self._deadlines.ended():
+            for lease_id in self.deadlines.ended():
                 draft.end_lease(lease_id)
             for call in calls:
                 call.run(draft)
         for lease_id in draft.ended:
-            self._deadlines.forget(lease_id)
+            self.deadlines.forget(lease_id)
         for lease_id, ttl_seconds in draft.granted.items():
-            self._deadlines.start(lease_id, ttl_seconds)
+            self.deadlines.start(lease_id, ttl_seconds)
         return draft.changes
 
 

@@ -28,21 +28,21 @@ class Watches:
 
     def __init__(self, *, queue_changes_max: int) -> None:
         self._queue_changes_max = queue_changes_max
-        self._watchers: set[WatchQueue] = set()
+        self.watchers: set[WatchQueue] = set()
 
     def __len__(self) -> int:
-        return len(self._watchers)
+        return len(self.watchers)
 
     def publish(self, changes: Sequence[Change]) -> None:
         """Add the changes of one revision, greater than those before, to the queues of the watches for them."""
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             mine = [change for change in changes if change.key.startswith(watcher.prefix)]
             if mine:
                 watcher.offer(mine)
 
     def end(self) -> None:
         """End all watches. Changes in their queues are not delivered."""
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.end()
 
     async def follow(
@@ -54,10 +54,10 @@ class Watches:
             LimitReached: there are too many watches.
             Compacted: changes were lost: list, then watch again.
         """
-        if len(self._watchers) >= WATCHES_MAX:
+        if len(self.watchers) >= WATCHES_MAX:
             raise LimitReached(kind="metadata watches", limit=WATCHES_MAX)
         watcher = WatchQueue(prefix, after, self._queue_changes_max)
-        self._watchers.add(watcher)
+        self.watchers.add(watcher)
         try:
             history = await read_history()
             watcher.skip_to(history.revision)
@@ -70,7 +70,7 @@ class Watches:
                 watcher.delivered = changes[0].revision
                 yield changes
         finally:
-            self._watchers.discard(watcher)
+            self.watchers.discard(watcher)
 
 
 class WatchQueue:

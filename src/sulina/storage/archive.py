@@ -129,7 +129,7 @@ class Archive(ArchiveReader):
         super().__init__(objects, path, cache=cache or ArchiveCache(), readers=readers)
         self._clock = clock or SystemClock()
         self._reach = failpoints
-        self._log = CommitLog(
+        self.commit_log = CommitLog(
             objects.commits(f"{path}/{COMMITS_FOLDER}"), clock=self._clock, writer=secrets.token_hex(8)
         )
         self._lock = threading.Lock()  # for every change of the archive, or of our view of it
@@ -164,7 +164,7 @@ class Archive(ArchiveReader):
             ArchiveFailed: the object store does not answer.
         """
         found: list[tuple[Epoch, str | None]] = [(NO_EPOCH, None)]
-        for each in self._log.readable():
+        for each in self.commit_log.readable():
             if isinstance(each, Checkpoint):
                 found.append((each.epoch, each.claimer))
                 continue
@@ -177,15 +177,15 @@ class Archive(ArchiveReader):
             self._look()
 
     def _look(self) -> None:
-        if self._log.state.version < 0:
-            self._log.load()
+        if self.commit_log.state.version < 0:
+            self.commit_log.load()
         else:
-            self._log.refresh()
+            self.commit_log.refresh()
         self._is_unsure = False
         self._show()
 
     def _show(self) -> None:
-        self.view = ArchiveView.of(self._log.state)
+        self.view = ArchiveView.of(self.commit_log.state)
 
     # Changing
 
@@ -200,7 +200,7 @@ class Archive(ArchiveReader):
             EpochTaken: another broker has claimed this very epoch.
         """
         with self._lock:
-            if self._is_unsure or self._log.state.version < 0:
+            if self._is_unsure or self.commit_log.state.version < 0:
                 self._look()
             while True:
                 before = self.view
@@ -317,7 +317,7 @@ class Archive(ArchiveReader):
         """Store the next version. VersionConflict: another writer has; StaleEpoch: one with a higher epoch has."""
         self._is_unsure = True
         try:
-            commit = self._log.commit(operations, epoch=epoch)
+            commit = self.commit_log.commit(operations, epoch=epoch)
         except VersionConflict:
             self._is_unsure = False
             self._show()
@@ -327,7 +327,7 @@ class Archive(ArchiveReader):
         self._is_unsure = False
         self._show()
         if checkpoint_due(commit.version):
-            self._due = self._log.take_checkpoint()
+            self._due = self.commit_log.take_checkpoint()
 
     def _change(self, operations_for: Callable[[ArchiveView], Sequence[AnyOperation]]) -> None:
         """Commit the operations that `operations_for` returns for the current view, if any."""
@@ -477,8 +477,8 @@ class Archive(ArchiveReader):
         with self._lock:
             due, self._due = self._due, None
         if due is not None:
-            self._log.write_checkpoint(due)
-            self._log.clean_up(Version(due.version - VERSIONS_KEPT))
+            self.commit_log.write_checkpoint(due)
+            self.commit_log.clean_up(Version(due.version - VERSIONS_KEPT))
             self._reach(Failpoint.ARCHIVE_CHECKPOINTED)
         while self._garbage and self._garbage[0][0] + GRACE_SECONDS <= self._clock.monotonic():
             self._delete(self._garbage.popleft()[1])

@@ -36,7 +36,7 @@ class ArchiveReader:
         self.path = path
         self.view = ArchiveView.of(LogState())
         self._objects = objects
-        self._cache = cache
+        self.cache = cache
         self.readers = readers  # threads that fetch ahead
         self._positions: OrderedDict[tuple[str, Offset], int] = OrderedDict()  # of batches in objects
         self._positions_lock = threading.Lock()
@@ -141,7 +141,7 @@ class ArchiveReader:
 
     def _block(self, slice_: SegmentRef, number: int) -> memoryview:
         path = f"{self.path}/{slice_.object}"
-        block = self._cache.get((path, number), lambda: self._fetch(slice_, number))
+        block = self.cache.get((path, number), lambda: self._fetch(slice_, number))
         if block is None:
             raise _Gone
         return block
@@ -161,7 +161,7 @@ class ArchiveReader:
                 if at == len(view.slices):
                     return
             slice_ = view.slices[at]
-            self._cache.fetch_ahead(
+            self.cache.fetch_ahead(
                 (f"{self.path}/{slice_.object}", number),
                 lambda slice_=slice_, number=number: self._fetch(slice_, number),  # type: ignore[misc]
                 self.readers,
@@ -217,7 +217,7 @@ class ArchiveReader:
         if not slice_.commits_size:
             return b""
         path = f"{self.path}/{commits_name(slice_.object or '')}"
-        data = self._cache.get((path, 0), lambda: self._objects.get(path))
+        data = self.cache.get((path, 0), lambda: self._objects.get(path))
         if data is None or len(data) != slice_.commits_size:
             reason = "it is missing" if data is None else f"it has {len(data)} bytes, not {slice_.commits_size}"
             raise CorruptCommit(name=path, reason=reason)

@@ -227,6 +227,11 @@ class PartitionLog:
         return self._log
 
     @property
+    def checkpointing(self) -> asyncio.Task[None] | None:
+        """The newest background task that writes checkpoints, if there was any."""
+        return self._checkpointing
+
+    @property
     def stopped(self) -> LogStopped | None:
         """Why nothing can be appended any more; None if it can."""
         return self._log.stopped
@@ -545,7 +550,6 @@ class PartitionLog:
         Raises:
             VersionNotRetained: some of them were removed.
         """
-
         end = min(end, Version(self.view.version + 1))
         return await self._read(lambda: list(self._log.commits.entries(start, end)))
 
@@ -565,9 +569,7 @@ class LogThreads:
 
     writers: Executor
     readers: Executor
-    stagers: Executor | None = (
-        None  # write commit files beside the data; None: the writers do both, one after the other
-    )
+    stagers: Executor | None = None  # write commit files beside the data; None: the writers do both
     # For archives, apart from the others: an object store may take seconds to answer.
     archive_writers: Executor | None = None
     archive_readers: Executor | None = None

@@ -67,8 +67,8 @@ class TieredLog:
         archiving: Archiving,
     ) -> None:
         self.resumed = resumed
-        self._log = log
-        self._archive = archive
+        self.local = log  # the part on disk
+        self.archive = archive
         self._acks = acks
         self._options = options
         self._threads = threads
@@ -79,7 +79,7 @@ class TieredLog:
         self._waiters = ViewWaiters()
         self._closed: asyncio.Task[None] | None = None
         self.watchers: set[Callable[[], None]] = set()  # called on the loop when readers may see more
-        self._uploader = Uploader(
+        self.uploader = Uploader(
             log,
             archive,
             settings=archiving,
@@ -168,21 +168,21 @@ class TieredLog:
 
     async def _begin(self, *, owns_threads: bool) -> None:
         self._owns_threads = owns_threads
-        local, archive = self._log.view, self._archive.view
+        local, archive = self.local.view, self.archive.view
         try:
             if local.version < archive.log_version or local.next_offset < archive.next_offset:
                 # The directory that was just prepared has vanished: do not start at 0 instead.
                 reason = f"it begins at offset {local.next_offset}, the archive ends at {archive.next_offset}"
-                raise CorruptLog(path=self._log.directory_log.directory, reason=reason)
+                raise CorruptLog(path=self.local.directory_log.directory, reason=reason)
             if self.is_ack_archived and local.next_offset > archive.next_offset:
                 # An earlier owner of the directory may have shown or acknowledged records before they were archived.
-                await self._uploader.flush(with_state=False)
+                await self.uploader.flush(with_state=False)
         except BaseException:
-            await asyncio.shield(self._log.close())
+            await asyncio.shield(self.local.close())
             raise
-        self._acks.archived(self._archive.view.log_version)
+        self._acks.archived(self.archive.view.log_version)
         self._update()
-        self._uploader.start()
+        self.uploader.start()
 
     async def close(self) -> None:
         """Finish all accepted appends, archive as much as possible, then close the directory. May be called again."""
@@ -191,15 +191,15 @@ class TieredLog:
         await asyncio.shield(self._closed)
 
     async def _close(self) -> None:
-        path = self._log.directory_log.directory
-        await self._log.settled()
+        path = self.local.directory_log.directory
+        await self.local.settled()
         if len(self._acks) and self._fenced is None:
             try:
-                await self._uploader.flush(with_state=False)
+                await self.uploader.flush(with_state=False)
             except Exception as error:  # noqa: BLE001 - waiting appends get it below
-                self._uploader.fail(error)
-        await self._uploader.close()
-        await self._log.close()
+                self.uploader.fail(error)
+        await self.uploader.close()
+        await self.local.close()
         self._acks.fail(lambda: LogClosed(path=path))
         self._waiters.close(path)
         if self._owns_threads:
@@ -216,12 +216,12 @@ class TieredLog:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be written or archived, and there are no watchers."""
-        return self._log.is_quiet and not self.watchers and not len(self._acks) and self._uploader.is_done
+        return self.local.is_quiet and not self.watchers and not len(self._acks) and self.uploader.is_done
 
     @property
     def is_archived(self) -> bool:
         """Whether everything in the directory is in the archive."""
-        return self._log.is_quiet and self._uploader.is_done
+        return self.local.is_quiet and self.uploader.is_done
 
     @property
     def view(self) -> View:
@@ -232,67 +232,67 @@ class TieredLog:
     def epochs(self) -> EpochHistory:
         """The epochs of the records that readers may see, on disk and in the archive."""
         view = self._view
-        return EpochHistory(view.epoch, view.next_offset, view.segments, self._archive.view.slices)
+        return EpochHistory(view.epoch, view.next_offset, view.segments, self.archive.view.slices)
 
     @property
     def end_offset(self) -> Offset:
         """Offset at which the log ends on disk, whether readers may see it yet or not."""
-        return self._log.view.next_offset
+        return self.local.view.next_offset
 
     @property
     def is_ack_archived(self) -> bool:
         """Whether appends are acknowledged when the archive has them."""
-        return self._uploader.settings.ack_archived
+        return self.uploader.settings.ack_archived
 
     @property
     def archived_offset(self) -> Offset | None:
         """Offset at which the archive ends."""
-        return self._archive.view.next_offset
+        return self.archive.view.next_offset
 
     @property
     def archived(self) -> ArchiveView:
         """The view of the archive."""
-        return self._archive.view
+        return self.archive.view
 
     @property
     def stopped(self) -> LogStopped | None:
         """Why nothing can be appended any more; None if it can. StaleEpoch as its cause: there is a newer owner."""
-        return self._log.stopped
+        return self.local.stopped
 
     async def probe(self) -> None:
         """Check the disk as `PartitionLog.probe` does."""
-        await self._log.probe()
+        await self.local.probe()
 
     @property
     def damage(self) -> CorruptSegment | None:
         """Damage that was found at the end of the log when it was opened: reads of it fail, the rest is served."""
-        return self._log.damage
+        return self.local.damage
 
     def reconfigure(self, options: LogOptions, archiving: Archiving | None = None) -> None:
         """Use other limits. Records that readers have seen stay visible; waiting appends still wait for the archive."""
         self._options = replace(options, epoch=self._options.epoch, broker_id=self._options.broker_id)
-        self._log.reconfigure(self._options)
+        self.local.reconfigure(self._options)
         if archiving is not None:
             self._acks.waits = archiving.ack_archived
-            self._uploader.reconfigure(archiving)
+            self.uploader.reconfigure(archiving)
             self._update()
 
     def pin(self, holder: str, version: Version) -> None:
         """Keep commits as `PartitionLog.pin` does."""
-        self._log.pin(holder, version)
+        self.local.pin(holder, version)
 
     def unpin(self, holder: str) -> None:
         """Remove a pin as `PartitionLog.unpin` does."""
-        self._log.unpin(holder)
+        self.local.unpin(holder)
 
     # Changes, on the loop
 
     def _newest_view(self, before: View | None) -> View:
-        local, archive = self._log.view, self._archive.view
-        if before is not None and archive.epoch > self._log.epoch:
+        local, archive = self.local.view, self.archive.view
+        if before is not None and archive.epoch > self.local.epoch:
             return before  # the archive has records of another owner, and ours no longer count
         version, next_offset = local.version, local.next_offset
-        if self._uploader.settings.ack_archived:
+        if self.uploader.settings.ack_archived:
             version, next_offset = archive.log_version, archive.next_offset
         start = local.start_offset if archive.is_empty else archive.start_offset
         if before is not None:
@@ -310,20 +310,20 @@ class TieredLog:
 
     def _on_appended(self) -> None:
         self._update()
-        self._uploader.notice()
+        self.uploader.notice()
 
     def _on_archived(self) -> None:
         self._update()
-        self._acks.archived(self._archive.view.log_version)
+        self._acks.archived(self.archive.view.log_version)
 
     def _on_failure(self, error: Exception) -> None:
         if isinstance(error, StaleEpoch):
             self._fenced = error
-            self._log.stop(error)
-            path = self._log.directory_log.directory
+            self.local.stop(error)
+            path = self.local.directory_log.directory
             self._acks.fail(lambda: LogStopped(path=path, cause=error))
         else:
-            self._acks.give_up(self._archive.location, error)
+            self._acks.give_up(self.archive.location, error)
 
     # Appending
 
@@ -337,7 +337,7 @@ class TieredLog:
             InvalidInput, Conflict, QueueFull, LogStopped, LogClosed: nothing was appended.
         """
         self._check_backlog(len(data))
-        return await self._log.append(data, txn_id=txn_id, expected_version=expected_version)
+        return await self.local.append(data, txn_id=txn_id, expected_version=expected_version)
 
     def append_nowait(self, request: PublishRequest) -> asyncio.Future[Appended]:
         """Add a request as `PartitionLog.append_nowait` does; the future may wait for the archive too.
@@ -346,14 +346,14 @@ class TieredLog:
             InvalidInput, QueueFull, LogClosed: it was refused at once.
         """
         self._check_backlog(len(request.data))
-        return self._log.append_nowait(request)
+        return self.local.append_nowait(request)
 
     def _check_backlog(self, size: int) -> None:
         """Refuse an append with QueueFull if acks wait for the archive, and it is too far behind."""
         if self._closed is not None:
-            raise LogClosed(path=self._log.directory_log.directory)
-        if self._uploader.settings.ack_archived:
-            waiting, limit = self._uploader.waiting_bytes, self._options.waiting_bytes_max
+            raise LogClosed(path=self.local.directory_log.directory)
+        if self.uploader.settings.ack_archived:
+            waiting, limit = self.uploader.waiting_bytes, self._options.waiting_bytes_max
             if waiting + size > limit:
                 raise QueueFull(waiting_bytes=waiting, limit_bytes=limit)
 
@@ -366,7 +366,7 @@ class TieredLog:
 
     async def fsync_and_rotate(self) -> View:
         """Seal the newest segment after everything appended so far."""
-        await self._log.fsync_and_rotate()
+        await self.local.fsync_and_rotate()
         return self._view
 
     async def catch_up(self) -> None:
@@ -376,7 +376,7 @@ class TieredLog:
             ArchiveFailed: the object store does not answer.
             LogStopped: there is a newer owner.
         """
-        await self._flush(with_state=False, until=self._log.view.version)
+        await self._flush(with_state=False, until=self.local.view.version)
 
     async def drain(self) -> Drained:
         """Archive everything, and the log's state with it, so that the next owner has little to read.
@@ -388,17 +388,17 @@ class TieredLog:
             ArchiveFailed: the object store does not answer.
             LogStopped: there is a newer owner.
         """
-        await self._log.settled()  # the last accepted appends may not be written yet
+        await self.local.settled()  # the last accepted appends may not be written yet
         await self._flush(with_state=True)
         await self._hooks.settle()
-        view = self._archive.view
+        view = self.archive.view
         return Drained(view.next_offset, view.log_version)
 
     async def _flush(self, *, with_state: bool, until: Version | None = None) -> None:
         if self._fenced is not None:
             self._check_running()
         try:
-            await self._uploader.flush(with_state=with_state, until=until)
+            await self.uploader.flush(with_state=with_state, until=until)
         except StaleEpoch:
             self._check_running()
             raise
@@ -418,8 +418,8 @@ class TieredLog:
         """
         self._check_running()
         await self._retain_archive(retention)
-        view = self._archive.view
-        if view.epoch > self._log.epoch:
+        view = self.archive.view
+        if view.epoch > self.local.epoch:
             return []  # there is a newer owner: its archive must not be compared with our log
         limits = Retention(
             bytes_max=local.bytes_max if local is not None else None,
@@ -428,28 +428,28 @@ class TieredLog:
             keep_from=view.next_offset,
             time=retention.time,
         )
-        removed = await self._log.retain(limits)
+        removed = await self.local.retain(limits)
         self._update()
         return removed
 
     async def _retain_archive(self, retention: Retention) -> None:
-        slices = self._archive.view.slices
+        slices = self.archive.view.slices
         ripe = len(expired(slices, self._of_archive(retention), self._clock.now()))
         if not ripe:
             return
         if not any(slice_.state for slice_ in slices[ripe:]):
             # A takeover starts from the newest state, so there must be one that stays.
             await self._flush(with_state=True)
-        removed = await self._in_thread(lambda: self._archive.retain(self._of_archive(retention)))
+        removed = await self._in_thread(lambda: self.archive.retain(self._of_archive(retention)))
         if removed:
             self._update()
-            self._uploader.tell(lambda: self._hooks.removed(removed))
+            self.uploader.tell(lambda: self._hooks.removed(removed))
 
     def _of_archive(self, retention: Retention) -> Retention:
         """Return the retention of the archive: that of the whole log, less what is on disk only."""
         if retention.bytes_max is None:
             return retention
-        return replace(retention, bytes_max=max(0, retention.bytes_max - self._uploader.waiting_bytes))
+        return replace(retention, bytes_max=max(0, retention.bytes_max - self.uploader.waiting_bytes))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads.archive_writers, work)
@@ -491,31 +491,31 @@ class TieredLog:
         return Slice(found.data, found.start_offset, found.next_offset, at, end)
 
     async def _read(self, offset: Offset, end: Offset, max_bytes: int) -> Slice:
-        if offset >= self._log.view.start_offset:
+        if offset >= self.local.view.start_offset:
             try:
-                return await self._log.read(offset, max_bytes=max_bytes, end=end)
+                return await self.local.read(offset, max_bytes=max_bytes, end=end)
             except OffsetOutOfRange:
-                if offset >= self._log.view.start_offset:
+                if offset >= self.local.view.start_offset:
                     raise
                 # It was removed from the disk meanwhile, so the archive has it.
             except CorruptSegment:
-                view = self._archive.view
-                if offset >= view.next_offset or view.epoch > self._log.epoch:
+                view = self.archive.view
+                if offset >= view.next_offset or view.epoch > self.local.epoch:
                     raise
                 # The disk has lost it, but the archive may have it.
-        return await self._recall(lambda: self._archive.read(offset, max_bytes, until=end))
+        return await self._recall(lambda: self.archive.read(offset, max_bytes, until=end))
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
         """Return the first offset whose record has this timestamp or a later one; None if no record has."""
         found: Offset | None = None
-        local_start = self._log.view.start_offset
+        local_start = self.local.view.start_offset
         if self._view.start_offset < local_start:
             limits = self._options.batches
             found = await self._recall(
-                lambda: self._archive.offset_for_timestamp(timestamp_ms, before=local_start, limits=limits)
+                lambda: self.archive.offset_for_timestamp(timestamp_ms, before=local_start, limits=limits)
             )
         if found is None:
-            found = await self._log.offset_for_timestamp(timestamp_ms)
+            found = await self.local.offset_for_timestamp(timestamp_ms)
         return found if found is not None and found < self._view.next_offset else None
 
     async def commits(self, start: Version, end: Version) -> list[Commit]:
@@ -528,9 +528,9 @@ class TieredLog:
         older: list[Commit] = []
         while True:
             try:
-                return older + await self._log.commits(start, end)
+                return older + await self.local.commits(start, end)
             except VersionNotRetained as gone:
-                middle = Version(min(end, gone.oldest, self._archive.view.log_version + 1))
+                middle = Version(min(end, gone.oldest, self.archive.view.log_version + 1))
                 if start >= middle:
                     raise
             # The disk may lose more meanwhile: it is read again, and the archive supplies the others.
@@ -539,13 +539,13 @@ class TieredLog:
 
     def _archived_commits(self, start: Version, end: Version) -> list[Commit]:
         try:
-            return self._archive.commits(start, end)
+            return self.archive.commits(start, end)
         except VersionNotRetained as gone:  # `current` is the log's newest version, not the archive's
             raise VersionNotRetained(version=gone.version, oldest=gone.oldest, current=self._view.version) from None
 
     async def _recall(self, work: Callable[[], Result]) -> Result:
         if self._closed is not None:
-            raise LogClosed(path=self._log.directory_log.directory)
+            raise LogClosed(path=self.local.directory_log.directory)
         return await asyncio.get_running_loop().run_in_executor(self._threads.archive_readers, work)
 
 

@@ -125,10 +125,15 @@ class Uploader:
 
     async def close(self) -> None:
         """Stop the tasks. A thread that is working is not waited for: the archive's rules hold for it too."""
-        tasks = [task for task in (self._task, self._tidying) if task is not None]
+        tasks = self.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The background tasks: uploading, then tidying up if there was any."""
+        return [task for task in (self._task, self._tidying) if task is not None]
 
     def notice(self) -> None:
         """Note that the log has changed."""

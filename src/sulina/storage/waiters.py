@@ -21,6 +21,10 @@ class ViewWaiters:
         self._numbers = itertools.count()
         self._closed: str | None = None
 
+    def __len__(self) -> int:
+        """Return the number of waits, with those that timed out and are not removed yet."""
+        return len(self._offsets) + len(self._versions)
+
     async def wait(
         self, view_of: Callable[[], View], offset: Offset | None, version: Version | None, timeout_seconds: float
     ) -> View:

@@ -181,11 +181,11 @@ class SimulatedFiles:
 class SimulatedFile:
     """A `ports.File`. Calls after `close` raise OSError (EBADF)."""
 
-    __slots__ = ("_disk", "_inode", "_locks", "_open", "_path", "_process")
+    __slots__ = ("_disk", "_inode", "_locks", "_process", "is_open", "path")
 
     def __init__(self, process: "_Process", disk: Disk, inode: Inode, path: str, locks: bool) -> None:
         self._process, self._disk, self._inode = process, disk, inode
-        self._path, self._locks, self._open = path, locks, True
+        self.path, self._locks, self.is_open = path, locks, True
 
     def read(self, position: int, size_bytes: int) -> bytes:
         with self._process.mutex:
@@ -196,33 +196,33 @@ class SimulatedFile:
         with self._process.mutex:
             self._check_usable(position)
             data = b"".join(buffers)
-            if self._process.is_last("write", self._path):
+            if self._process.is_last("write", self.path):
                 self._inode.write(position, data[: self._process.bytes_done_of(len(data))])
                 self._process.check_alive()
-            self._process.raise_fault("write", self._path)
+            self._process.raise_fault("write", self.path)
             overflow = self._disk.overflow_bytes(position + len(data) - len(self._inode.contents))
             self._inode.write(position, data[: max(0, len(data) - overflow)])
             if overflow > 0:
-                raise os_error(errors.ENOSPC, self._path)
+                raise os_error(errors.ENOSPC, self.path)
 
     def sync(self) -> None:
         with self._process.mutex:
             self._check_usable()
-            self._process.begin("sync", self._path)
+            self._process.begin("sync", self.path)
             try:
-                self._process.raise_fault("sync", self._path)
+                self._process.raise_fault("sync", self.path)
             except OSError:
                 self._inode.unsynced.clear()
                 raise
-            if not self._process.lies("sync", self._path):
+            if not self._process.lies("sync", self.path):
                 self._inode.sync()
 
     def truncate(self, size_bytes: int) -> None:
         with self._process.mutex:
             self._check_usable(size_bytes)
-            self._process.begin("truncate", self._path)
+            self._process.begin("truncate", self.path)
             if self._disk.overflow_bytes(size_bytes - len(self._inode.contents)) > 0:
-                raise os_error(errors.ENOSPC, self._path)
+                raise os_error(errors.ENOSPC, self.path)
             self._inode.truncate(size_bytes)
 
     def size(self) -> int:
@@ -232,15 +232,15 @@ class SimulatedFile:
 
     def close(self) -> None:
         with self._process.mutex:
-            if self._open and self._locks:
+            if self.is_open and self._locks:
                 self._process.locked.discard(self._inode)
-            self._open = False
+            self.is_open = False
 
     def _check_usable(self, position: int = 0) -> None:
         assert position >= 0
         self._process.check_alive()
-        if not self._open:
-            raise os_error(errors.EBADF, self._path)
+        if not self.is_open:
+            raise os_error(errors.EBADF, self.path)
 
 
 _SYNCS = frozenset({"sync", "sync_directory"})

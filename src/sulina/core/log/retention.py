@@ -31,6 +31,10 @@ class Sightings:
     _first_at: list[float] = field(default_factory=list)  # when the log was first seen to end there
     _last_at: list[float] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        """Return the number of sightings that are kept."""
+        return len(self._ends)
+
     def note(self, end: Offset, now: float) -> None:
         """Note that the log ends at `end` now."""
         if self._ends and end <= self._ends[-1]:

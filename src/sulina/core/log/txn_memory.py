@@ -40,12 +40,12 @@ class TxnLimits:
 class TxnMemory:
     """The remembered txn_ids. One thread changes it; another may call `find` and `has_room` meanwhile."""
 
-    __slots__ = ("_count", "_newest", "_next_number", "_runs", "_sealed", "_shards")
+    __slots__ = ("_count", "_newest", "_next_number", "_sealed", "runs", "shards")
 
     def __init__(self, sealed: Iterable[TxnRun] = (), newest: Iterable[TxnRef] = ()) -> None:
         # The numbers of runs, not the runs: so the garbage collector need not visit a million entries.
-        self._shards: tuple[dict[str, int], ...] = ()
-        self._runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
+        self.shards: tuple[dict[str, int], ...] = ()
+        self.runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
         self._next_number = 0  # numbers are never used again: another thread may be looking one up
         self._count = 0
         self._sealed = tuple(sealed)  # replaced, never changed: other threads may read it
@@ -78,8 +78,8 @@ class TxnMemory:
 
     def find(self, txn_id: str, now_ms: int, limits: TxnLimits) -> TxnRef | None:
         """Return the offsets that a txn_id got; None if it is not known, or has expired."""
-        number = self._shards[hash(txn_id) % _SHARDS].get(txn_id) if self._shards else None
-        run = None if number is None else self._runs.get(number)
+        number = self.shards[hash(txn_id) % _SHARDS].get(txn_id) if self.shards else None
+        run = None if number is None else self.runs.get(number)
         if run is None:
             return None
         found = run.find(txn_id)
@@ -117,13 +117,13 @@ class TxnMemory:
             self._newest = self._begun(TxnRun())
 
     def _all_shards(self) -> tuple[dict[str, int], ...]:
-        if not self._shards:
-            self._shards = tuple({} for _ in range(_SHARDS))
-        return self._shards
+        if not self.shards:
+            self.shards = tuple({} for _ in range(_SHARDS))
+        return self.shards
 
     def _begun(self, run: TxnRun) -> TxnRun:
         run.number, self._next_number = self._next_number, self._next_number + 1
-        self._runs[run.number] = run
+        self.runs[run.number] = run
         return run
 
     def _enter(self, run: TxnRun) -> None:
@@ -140,4 +140,4 @@ class TxnMemory:
             shard = shards[hash(txn_id) % _SHARDS]
             if shard.get(txn_id) == run.number:  # else it was sent again, after it had expired
                 del shard[txn_id]
-        del self._runs[run.number]
+        del self.runs[run.number]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import BrokerMode, Reason, Step, Unload
+from sulina.core.cluster.entries import BrokerMode, Reason, UnloadRequest, UnloadStep
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, VersionConflict
 from sulina.types import PartitionName
 from tests.support.control_plane import GIVEN_UP, TTL_SECONDS, Member, World, in_virtual_time
@@ -57,7 +57,7 @@ async def test_u14_of_two_moves_that_race_one_is_refused() -> None:
             b.cluster.request_unload(name, force=True, to="c", requested_by="y"),
             return_exceptions=True,
         )
-        granted = [wish for wish in wishes if isinstance(wish, Unload)]
+        granted = [wish for wish in wishes if isinstance(wish, UnloadRequest)]
         refused = [wish for wish in wishes if isinstance(wish, AlreadyExists)]
         assert (len(granted), len(refused)) == (1, 1)
         assert f"it goes to {granted[0].to}" in str(refused[0])
@@ -110,14 +110,16 @@ async def test_u2_how_far_an_unload_has_come_outlives_its_owners_process() -> No
         await b.cluster.request_unload(name, force=True, to="b", requested_by="x")
         await world.until(lambda: bool(a.owner.wishes))
         _, unload, revision = a.owner.wishes[0]
-        revision = await a.cluster.advance_unload(name, unload, revision, Step.QUIESCED)
-        revision = await a.cluster.advance_unload(name, unload, revision, Step.QUIESCED, error="the store is slow")
+        revision = await a.cluster.advance_unload(name, unload, revision, UnloadStep.QUIESCED)
+        revision = await a.cluster.advance_unload(
+            name, unload, revision, UnloadStep.QUIESCED, error="the store is slow"
+        )
         await a.kill()
         a = await world.join("a")
         a.owner.unloads_at_once = False
         (told,) = a.owner.wishes
-        assert (told[1].step, told[1].error, told[2]) == (Step.QUIESCED, "the store is slow", revision)
-        await a.cluster.advance_unload(name, told[1], told[2], Step.SEALED)
+        assert (told[1].step, told[1].error, told[2]) == (UnloadStep.QUIESCED, "the store is slow", revision)
+        await a.cluster.advance_unload(name, told[1], told[2], UnloadStep.SEALED)
         assert await a.cluster.unassign(name, a.owner.mine[name][1], reason=Reason.UNLOADED, to=None)
         await world.until(lambda: name in b.owner.mine)
         assert not b.view.unloads
@@ -132,8 +134,8 @@ async def test_a_wish_that_changed_while_it_was_carried_out_is_heard() -> None:
         await world.until(lambda: bool(a.owner.wishes))
         _, unload, revision = a.owner.wishes[0]
         await b.cluster.request_unload(name, force=True, to="c", requested_by="x")
-        await a.cluster.advance_unload(name, unload, revision, Step.SEALED)
-        await world.until(lambda: a.view.unloads[name].value.step == Step.SEALED)
+        await a.cluster.advance_unload(name, unload, revision, UnloadStep.SEALED)
+        await world.until(lambda: a.view.unloads[name].value.step == UnloadStep.SEALED)
         stored = a.view.unloads[name].value
         assert (stored.force, stored.to) == (True, "c")
         assert await a.cluster.unassign(name, a.owner.mine[name][1], reason=Reason.UNLOADED, to=unload.to)
@@ -155,7 +157,7 @@ async def test_u14_an_owner_that_has_lost_its_partition_can_write_nothing_about_
         with pytest.raises(NotOwner):
             await a.cluster.set_archived(name, assigned, False)
         with pytest.raises(NotOwner):
-            await a.cluster.advance_unload(name, unload, revision, Step.SEALED)
+            await a.cluster.advance_unload(name, unload, revision, UnloadStep.SEALED)
         assert not await a.cluster.unassign(name, assigned, reason=Reason.UNLOADED, to=None)
         assert await world.store.get(keys.epoch(name)) == before
         assert world.store.owners[name] == "b"
@@ -170,7 +172,7 @@ async def test_an_unload_that_is_gone_cannot_advance() -> None:
         _, unload, revision = a.owner.wishes[0]
         await world.store.txn(deletes=[keys.unload(name)])
         with pytest.raises(VersionConflict):
-            await a.cluster.advance_unload(name, unload, revision, Step.SEALED)
+            await a.cluster.advance_unload(name, unload, revision, UnloadStep.SEALED)
 
 
 @in_virtual_time

@@ -13,14 +13,14 @@ from sulina.core.cluster.entries import (
     Assignment,
     BrokerMode,
     BrokerState,
-    Epoch,
+    EpochEntry,
     Leader,
     LoadReport,
     Reason,
     Registration,
-    Step,
     Unassigned,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import LimitReached
 from sulina.metadata import MemoryMetadata
@@ -48,12 +48,12 @@ def load(broker_id: str) -> Put:
 def owned(broker_id: str, epoch: int = 5) -> list[Put]:
     return [
         put(keys.assignment(broker_id, P0), Assignment(epoch=epoch, since_ms=0)),
-        put(keys.epoch(P0), Epoch(epoch=epoch, broker_id=broker_id, store_id="s", is_archived=True)),
+        put(keys.epoch(P0), EpochEntry(epoch=epoch, broker_id=broker_id, store_id="s", is_archived=True)),
     ]
 
 
-def wish(step: Step) -> Put:
-    return put(keys.unload(P0), Unload(unload_id="u", force=True, requested_ms=0, requested_by="t", step=step))
+def wish(step: UnloadStep) -> Put:
+    return put(keys.unload(P0), UnloadRequest(unload_id="u", force=True, requested_ms=0, requested_by="t", step=step))
 
 
 class _Told(EventStream):
@@ -99,9 +99,9 @@ async def test_where_a_partition_is_served() -> None:
         await seen.write(registration("a"))
         placed = seen.view.placement(P0)
         assert (placed.state, placed.broker_id, placed.url) == (TopicState.ACTIVE, "a", "http://a")
-        await seen.write(wish(Step.REQUESTED))
+        await seen.write(wish(UnloadStep.REQUESTED))
         assert seen.view.placement(P0).state == TopicState.ACTIVE
-        await seen.write(wish(Step.QUIESCED))
+        await seen.write(wish(UnloadStep.QUIESCED))
         assert seen.view.placement(P0).state == TopicState.DRAINING
         waiting = Unassigned(reason=Reason.DEAD, since_ms=0, from_broker="a", from_store="s", is_recovering=True)
         await seen.write(put(keys.unassigned(P0), waiting), deletes=[keys.assignment("a", P0), keys.unload(P0)])

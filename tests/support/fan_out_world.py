@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sulina.core.delivery.attempts import REMEMBERED_MAX, Hand, NodeAttempts, SendReport
-from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
     DeliveryReport,
@@ -133,7 +133,7 @@ class World:
                 case RemoveSubscriber(member, _):
                     if self.homes[member.node].is_up:
                         self.homes[member.node].inbox.append(("removed", member.handle))
-                case Tell(type_, fields):
+                case EmitEvent(type_, fields):
                     self.events[type_] += 1
                     self._told(type_, fields)
 
@@ -230,7 +230,7 @@ class World:
                 home.outbox.append(("leave", sub))
         else:
             sub.has_failed = True
-            self._report(home, home.attempts.gone(sub.handle, self.now))
+            self._report(home, home.attempts.disconnected(sub.handle, self.now))
             if how == "comes back":
                 self._join(home, sub)
 
@@ -306,7 +306,7 @@ class World:
             home.attempts.add(what, offset)
         elif kind == "removed" and what in home.subs:
             sub = home.subs[what]
-            self._report(home, home.attempts.gone(what, self.now))
+            self._report(home, home.attempts.disconnected(what, self.now))
             if what % 2:
                 self._end(sub)
                 self._report(home, home.attempts.remove(what, self.now))
@@ -320,7 +320,7 @@ class World:
             if kind == "join":
                 self._joins(home, *rest)
             elif kind == "leave":
-                self.do(self.fan_out.leave(SubscriberId(node, rest[0].handle), self.now))
+                self.do(self.fan_out.remove(SubscriberId(node, rest[0].handle), self.now))
             else:
                 self._reported(node, *rest)
 
@@ -329,7 +329,7 @@ class World:
         begin = max(self.log_start, known if known is not None else self.end if sub.start is None else sub.start)
         member = SubscriberId(home.name, sub.handle)
         try:
-            self.do(self.fan_out.join(member, sub.name, begin if self.is_reliable else None, self.now))
+            self.do(self.fan_out.add(member, sub.name, begin if self.is_reliable else None, self.now))
         except LimitReached:
             assert sum(map(len, self.members.values())) == CONFIG.subscribers_max
             self._end(sub)
@@ -465,7 +465,7 @@ class World:
             kept = is_sent_again and name != OWNER and self._has_room(name, payload.size_bytes)
             self.flying[name][send.attempt] = Batch(payload, set(ready[name]), kept)
         audience = {f"{name}{h}" for name, handles in ready.items() for h in handles}
-        told = Counter(effect.type for effect in effects if isinstance(effect, Tell))
+        told = Counter(effect.type for effect in effects if isinstance(effect, EmitEvent))
         if options.keeps_for_unreachable:
             assert told == ({Event.BATCH_QUEUED: len(away)} if away else {})
             audience |= {f"{name}{h}" for name, handles in away.items() for h in handles}

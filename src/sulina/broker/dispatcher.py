@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from sulina.broker.consumer import Consumer, Delivery
+from sulina.broker.consumer import ConsumerConnection, ConsumerDelivery
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log
 from sulina.core.delivery.cursor import Cursor
@@ -108,7 +108,7 @@ class Dispatcher:
 
     # Short calls, between the steps of the task
 
-    def ack(self, consumer: Consumer, ranges: Sequence[Range]) -> int:
+    def ack(self, consumer: ConsumerConnection, ranges: Sequence[Range]) -> int:
         """These are done; how many of them the consumer held."""
         count = self.dispatch.ack(consumer, ranges)
         if count:
@@ -117,7 +117,7 @@ class Dispatcher:
             self.wake()
         return count
 
-    def nack(self, consumer: Consumer, ranges: Sequence[Range], delay_seconds: float | None) -> int:
+    def nack(self, consumer: ConsumerConnection, ranges: Sequence[Range], delay_seconds: float | None) -> int:
         """These are to be delivered again; how many of them the consumer held."""
         delay = self.dispatch.rules.redelivery_delay_seconds if delay_seconds is None else delay_seconds
         count = self.dispatch.nack(consumer, ranges, self._around.clock.monotonic() + delay)
@@ -127,7 +127,7 @@ class Dispatcher:
             self.wake()
         return count
 
-    def detach(self, consumer: Consumer) -> None:
+    def detach(self, consumer: ConsumerConnection) -> None:
         """The consumer has left."""
         self.dispatch.detach(consumer)
         self.wake()
@@ -192,8 +192,8 @@ class Dispatcher:
         else:
             data = memoryview(b"".join(data[places[number][0] : places[number][1]] for number in numbers))
         self._around.metrics.delivered_records.inc(sum(end - start for start, end in sending.ranges))
-        assert isinstance(sending.member, Consumer)
-        sending.member.deliver(Delivery(self._partition.partition, sending.attempt, data, sending.ranges))
+        assert isinstance(sending.member, ConsumerConnection)
+        sending.member.deliver(ConsumerDelivery(self._partition.partition, sending.attempt, data, sending.ranges))
 
     async def _pause(self, now: float) -> None:
         due = self.dispatch.next_tick()

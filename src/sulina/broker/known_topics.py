@@ -15,7 +15,7 @@ import structlog
 
 from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue, CatalogueTopic, Outdated, StoredSubscription
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.logs import Logs
@@ -428,7 +428,7 @@ class KnownTopics(ABC):
         await self._writer.forget(subscription.cursor_keys())
 
     @abstractmethod
-    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: ConsumerConnection) -> None:
         """Make a consumer the holder of a subscription, if it may be."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Ownership
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.known_topics import AGREE_TRIES
 from sulina.broker.options import BrokerOptions
 from sulina.broker.other_owners import OtherOwners
@@ -27,7 +27,7 @@ from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import BrokerMode, GivenUp, LoadReport, Registration, Step
+from sulina.core.cluster.entries import BrokerMode, GivenUp, LoadReport, Registration, UnloadStep
 from sulina.core.delivery.holder import Admission, Holder, admit
 from sulina.core.log.position import LATEST
 from sulina.core.topic import DeliveryGuarantee, TopicSettings
@@ -448,7 +448,7 @@ class ClusterMember(Topics):
             # A consumer may have moved along, from who had not been asked to who had.
         raise OwnersNotReached(topic=str(name), partitions=owners, what=what, reason="they keep moving")
 
-    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: ConsumerConnection) -> None:
         """Make a consumer the holder of a subscription, unless the one that there is is attached at any owner.
 
         SubscriptionBusy when it is, NotServing while that is not known.
@@ -677,7 +677,7 @@ class ClusterMember(Topics):
 
         def is_heard(name: PartitionName) -> bool:
             held = view.unloads.get(name)
-            return held is None or held.value.step != Step.REQUESTED
+            return held is None or held.value.step != UnloadStep.REQUESTED
 
         await view.wait_for(lambda _: all(is_heard(name) for name in owners), REFUSED_SECONDS)
         for name, owner in owners.items():
@@ -720,7 +720,7 @@ class ClusterMember(Topics):
         return UnloadInfo(
             topic=info.topic,
             partition=info.partition,
-            step=Step.UNASSIGNED,
+            step=UnloadStep.UNASSIGNED,
             from_broker=info.from_broker,
             to_broker=to,
             given_up=info.given_up,
@@ -758,7 +758,7 @@ class ClusterMember(Topics):
                     UnloadInfo(
                         topic=str(name),
                         partition=place.name.partition,
-                        step=Step.UNASSIGNED,
+                        step=UnloadStep.UNASSIGNED,
                         from_broker=waiting.value.from_broker,
                         to_broker=waiting.value.to,
                     )

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from sulina.broker.catalogue import StoredSubscription
-from sulina.broker.consumer import Consumer, replaced_by, taken_over
+from sulina.broker.consumer import ConsumerConnection, connections_to_replace, replaced_error
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.dispatcher import Dispatcher, Surroundings
 from sulina.broker.metrics import TopicMetrics
@@ -57,7 +57,7 @@ class Buries(Protocol):
 class Claims(Protocol):
     """Makes a consumer the one in the cluster that a subscription delivers to. SubscriptionBusy, NotServing."""
 
-    async def __call__(self, subscription: "Subscription", consumer: Consumer) -> None: ...
+    async def __call__(self, subscription: "Subscription", consumer: ConsumerConnection) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Subscription:
 
     # Who is attached
 
-    async def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
+    async def attach(self, consumer: ConsumerConnection, settings: SubscriptionSettings) -> None:
         """Send records to this consumer too. One of the same name is replaced: it is the same, come back.
 
         SubscriptionBusy, AlreadyExists when the subscription is of another kind.
@@ -126,9 +126,9 @@ class Subscription:
             topic = str(self._context.topic)
             if self.members.is_held and kind == SubscriptionKind.EXCLUSIVE and self._holder != consumer.holder:
                 raise self.busy("another consumer has taken it")
-            for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
+            for older in connections_to_replace(self.members, consumer, settings.kind, topic=topic, name=self.name):
                 self._remove(older)
-                older.dismissed(taken_over(topic, self.name))
+                older.detached(replaced_error(topic, self.name))
             try:
                 await self._start()
             except BaseException:
@@ -165,14 +165,14 @@ class Subscription:
                 return
             self._holder, self._holder_revision = holder, revision
             for member in list(self.members.present):
-                assert isinstance(member, Consumer)
+                assert isinstance(member, ConsumerConnection)
                 if member.holder == holder:
                     continue
                 for dispatcher in self._dispatchers.values():
                     dispatcher.detach(member)
                 if self.members.kind == SubscriptionKind.EXCLUSIVE:
                     self.members.detach(member)
-                    member.dismissed(self.busy("another consumer has taken its place"))
+                    member.detached(self.busy("another consumer has taken its place"))
             if self.members.present:
                 self._activate()
             else:
@@ -181,7 +181,9 @@ class Subscription:
     def _activate(self) -> None:
         if not self.members.is_held:
             return
-        active = next((m for m in self.members.present if isinstance(m, Consumer) and m.holder == self._holder), None)
+        active = next(
+            (m for m in self.members.present if isinstance(m, ConsumerConnection) and m.holder == self._holder), None
+        )
         if active is not None:
             self._moved_at = -math.inf
         if self.members.active is not active:
@@ -195,7 +197,7 @@ class Subscription:
         """Let the next consumer of a failover subscription take the place of a holder that has gone."""
         while self.members.present and self.members.active is None and not self._is_closed:
             first = self.members.present[0]
-            assert isinstance(first, Consumer)
+            assert isinstance(first, ConsumerConnection)
             assert self._context.claim is not None
             try:
                 await self._context.claim(self, first)
@@ -204,7 +206,7 @@ class Subscription:
             if self.members.active is None:
                 await asyncio.sleep(CLAIM_SECONDS)
 
-    async def detach(self, consumer: Consumer) -> None:
+    async def detach(self, consumer: ConsumerConnection) -> None:
         """Send it no more; what it has not acked goes to others."""
         async with self._lock:
             if consumer in self.members.present:
@@ -255,16 +257,16 @@ class Subscription:
         if self._is_closed:
             raise NotServing(reason=f"subscription {self.name} of {self._context.topic} is going")
 
-    def _remove(self, consumer: Consumer) -> None:
+    def _remove(self, consumer: ConsumerConnection) -> None:
         self.members.detach(consumer)
         for dispatcher in self._dispatchers.values():
             dispatcher.detach(consumer)
 
     async def _dismiss(self, error: SulinaError) -> None:
         for consumer in list(self.members.present):
-            assert isinstance(consumer, Consumer)
+            assert isinstance(consumer, ConsumerConnection)
             self._remove(consumer)
-            consumer.dismissed(error)
+            consumer.detached(error)
         await self._stop()
 
     # Partitions that come and go
@@ -378,17 +380,19 @@ class Subscription:
         for dispatcher in self._dispatchers.values():
             dispatcher.wake()
 
-    def ack(self, consumer: Consumer, partition: int, ranges: Sequence[Range]) -> int:
+    def ack(self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range]) -> int:
         """These are done, and the cursor is written soon; how many of them the consumer held."""
         return self._dispatcher(partition, ranges).ack(consumer, ranges)
 
     def ack_durably(
-        self, consumer: Consumer, partition: int, ranges: Sequence[Range]
+        self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range]
     ) -> tuple[int, asyncio.Future[None]]:
         """These are done; how many of them the consumer held, and a future that is done when the cursor is durable."""
         return self.ack(consumer, partition, ranges), self._durable(partition)
 
-    def nack(self, consumer: Consumer, partition: int, ranges: Sequence[Range], delay_seconds: float | None) -> int:
+    def nack(
+        self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range], delay_seconds: float | None
+    ) -> int:
         """These are to be delivered again; how many of them the consumer held."""
         return self._dispatcher(partition, ranges).nack(consumer, ranges, delay_seconds)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch, Unassigned
+from sulina.core.cluster.entries import EpochEntry, Unassigned
 from sulina.core.cluster.recovery import (
     ClaimSeen,
     EpochAhead,
@@ -78,7 +78,7 @@ def text(value: Any) -> str:
 
 
 def epoch(number: int, broker: str = "a", *, is_archived: bool = False) -> dict[str, str]:
-    entry = Epoch(epoch=number, broker_id=broker, store_id=f"disk-{broker}", is_archived=is_archived)
+    entry = EpochEntry(epoch=number, broker_id=broker, store_id=f"disk-{broker}", is_archived=is_archived)
     return {keys.epoch(PARTITION): text(entry)}
 
 
@@ -93,9 +93,9 @@ def planned(
     return plan_recovery(identity, {key: value.encode() for key, value in stored.items()}, memories, claims, now_ms=1)
 
 
-def waiting(recovery: Recovery) -> tuple[Epoch, Unassigned]:
+def waiting(recovery: Recovery) -> tuple[EpochEntry, Unassigned]:
     return (
-        msgspec.json.decode(recovery.puts[keys.epoch(PARTITION)], type=Epoch),
+        msgspec.json.decode(recovery.puts[keys.epoch(PARTITION)], type=EpochEntry),
         msgspec.json.decode(recovery.puts[keys.unassigned(PARTITION)], type=Unassigned),
     )
 

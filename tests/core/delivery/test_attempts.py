@@ -138,7 +138,7 @@ def test_who_raises_or_is_gone_fails_in_its_own_way_p7() -> None:
     attempts = attempts_of(1, 2, 3)
     deliver(attempts, 1, 1, 2, 3, 4)
     attempts.failed(1, 1, "division by zero", 0.0)
-    attempts.gone(2, 0.0)
+    attempts.disconnected(2, 0.0)
     found = attempts.acked(3, 1, 0.0)[0].report.failed
     assert [(failure.handle, failure.status) for failure in found] == [
         (4, DeliveryStatus.SUBSCRIBER_UNREACHABLE),
@@ -174,7 +174,7 @@ def test_who_leaves_on_purpose_has_not_failed() -> None:
 
 def test_who_is_gone_and_back_before_anybody_notices_goes_on() -> None:
     attempts = attempts_of(1)
-    assert attempts.gone(1, 0.0) == []
+    assert attempts.disconnected(1, 0.0) == []
     attempts.add(1, None)
     assert handed(deliver(attempts, 1, 1)) == [1]
 
@@ -182,7 +182,7 @@ def test_who_is_gone_and_back_before_anybody_notices_goes_on() -> None:
 def test_who_has_been_reported_is_not_back_before_the_owner_says_so() -> None:
     attempts = attempts_of(1)
     deliver(attempts, 1, 1)
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     attempts.add(1, None)
     assert failures(deliver(attempts, 2, 1)) == [(2, [(1, DeliveryStatus.SUBSCRIBER_UNREACHABLE)])]
     deliver(attempts, 3, 9)
@@ -207,7 +207,7 @@ def test_who_is_resumed_may_be_gone_and_back_before_anybody_notices() -> None:
     deliver(attempts, 1, 1)
     attempts.failed(1, 1, "it raised", 0.0)
     attempts.resume([1])
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     attempts.add(1, None)
     assert handed(deliver(attempts, 2, 1)) == [1]
 
@@ -299,7 +299,7 @@ def test_what_was_acked_does_not_come_again_whatever_the_owner_sends_p7() -> Non
         deliver(attempts, attempt, 1)
     for attempt in (1, 3):
         attempts.acked(1, attempt, 0.0)
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     assert attempts.position(1) == 10
     attempts.resume([1])
     assert failures(attempts.deliver(5, 0, 10, 10, [1], 0.0)) == [(5, [])], "it has acked all of it"
@@ -314,7 +314,7 @@ def test_a_batch_that_is_acked_but_for_its_end_is_given_from_there_on() -> None:
     for attempt in (2, 3):
         deliver(attempts, attempt, 1, start=10 * attempt, size=1)
     attempts.acked(1, 2, 0.0)
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     attempts.resume([1])
     assert attempts.deliver(4, 15, 20, 10, [1], 0.0) == [Hand(1, 4, 15)]
     assert attempts.position(1) == 15

@@ -4,19 +4,19 @@
 (everything under `/cluster/`), `Election` (who leads), `LoadManager` (what the leader does).
 """
 
+from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.membership import Membership
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.owner import Owner, TopicsThatExist
-from sulina.broker.cluster.view import ClusterView, Held, Ownership
+from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
 
 __all__ = [
     "Cluster",
     "ClusterOptions",
     "ClusterView",
-    "Held",
+    "ExistingTopics",
     "Membership",
-    "Owner",
     "Ownership",
-    "TopicsThatExist",
+    "PartitionAssignee",
+    "Versioned",
 ]

@@ -10,9 +10,9 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from sulina.broker.cluster.view import ClusterView, Held, Ownership
+from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, Epoch, Registration, Unassigned, Unload
+from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, EpochEntry, Registration, Unassigned, UnloadRequest
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 
@@ -28,7 +28,7 @@ class OwnershipChange:
     deletes: tuple[str, ...] = ()
 
 
-def waits(partition: PartitionName, entry: Unassigned, epoch: Held[Epoch] | None) -> OwnershipChange:
+def waits(partition: PartitionName, entry: Unassigned, epoch: Versioned[EpochEntry] | None) -> OwnershipChange:
     """A partition that nobody has comes to wait for an owner."""
     return OwnershipChange(
         compares=(
@@ -41,9 +41,9 @@ def waits(partition: PartitionName, entry: Unassigned, epoch: Held[Epoch] | None
 
 def assign(
     partition: PartitionName,
-    waiting: Held[Unassigned],
-    epoch: Held[Epoch] | None,
-    broker: Held[Registration],
+    waiting: Versioned[Unassigned],
+    epoch: Versioned[EpochEntry] | None,
+    broker: Versioned[Registration],
     *,
     topic_id: str | None,
     deleted: Container[str] = (),
@@ -57,7 +57,7 @@ def assign(
     """
     before = epoch.value if epoch else None
     stored_id = before.topic_id if before else waiting.value.topic_id
-    raised = Epoch(
+    raised = EpochEntry(
         epoch=before.epoch + 1 if before else FIRST_EPOCH,
         broker_id=broker.value.broker_id,
         store_id=broker.value.store_id,
@@ -85,8 +85,8 @@ def take_away(
     owned: Ownership,
     entry: Unassigned,
     *,
-    epoch: Held[Epoch] | None,
-    registration: Held[Registration] | None,
+    epoch: Versioned[EpochEntry] | None,
+    registration: Versioned[Registration] | None,
     sealed_revision: int | None,
     has_unload: bool,
 ) -> OwnershipChange:
@@ -108,8 +108,8 @@ def take_away(
     )
 
 
-def want_unload(
-    partition: PartitionName, owned: Ownership, unload: Unload, before: Held[Unload] | None
+def put_unload_request(
+    partition: PartitionName, owned: Ownership, unload: UnloadRequest, before: Versioned[UnloadRequest] | None
 ) -> OwnershipChange:
     """A wish, for as long as this assignment lasts."""
     return OwnershipChange(
@@ -145,12 +145,12 @@ def keys_of(view: ClusterView, partition: PartitionName) -> list[str]:
     return found
 
 
-def new_unload(now_ms: int, *, force: bool, to: str | None, requested_by: str) -> Unload:
+def new_unload(now_ms: int, *, force: bool, to: str | None, requested_by: str) -> UnloadRequest:
     """A wish that nobody has begun with."""
-    return Unload(unload_id=uuid4().hex, force=force, requested_ms=now_ms, requested_by=requested_by, to=to)
+    return UnloadRequest(unload_id=uuid4().hex, force=force, requested_ms=now_ms, requested_by=requested_by, to=to)
 
 
-def may_recover_only(epoch: Epoch | None, *, is_reliable: bool, sealed_epoch: int | None) -> bool:
+def may_recover_only(epoch: EpochEntry | None, *, is_reliable: bool, sealed_epoch: int | None) -> bool:
     """Whether the broker that a partition was taken from alone has all that was acknowledged."""
     if epoch is None or not is_reliable or epoch.is_archived:
         return False

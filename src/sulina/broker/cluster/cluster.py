@@ -13,26 +13,26 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster import changes
+from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
 from sulina.broker.cluster.changes import OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
 from sulina.broker.cluster.membership import Membership, nothing_to_verify
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.owner import Owner, TopicsThatExist
 from sulina.broker.cluster.upkeep import MetadataUpkeep
-from sulina.broker.cluster.view import ClusterView, Held, Ownership, Touched
+from sulina.broker.cluster.view import ClusterView, Ownership, Touched, Versioned
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
     BrokerMode,
     BrokerState,
-    Epoch,
+    EpochEntry,
     GivenUp,
     Reason,
     Registration,
-    Step,
     Unassigned,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
@@ -55,8 +55,8 @@ class Cluster:
         metadata: MetadataStore,
         *,
         registration: Registration,
-        owner: Owner,
-        topics: TopicsThatExist,
+        owner: PartitionAssignee,
+        topics: ExistingTopics,
         events: EventStream,
         clock: Clock,
         options: ClusterOptions,
@@ -166,7 +166,7 @@ class Cluster:
 
     async def request_unload(
         self, partition: PartitionName, *, force: bool, to: str | None, requested_by: str, give_up: bool = False
-    ) -> Unload:
+    ) -> UnloadRequest:
         """Wish that a partition leaves its owner, who carries it out. The same wish again is the same wish.
 
         InvalidSettings (`to` takes no partitions), NotOwner (nobody has it), AlreadyExists (it is going elsewhere).
@@ -178,7 +178,7 @@ class Cluster:
             unload = replace(unload, give_up=unload.give_up or give_up)
             if before is not None and unload == before.value:
                 return unload
-            if await self._write(changes.want_unload(partition, owned, unload, before)):
+            if await self._write(changes.put_unload_request(partition, owned, unload, before)):
                 return unload
             await self._wait_past(partition)
         raise self._outrun(partition)
@@ -211,14 +211,14 @@ class Cluster:
         put = Put(keys.broker_state(broker_id), msgspec.json.encode(BrokerState(state=mode)))
         await self._write(OwnershipChange(compares=(), puts=(put,)))
 
-    async def rebalance(self) -> list[tuple[PartitionName, Unload]]:
+    async def rebalance(self) -> list[tuple[PartitionName, UnloadRequest]]:
         """Wish for the moves that make the active brokers even; what was wished for."""
         wished = []
         by = f"broker {self.broker_id}: rebalance"
         for move in plan_rebalance(self.view, moves_max=self._options.rebalance_moves_max, only_if_uneven=False):
             owned = self.view.owner(move.partition)
             unload = changes.new_unload(self._now_ms(), force=True, to=move.target, requested_by=by)
-            if owned is not None and await self._write(changes.want_unload(move.partition, owned, unload, None)):
+            if owned is not None and await self._write(changes.put_unload_request(move.partition, owned, unload, None)):
                 wished.append((move.partition, unload))
         return wished
 
@@ -237,9 +237,9 @@ class Cluster:
     async def advance_unload(
         self,
         partition: PartitionName,
-        unload: Unload,
+        unload: UnloadRequest,
         revision: int,
-        step: Step | None = None,
+        step: UnloadStep | None = None,
         *,
         error: str | None = None,
     ) -> int:
@@ -252,8 +252,8 @@ class Cluster:
             if mine is None:
                 break
             advanced = replace(unload, step=step or unload.step, error=error)
-            before = Held(unload, revision)
-            done = await self._txn(changes.want_unload(partition, mine, advanced, before))
+            before = Versioned(unload, revision)
+            done = await self._txn(changes.put_unload_request(partition, mine, advanced, before))
             if done.is_done:
                 return done.revision
             assignment = await self._metadata.get(keys.assignment(self.broker_id, partition))
@@ -262,7 +262,7 @@ class Cluster:
                 break
             if entry is None:
                 raise VersionConflict(expected=revision, current=NO_REVISION)
-            unload, revision = msgspec.json.decode(entry.value, type=Unload), entry.revision
+            unload, revision = msgspec.json.decode(entry.value, type=UnloadRequest), entry.revision
         raise self._not_owner(partition)
 
     async def fail_unload(self, partition: PartitionName, error: str) -> None:
@@ -270,11 +270,11 @@ class Cluster:
         entry = await self._metadata.get(keys.unload(partition))
         if entry is None:
             return
-        unload = msgspec.json.decode(entry.value, type=Unload)
-        if (unload.error, unload.step) != (error, Step.REQUESTED):
-            await self.advance_unload(partition, unload, entry.revision, step=Step.REQUESTED, error=error)
+        unload = msgspec.json.decode(entry.value, type=UnloadRequest)
+        if (unload.error, unload.step) != (error, UnloadStep.REQUESTED):
+            await self.advance_unload(partition, unload, entry.revision, step=UnloadStep.REQUESTED, error=error)
 
-    async def cancel_unload(self, partition: PartitionName) -> Unload | None:
+    async def cancel_unload(self, partition: PartitionName) -> UnloadRequest | None:
         """Take a wish back; None: there is none, because it was carried out, or never was. The owner serves on."""
         for _ in range(CONFLICTS_MAX):
             held = self.view.unloads.get(partition)
@@ -310,7 +310,7 @@ class Cluster:
         broker as long as something is on its disk alone. `is_on_disk` says whether something is; None: as is known.
         """
         epoch = await self._metadata.get(keys.epoch(partition))
-        newest = msgspec.json.decode(epoch.value, type=Epoch) if epoch and reason != Reason.UNLOADED else None
+        newest = msgspec.json.decode(epoch.value, type=EpochEntry) if epoch and reason != Reason.UNLOADED else None
         wish = self.view.unloads.get(partition)
         is_reliable = self._topics.is_reliable(partition) is not False
         entry = Unassigned(
@@ -366,7 +366,7 @@ class Cluster:
             entry = await self._metadata.get(key)
             if owned is None or owned.revision != assignment_revision or entry is None:
                 break
-            held = Held(msgspec.json.decode(entry.value, type=Epoch), entry.revision)
+            held = Versioned(msgspec.json.decode(entry.value, type=EpochEntry), entry.revision)
         raise self._not_owner(partition)
 
     # Inside
@@ -434,9 +434,9 @@ class Cluster:
         unload = self.view.unloads.get(partition)
         if unload is not None and self._told.get(partition) != unload.revision:
             self._told[partition] = unload.revision
-            self._owner.unload_wanted(partition, unload.value, unload.revision)
+            self._owner.unload_requested(partition, unload.value, unload.revision)
 
-    def _is_ours(self, owned: Ownership, epoch: Epoch) -> bool:
+    def _is_ours(self, owned: Ownership, epoch: EpochEntry) -> bool:
         """An assignment that was made for another data directory is not: the leader takes it away."""
         is_for_us = owned.broker_id == self.broker_id and epoch.store_id == self.membership.store_id
         return is_for_us and owned.epoch == epoch.epoch
@@ -496,8 +496,14 @@ class Cluster:
         return keys.given_up(partition, epoch.value.epoch if epoch is not None else 0)
 
     def _wish(
-        self, partition: PartitionName, before: Held[Unload] | None, *, force: bool, to: str | None, requested_by: str
-    ) -> Unload:
+        self,
+        partition: PartitionName,
+        before: Versioned[UnloadRequest] | None,
+        *,
+        force: bool,
+        to: str | None,
+        requested_by: str,
+    ) -> UnloadRequest:
         if before is None:
             return changes.new_unload(self._now_ms(), force=force, to=to, requested_by=requested_by)
         under_way = before.value

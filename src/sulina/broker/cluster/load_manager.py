@@ -13,10 +13,10 @@ import msgspec
 import structlog
 
 from sulina.broker.cluster import changes
+from sulina.broker.cluster.assignee import ExistingTopics
 from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.owner import TopicsThatExist
 from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.core.cluster import balance, keys
 from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition
@@ -44,7 +44,7 @@ class LoadManager:
         metadata: MetadataStore,
         view: ClusterView,
         election: Election,
-        topics: TopicsThatExist,
+        topics: ExistingTopics,
         *,
         broker_id: str,
         clock: Clock,
@@ -325,7 +325,7 @@ class LoadManager:
             chosen = sorted(partition for partition in mine if partition not in view.unloads)[: max(0, room)]
             wanted += [self._unload(partition, None, "drain") for partition in chosen]
         if wanted:
-            await self._write(wanted, Failpoint.LEADER_UNLOADS_WANTED)
+            await self._write(wanted, Failpoint.LEADER_UNLOADS_REQUESTED)
 
     async def _rebalance(self) -> None:
         """A few moves, if brokers differ much, and nothing waits for an owner that could have one."""
@@ -335,12 +335,12 @@ class LoadManager:
         moves = plan_rebalance(self._view, moves_max=room, only_if_uneven=True)
         if moves:
             wanted = [self._unload(move.partition, move.target, "rebalance") for move in moves]
-            await self._write(wanted, Failpoint.LEADER_UNLOADS_WANTED)
+            await self._write(wanted, Failpoint.LEADER_UNLOADS_REQUESTED)
 
     def _unload(self, partition: PartitionName, to: str | None, why: str) -> OwnershipChange:
         owned = self._view.assignments[partition]
         unload = changes.new_unload(self._now_ms(), force=True, to=to, requested_by=f"leader {self._broker_id}: {why}")
-        return changes.want_unload(partition, owned, unload, None)
+        return changes.put_unload_request(partition, owned, unload, None)
 
     async def _sweep(self, existing: set[PartitionName]) -> None:
         """What is left of topics that were deleted goes, a bounded part at a time; and what is left of brokers.

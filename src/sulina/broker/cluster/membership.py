@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.view import ClusterView, Held
+from sulina.broker.cluster.view import ClusterView, Versioned
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import LoadReport, Registration
@@ -245,7 +245,7 @@ class Membership:
                 f"choose another id, or wait {self._options.lease_seconds:g} seconds after that one has ended"
             )
 
-    def _replaced(self, held: Held[Registration]) -> None:
+    def _replaced(self, held: Versioned[Registration]) -> None:
         self._forget()
         self.is_replaced = True
         self._events.emit("broker_replaced", broker_id=self.broker_id, url=held.value.url)

@@ -22,13 +22,13 @@ from sulina.core.cluster.entries import (
     BrokerMode,
     BrokerState,
     DeleteMark,
-    Epoch,
+    EpochEntry,
     Leader,
     LoadReport,
     Registration,
-    Step,
     Unassigned,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import Compacted, InvalidName, LimitReached, MetadataWentBack
 from sulina.ports import NO_REVISION, Change, Clock, MetadataStore, Put
@@ -53,7 +53,7 @@ Read = TypeVar("Read", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[Value]):
+class Versioned(Generic[Value]):
     """A value with the revision that last changed it."""
 
     value: Value
@@ -97,17 +97,17 @@ class ClusterView:
         self._is_loaded = False
         self._is_other_history = False  # revisions of now and before cannot be compared
         self.revision = NO_REVISION
-        self.leader: Held[Leader] | None = None
-        self.registrations: dict[str, Held[Registration]] = {}
+        self.leader: Versioned[Leader] | None = None
+        self.registrations: dict[str, Versioned[Registration]] = {}
         self.modes: dict[str, BrokerMode] = {}
         self.loads: dict[str, LoadReport] = {}
         self._reported_at: dict[str, float] = {}  # when these came, by the monotonic clock
         self.assignments: dict[PartitionName, Ownership] = {}
         self.assigned_to: dict[str, set[PartitionName]] = {}  # the same by broker, registered or not
-        self.unassigned: dict[PartitionName, Held[Unassigned]] = {}
-        self.epochs: dict[PartitionName, Held[Epoch]] = {}
-        self.unloads: dict[PartitionName, Held[Unload]] = {}
-        self.deleted: dict[str, Held[DeleteMark]] = {}  # topics, by their ids
+        self.unassigned: dict[PartitionName, Versioned[Unassigned]] = {}
+        self.epochs: dict[PartitionName, Versioned[EpochEntry]] = {}
+        self.unloads: dict[PartitionName, Versioned[UnloadRequest]] = {}
+        self.deleted: dict[str, Versioned[DeleteMark]] = {}  # topics, by their ids
 
     # What it answers
 
@@ -139,7 +139,7 @@ class ClusterView:
         owned = self.assignments.get(partition)
         if owned is not None and (url := self.url(owned.broker_id)) is not None:
             unload = self.unloads.get(partition)
-            is_leaving = unload is not None and unload.value.step != Step.REQUESTED
+            is_leaving = unload is not None and unload.value.step != UnloadStep.REQUESTED
             return PartitionPlacement(
                 partition=number,
                 state=TopicState.DRAINING if is_leaving else TopicState.ACTIVE,
@@ -182,7 +182,7 @@ class ClusterView:
             waiting=[self._waiting(name) for name in sorted(self.unassigned)[:WAITING_MAX]],
         )
 
-    def unload_info(self, partition: PartitionName, unload: Unload) -> UnloadInfo:
+    def unload_info(self, partition: PartitionName, unload: UnloadRequest) -> UnloadInfo:
         """Return how far an unload has come."""
         owned = self.owner(partition)
         return UnloadInfo(
@@ -322,7 +322,9 @@ class ClusterView:
             except Exception as error:  # noqa: BLE001
                 waiter.set_exception(error)  # it is the waiter's, and nobody else's
 
-    def _tell(self, brokers: set[str], before: dict[str, Held[Registration]], leader: Held[Leader] | None) -> None:
+    def _tell(
+        self, brokers: set[str], before: dict[str, Versioned[Registration]], leader: Versioned[Leader] | None
+    ) -> None:
         for name in sorted(brokers):
             old, new = before.get(name), self.registrations.get(name)
             if new is not None and (old is None or old.value.started_ms != new.value.started_ms):
@@ -363,14 +365,14 @@ class ClusterView:
             case ["unassigned"]:
                 _keep(self.unassigned, partition, _read(change, Unassigned))
             case ["epochs"]:
-                _keep(self.epochs, partition, _read(change, Epoch))
+                _keep(self.epochs, partition, _read(change, EpochEntry))
             case ["unloads"]:
-                _keep(self.unloads, partition, _read(change, Unload))
+                _keep(self.unloads, partition, _read(change, UnloadRequest))
             case _:
                 return False
         return True
 
-    def _assign(self, partition: PartitionName, broker: str, held: Held[Assignment] | None) -> None:
+    def _assign(self, partition: PartitionName, broker: str, held: Versioned[Assignment] | None) -> None:
         owned = self.assignments.get(partition)
         if held is None:
             self.assigned_to.get(broker, set()).discard(partition)
@@ -397,12 +399,12 @@ def _keep(values: dict[Key, Value], key: Key, value: Value | None) -> None:
         values[key] = value
 
 
-def _read(change: Change, kind: type[Read]) -> Held[Read] | None:
+def _read(change: Change, kind: type[Read]) -> Versioned[Read] | None:
     """What a key holds now. What cannot be read counts as absent: then no transaction on it can succeed either."""
     if change.value is None:
         return None
     try:
-        return Held(msgspec.json.decode(change.value, type=kind), change.revision)
+        return Versioned(msgspec.json.decode(change.value, type=kind), change.revision)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _logger.error("cluster_key_damaged", key=change.key, error=str(error))
         return None

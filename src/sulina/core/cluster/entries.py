@@ -74,7 +74,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     since_ms: int
 
 
-class Epoch(Struct, frozen=True, kw_only=True):
+class EpochEntry(Struct, frozen=True, kw_only=True):
     """The newest owner of a partition; outlives the ownership."""
 
     epoch: int
@@ -108,7 +108,7 @@ class Unassigned(Struct, frozen=True, kw_only=True):
     topic_id: str | None = None  # of a partition that never had an owner; later ones have it in their epoch
 
 
-class Step(StrEnum):
+class UnloadStep(StrEnum):
     """How far an unload has come; each step may be done again."""
 
     REQUESTED = "requested"
@@ -118,7 +118,7 @@ class Step(StrEnum):
     UNASSIGNED = "unassigned"  # the assignment is gone; shown, never stored
 
 
-class Unload(Struct, frozen=True, kw_only=True):
+class UnloadRequest(Struct, frozen=True, kw_only=True):
     """The wish that a partition leaves its owner, until it has. The owner carries it out, also after a restart."""
 
     unload_id: str
@@ -127,7 +127,7 @@ class Unload(Struct, frozen=True, kw_only=True):
     requested_by: str
     to: str | None = None
     give_up: bool = False  # go on without records that were reported and are missing
-    step: Step = Step.REQUESTED
+    step: UnloadStep = UnloadStep.REQUESTED
     error: str | None = None  # of the last attempt
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch, Reason, RememberedTime, Unassigned
+from sulina.core.cluster.entries import EpochEntry, Reason, RememberedTime, Unassigned
 from sulina.errors import InvalidName
 from sulina.types import PartitionName, TopicName
 
@@ -306,13 +306,13 @@ def _put_back(
 def _raised(
     entries: Mapping[str, bytes],
     partition: PartitionName,
-    before: Epoch | None,
-    kept: Epoch | None,
+    before: EpochEntry | None,
+    kept: EpochEntry | None,
     claim: ClaimSeen | None,
     stores: Mapping[str, str],
     *,
     is_damaged: bool,
-) -> Epoch | None:
+) -> EpochEntry | None:
     """Return the highest epoch that was ever used, with the last writer as its owner; None where none was.
 
     Of a damaged archive nobody knows whether it has everything, or the newest claim.
@@ -325,7 +325,7 @@ def _raised(
     if is_damaged and claim is not None and last is not None and last.epoch >= claim.epoch:
         writer = None
     store_id = stores.get(writer) if writer is not None else None
-    return Epoch(
+    return EpochEntry(
         epoch=max(known),
         broker_id=writer or (last.broker_id if last else ""),
         store_id=store_id or (last.store_id if last else ""),
@@ -333,14 +333,16 @@ def _raised(
     )
 
 
-def _epoch(data: bytes | None) -> Epoch | None:
+def _epoch(data: bytes | None) -> EpochEntry | None:
     try:
-        return None if data is None else msgspec.json.decode(data, type=Epoch)
+        return None if data is None else msgspec.json.decode(data, type=EpochEntry)
     except msgspec.DecodeError:
         return None
 
 
-def _is_archived(entries: Mapping[str, bytes], partition: PartitionName, last: Epoch | None, claim: ClaimSeen) -> bool:
+def _is_archived(
+    entries: Mapping[str, bytes], partition: PartitionName, last: EpochEntry | None, claim: ClaimSeen
+) -> bool:
     """Return whether the archive has all that was acknowledged: acks wait for it, and the newest owner said so."""
     name = partition.topic
     policies = (entries.get(keys.policy(name)), entries.get(keys.namespace_policy(name.namespace)))

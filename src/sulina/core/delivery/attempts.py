@@ -279,7 +279,7 @@ class NodeAttempts:
             return []
         return self._break(handle, DeliveryStatus.OTHER_ERROR, reason)
 
-    def gone(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
+    def disconnected(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
         """Its connection is lost. It may be added again, and goes on where it was."""
         return self._break(handle, DeliveryStatus.SUBSCRIBER_UNREACHABLE, "its connection is lost")
 

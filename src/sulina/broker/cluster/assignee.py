@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from sulina.core.cluster.entries import Epoch, LoadReport, Unload
+from sulina.core.cluster.entries import EpochEntry, LoadReport, UnloadRequest
 from sulina.types import PartitionName
 
 
-class Owner(Protocol):
+class PartitionAssignee(Protocol):
     """Serves what it is assigned. Called on the event loop, in the order of the store's revisions; must not wait."""
 
-    def assigned(self, partition: PartitionName, epoch: Epoch, revision: int) -> None:
+    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
         """The partition is this broker's, until `lost`. `revision` of the assignment fences what the owner writes.
 
         Told only while we may acknowledge: what was ours before we were cut off may be another's by now. An assignment
@@ -22,7 +22,7 @@ class Owner(Protocol):
         """The assignment is gone: we gave it back, or the leader took it while we were away."""
         ...
 
-    def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
+    def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         """The partition is to leave. Told after `assigned`, and again whenever the record changes."""
         ...
 
@@ -31,7 +31,7 @@ class Owner(Protocol):
         ...
 
 
-class TopicsThatExist(Protocol):
+class ExistingTopics(Protocol):
     """What this broker knows of all topics, its own or not."""
 
     def is_reliable(self, partition: PartitionName) -> bool | None:

@@ -68,7 +68,7 @@ async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given
     assert (cursor.offset, cursor.epoch) == (0, 7)
     stored = Cursor(2, epoch=0)
     stored.ack(3, 8)
-    await subscription.adopt(0, Cursor.load("key", stored.stored()), is_moved=True)
+    await subscription.acquire(0, Cursor.load("key", stored.stored()), is_moved=True)
     async with client.subscribe(TOPIC, "s") as messages:
         assert [(await anext(messages)).offset for _ in range(7)] == [2, *range(4, 10)]
     await client.seek(TOPIC, "s", "offset:8@0")

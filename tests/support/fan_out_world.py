@@ -9,7 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sulina.core.delivery.attempts import REMEMBERED_MAX, Hand, NodeAttempts, SendReport
+from sulina.core.delivery.attempts import REMEMBERED_MAX, DeliverTo, NodeAttempts, SendReport
 from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
@@ -265,7 +265,7 @@ class World:
         if home.is_up:
             home.outbox.extend(("report", report.report) for report in reports)
 
-    def _handed(self, sub: Sub, hand: Hand, payload: Payload) -> None:
+    def _handed(self, sub: Sub, hand: DeliverTo, payload: Payload) -> None:
         passed = {o for low, high in hand.passed for o in range(low, high)}
         offsets = [o for o in range(hand.start_from, payload.end) if o not in passed]
         assert offsets
@@ -296,7 +296,7 @@ class World:
             for step in home.attempts.deliver(
                 what.attempt, what.payload.start, what.payload.end, what.payload.size_bytes, what.handles, self.now
             ):
-                if isinstance(step, Hand):
+                if isinstance(step, DeliverTo):
                     self._handed(home.subs[step.handle], step, what.payload)
                 else:
                     self._report(home, [step])
@@ -386,7 +386,7 @@ class World:
         sent = [effect for effect in effects if isinstance(effect, Send)]
         self.do(effects)
         active = {h for h, status in self.members[home.name].items() if status == SubscriberStatus.ACTIVE}
-        waiting, node = self.waiting[home.name], self.fan_out._nodes.get(home.name)
+        waiting, node = self.waiting[home.name], self.fan_out.nodes.get(home.name)
         left = len(node.queue) if node is not None else 0
         assert not left or home.is_blocked or not home.is_up or (node is not None and node.pending), "it waits for ever"
         gone, self.waiting[home.name] = waiting[: len(waiting) - left], waiting[len(waiting) - left :]
@@ -544,17 +544,17 @@ class World:
     def everything_is_bounded(self) -> None:
         assert self.fan_out.waiting_batches == sum(map(len, self.waiting.values()))
         for name, home in self.homes.items():
-            node = self.fan_out._nodes.get(name)
+            node = self.fan_out.nodes.get(name)
             kept = [b for b in [*self.waiting[name], *self.flying[name].values()] if b.is_kept]
             if node is not None and not self.is_reliable:
                 assert node.kept_batches == len(kept) <= CONFIG.delay_queue_batches_max
                 assert node.kept_bytes == sum(batch.payload.size_bytes for batch in kept)
                 assert node.kept_bytes <= CONFIG.delay_queue_bytes_max or len(kept) == 1
-            assert len(home.attempts._failures) <= REMEMBERED_MAX
-            for subscriber in home.attempts._subscribers.values():
-                assert len(subscriber.pending) <= CONFIG.unacked_batches_max
-                assert subscriber.pending_bytes <= CONFIG.unacked_bytes_max or len(subscriber.pending) == 1
-        assert len(self.fan_out._timers) <= 2 * CONFIG.subscribers_max + 101
+            assert len(home.attempts.remembered_failures) <= REMEMBERED_MAX
+            for batches, size_bytes in home.attempts.unacked.values():
+                assert batches <= CONFIG.unacked_batches_max
+                assert size_bytes <= CONFIG.unacked_bytes_max or batches == 1
+        assert self.fan_out.timers <= 2 * CONFIG.subscribers_max + 101
 
     # In the end
 
@@ -569,8 +569,8 @@ class World:
             if not self.fan_out.suspended and not any(home.inbox or home.outbox for home in self.homes.values()):
                 break
             self._pass_time(0.5)
-        assert not any(node.pending or node.queue for node in self.fan_out._nodes.values())
-        assert not any(self.homes[name].attempts._attempts for name in NODES)
+        assert not any(node.pending or node.queue for node in self.fan_out.nodes.values())
+        assert not any(self.homes[name].attempts.unreported for name in NODES)
         for sub in self._subs():
             if sub.handle not in self.members[sub.node]:
                 continue  # there was no room for it

@@ -342,7 +342,7 @@ class KnownTopics(ABC):
                     known = stored.get((subscription.name, number))
                     cursor = known or await self._new_cursor(subscription, partition)
                     if cursor is not None:
-                        await subscription.adopt(number, cursor, is_moved=known is not None)
+                        await subscription.acquire(number, cursor, is_moved=known is not None)
 
     async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
         """None: the subscription has gone meanwhile, or the partition has."""
@@ -412,7 +412,7 @@ class KnownTopics(ABC):
             writer=self._writer,
             clock=self._clock,
             metrics=topic.metrics,
-            bury=partial(self._bury, topic),
+            dead_letter=partial(self._bury, topic),
             claim=None if self._standing is None else partial(self._claim, topic),
         )
         topic.subscriptions[name] = Subscription(name, stored, context, topic.rules)

@@ -364,7 +364,7 @@ class Topic:
     async def dismiss(self, error: SulinaError) -> None:
         """Let all consumers and subscribers go, who look for another broker; cursors stay as they are."""
         for subscription in list(self.subscriptions.values()):
-            await subscription.dismiss(error)
+            await subscription.detach_all(error)
         self.dismiss_passing(error)
         for number in list(self.feeds):
             self.release_feed(number, error)

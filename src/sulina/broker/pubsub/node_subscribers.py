@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sulina.core.delivery.attempts import Hand, NodeAttempts, SendReport
+from sulina.core.delivery.attempts import DeliverTo, NodeAttempts, SendReport
 from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
 from sulina.core.delivery.ranges import Range
 from sulina.errors import SulinaError
@@ -154,7 +154,7 @@ class NodeSubscribers:
             frame.attempt, frame.start, frame.end, len(frame.data), handles, self._clock.monotonic()
         )
         for step in steps:
-            if isinstance(step, Hand):
+            if isinstance(step, DeliverTo):
                 subscriber = self.subscribers[step.handle]
                 number = next(subscriber.numbers)
                 subscriber.given[number] = (shared, step.attempt)

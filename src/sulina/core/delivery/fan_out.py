@@ -54,7 +54,7 @@ class FanOut:
         self._is_reliable = is_reliable
         self._local = local
         self._topic = topic
-        self._nodes = {local: SubscriberNode(local, is_up=True)}
+        self.nodes = {local: SubscriberNode(local, is_up=True)}
         self._members = 0
         self._positions = FanOutPositions(config)
         self._wanted: int | None = None
@@ -65,7 +65,7 @@ class FanOut:
     @property
     def active(self) -> int:
         """Number of subscribers that are sent to."""
-        return sum(len(node.handles) for node in self._nodes.values() if node.is_up)
+        return sum(len(node.handles) for node in self.nodes.values() if node.is_up)
 
     @property
     def suspended(self) -> int:
@@ -75,17 +75,22 @@ class FanOut:
     @property
     def waiting_batches(self) -> int:
         """Number of batches in delay queues."""
-        return sum(len(node.queue) for node in self._nodes.values())
+        return sum(len(node.queue) for node in self.nodes.values())
 
     @property
     def waiting_bytes(self) -> int:
         """Size of the batches in delay queues, and of those that may have to be sent again."""
-        return sum(node.kept_bytes for node in self._nodes.values())
+        return sum(node.kept_bytes for node in self.nodes.values())
+
+    @property
+    def timers(self) -> int:
+        """Number of entries in the heap of timers."""
+        return len(self._timers)
 
     def info(self) -> list[SubscriberInfo]:
         """Return all subscribers, sorted by node and handle."""
         found = [
-            one.info(is_reliable=self._is_reliable) for node in self._nodes.values() for one in node.members.values()
+            one.info(is_reliable=self._is_reliable) for node in self.nodes.values() for one in node.members.values()
         ]
         return sorted(found, key=lambda info: (info.node, info.handle))
 
@@ -146,7 +151,7 @@ class FanOut:
 
     def remove(self, member: SubscriberId, now: float) -> list[Effect]:  # noqa: ARG002
         """Remove a subscriber that has unsubscribed."""
-        node = self._nodes.get(member.node)
+        node = self.nodes.get(member.node)
         subscriber = node.members.get(member.handle) if node is not None else None
         if node is None or subscriber is None:
             return []
@@ -180,9 +185,9 @@ class FanOut:
         return EmitEvent(PubSubEventType.BATCH_DROPPED, {"node": node.name, "count": records})
 
     def _node(self, name: str) -> SubscriberNode:
-        node = self._nodes.get(name)
+        node = self.nodes.get(name)
         if node is None:
-            node = self._nodes[name] = SubscriberNode(name)
+            node = self.nodes[name] = SubscriberNode(name)
         return node
 
     @property
@@ -193,7 +198,7 @@ class FanOut:
     def close(self, reason: str) -> list[Effect]:
         """Remove all subscribers and drop queued batches: the partition is not served here any more."""
         effects: list[Effect] = []
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             effects += [
                 self._lost(node, attempt, len(handles), reason)
                 for attempt in node.pending.values()
@@ -285,13 +290,13 @@ class FanOut:
 
     def node_blocked(self, name: str) -> None:
         """Stop sending to a node whose send queue is full."""
-        node = self._nodes.get(name)
+        node = self.nodes.get(name)
         if node is not None and node.is_up and name != self._local:
             node.is_blocked = True
 
     def node_ready(self, name: str, now: float) -> list[Effect]:
         """Go on sending to a node: its send queue is not full any more."""
-        node = self._nodes.get(name)
+        node = self.nodes.get(name)
         if node is None or not node.is_blocked:
             return []
         node.is_blocked = False
@@ -336,7 +341,7 @@ class FanOut:
         assert not self._is_reliable, "a reliable topic is read from its log"
         ready: list[SubscriberNode] = []
         away: list[SubscriberNode] = []
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             if node.members and node.handles:
                 (ready if node.is_ready else away).append(node)
         waits = options.keeps_for_unreachable
@@ -345,7 +350,7 @@ class FanOut:
         is_sent_again = options.delivery_policy == DeliveryPolicy.AT_LEAST_ONCE
         effects = [self._send(node, payload, now, is_sent_again=is_sent_again) for node in ready]
         effects += [self._queue(node, payload, now) if waits else self._drop(node, records) for node in away]
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             self.counts.missed_records += records * (len(node.members) - len(node.handles))
         return effects
 
@@ -411,7 +416,7 @@ class FanOut:
     def skip_to(self, start: int) -> int:
         """Move subscribers to the start of the log; return how many records they have lost together."""
         lost = self._positions.skip_to(start)
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             for subscriber in node.members.values():
                 if subscriber.group is None and subscriber.offset < start:
                     lost += start - subscriber.offset
@@ -423,7 +428,7 @@ class FanOut:
 
     def reported(self, name: str, report: DeliveryReport, now: float) -> list[Effect]:
         """Take the report of a node on one attempt; a report on an unknown attempt is ignored."""
-        node = self._nodes.get(name)
+        node = self.nodes.get(name)
         if node is None:
             return []
         if not report.attempt:
@@ -528,13 +533,13 @@ class FanOut:
         while (due := self.next_tick()) is not None and due <= now:
             subscriber = heapq.heappop(self._timers)[2]
             subscriber.due = None
-            node = self._nodes[subscriber.member.node]
+            node = self.nodes[subscriber.member.node]
             if now >= subscriber.expires_at(self._config.suspended_ttl_seconds):
                 effects += self._expired(node, subscriber)
             else:
                 resumed.setdefault(node.name, []).append(subscriber)
         for name, subscribers in resumed.items():
-            effects += self._resume(self._nodes[name], subscribers)
+            effects += self._resume(self.nodes[name], subscribers)
         return effects
 
     def next_tick(self) -> float | None:

@@ -248,7 +248,7 @@ class Simulation:
             return
         broker = self.chance.choice(list(self.alive))
         member = self.alive.pop(broker)
-        await member.cluster.leaving()
+        await member.cluster.announce_leaving()
         if isinstance(member.owner, TruthfulOwner) and self.chance.random() < 0.7:
             for name in list(member.owner.mine):
                 try:
@@ -288,7 +288,7 @@ class Simulation:
         while True:
             try:
                 mark = await self.world.topics.mark(names[0].topic)
-                await member.cluster.forget(names[0].topic, len(names), mark)
+                await member.cluster.delete_topic(names[0].topic, len(names), mark)
                 break
             except SulinaError:
                 member = self.some() or member
@@ -309,7 +309,7 @@ class Simulation:
         for name, held in list(member.view.unassigned.items()):
             if held.value.is_recovering and held.value.from_store in self.lost_stores and name in self.names:
                 self.truth.given_up.add(name)
-                await member.cluster.force(name, None, GIVEN_UP)
+                await member.cluster.force_recovery(name, None, GIVEN_UP)
 
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST))

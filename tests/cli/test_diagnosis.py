@@ -181,17 +181,17 @@ SEALED = Sealed(last_committed_offset=29, next_offset=30, version=30, epoch=5, b
 STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     "1 etcd is emptied": (
         known(identity=None, stored={}, revision=3), "history", Grade.FAIL,
-        "it is empty, and broker b1 has seen cluster c in it; it lacks 1 topic (/default/orders)", RECOVER,
+        "it is empty, but broker b1 has seen cluster c in it; it lacks 1 topic (/default/orders)", RECOVER,
     ),
     "1 etcd is of an older generation": (
-        known(memories=[memory(generation=2)]), "history", Grade.FAIL, "it is of recovery 1, broker b1 has seen 2",
+        known(memories=[memory(generation=2)]), "history", Grade.FAIL, "its generation is 1, but broker b1 has seen 2",
         RECOVER,
     ),
     "1 etcd is at an older revision": (
-        known(revision=99), "history", Grade.FAIL, "it is at revision 99, broker b1 has seen 100", RECOVER,
+        known(revision=99), "history", Grade.FAIL, "it is at revision 99, but broker b1 has seen 100", RECOVER,
     ),
     "1 etcd has lost a mark": (
-        known(memories=[memory(mark=8)]), "history", Grade.FAIL, "had written its mark 8, it has 7", RECOVER,
+        known(memories=[memory(mark=8)]), "history", Grade.FAIL, "written mark 8, but the store has 7 of it", RECOVER,
     ),
     "1 only the disk has seen it": (
         {"disk": a_disk(seen=memory(revision=200).seen)}, "history", Grade.FAIL, "has seen 200", RECOVER,

@@ -349,7 +349,7 @@ class Serving:
         self.unloads_at_once = True
         self.mine: dict[PartitionName, tuple[EpochEntry, int]] = {}
         self.serving: set[PartitionName] = set()
-        self.wishes: list[tuple[PartitionName, UnloadRequest, int]] = []
+        self.unload_requests: list[tuple[PartitionName, UnloadRequest, int]] = []
         self.told: list[tuple[str, PartitionName]] = []
         self.broken: list[str] = []
 
@@ -366,7 +366,7 @@ class Serving:
 
     def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         self.broken += ["told before it was assigned"] if partition not in self.mine else []
-        self.wishes.append((partition, unload, revision))
+        self.unload_requests.append((partition, unload, revision))
         if self.unloads_at_once and unload.step == UnloadStep.REQUESTED:
             self.background(self.unload(partition, unload, revision))
 
@@ -431,7 +431,7 @@ class Member:
                 store_id=store_id,
                 started_ms=int(world.clock.now() * 1000),
             ),
-            owner=self.owner,
+            assignee=self.owner,
             topics=world.topics,
             events=stream,
             clock=world.clock,
@@ -449,11 +449,7 @@ class Member:
 
     def event_types(self) -> list[str]:
         """All that happened so far."""
-        queue = self._stream._queue  # type: ignore[attr-defined]
-        while not queue.empty():
-            event = queue.get_nowait()
-            if event is not None:
-                self.events.append(event)
+        self.events += self._stream.take_nowait()
         return [event.type for event in self.events]
 
     async def kill(self) -> None:
@@ -461,8 +457,7 @@ class Member:
         self.owner.end()
         self.owner.serving.clear()
         self.owner.mine.clear()
-        self.cluster._is_telling = False
-        await self.cluster._end_tasks()
+        await self.cluster.stop_tasks()
 
     async def stop(self) -> None:
         self.owner.serving.clear()

@@ -193,7 +193,7 @@ class Broker(ClusterMember):
             await self.pubsub.stop()
             for topic in self._topics.values():
                 await topic.stop_subscriptions(error)
-            await self._writer.close()
+            await self._writer.stop()
             await asyncio.gather(*(topic.close(error) for topic in self._topics.values()))
         self.events.emit("broker_stopped", broker_id=self.options.broker_id)
         self.events.close()

@@ -32,7 +32,7 @@ class EventStream:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._listeners: set[_Listener] = set()
+        self._listeners: set[EventListener] = set()
         self.snapshots_asked = 0  # number of listeners so far that asked for metrics_snapshot
 
     def emit(self, type_: str, topic: object = None, **fields: Any) -> None:
@@ -55,7 +55,7 @@ class EventStream:
                     listener.put(event)
 
     @contextmanager
-    def listen(self, types: Collection[str] = ()) -> Iterator[AsyncIterator[Event]]:
+    def listen(self, types: Collection[str] = ()) -> Iterator["EventListener"]:
         """Listen to events from now on: to all, or to those of these types. `events_missed` is always included.
 
         Raises:
@@ -63,7 +63,7 @@ class EventStream:
         """
         if len(self._listeners) >= LISTENERS_MAX:
             raise LimitReached(kind="listeners to events", limit=LISTENERS_MAX)
-        listener = _Listener(self._clock, frozenset(types))
+        listener = EventListener(self._clock, frozenset(types))
         self._listeners.add(listener)
         self.snapshots_asked += PubSubEventType.METRICS_SNAPSHOT in listener.types
         try:
@@ -77,8 +77,8 @@ class EventStream:
             listener.close()
 
 
-class _Listener:
-    """A bounded queue that counts the events that do not fit."""
+class EventListener:
+    """A bounded queue of events, which counts those that do not fit."""
 
     def __init__(self, clock: Clock, types: frozenset[str]) -> None:
         self.types = types  # empty: all
@@ -88,12 +88,19 @@ class _Listener:
         self._is_closed = False
 
     def put(self, event: Event) -> None:
+        """Add an event, or count it as missed."""
         if self._queue.full():
             self._missed += 1
         else:
             self._queue.put_nowait(event)
 
+    def take_nowait(self) -> list[Event]:
+        """Return the events that wait, without those that were missed."""
+        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        return [event for event in waiting if event is not None]
+
     def close(self) -> None:
+        """End the iteration after the events that wait."""
         self._is_closed = True
         if not self._queue.full():
             self._queue.put_nowait(None)

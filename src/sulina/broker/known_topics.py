@@ -272,7 +272,7 @@ class KnownTopics(ABC):
         self.counts.cursors -= len(topic.subscriptions) * len(topic.partitions)
         error = TopicNotFound(topic=str(name))
         await topic.stop_subscriptions(error)
-        await self._writer.forget(topic.cursor_keys())
+        await self._writer.discard(topic.cursor_keys())
         async with topic.lock:  # somebody may be about to let go of a partition
             await topic.close(error)
             self._logs.forget(topic)
@@ -281,7 +281,7 @@ class KnownTopics(ABC):
             else:
                 kept = await self._logs.set_aside(name, topic.stored)
                 self.events.emit("topic_vanished", name, topic_id=topic.stored.topic_id, kept=kept)
-        self.metrics.forget(str(name))
+        self.metrics.remove_topic(str(name))
 
     async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:
         for name, subscription in list(topic.subscriptions.items()):
@@ -425,7 +425,7 @@ class KnownTopics(ABC):
         self.counts.subscriptions -= 1
         self.counts.cursors -= len(topic.partitions)
         await subscription.close(error)
-        await self._writer.forget(subscription.cursor_keys())
+        await self._writer.discard(subscription.cursor_keys())
 
     @abstractmethod
     async def _claim(self, topic: Topic, subscription: Subscription, consumer: ConsumerConnection) -> None:

@@ -143,7 +143,7 @@ class ClusterMember(Topics):
         cluster = Cluster(
             self._metadata,
             registration=registration,
-            owner=self._owner,
+            assignee=self._owner,
             topics=self,
             events=self.events,
             clock=self._clock,
@@ -214,7 +214,7 @@ class ClusterMember(Topics):
     async def _leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and be gone."""
         if self._standing is not None and self._standing.cluster is not None:
-            await self._standing.cluster.leaving()
+            await self._standing.cluster.announce_leaving()
         if self._owner is not None:
             await self._owner.stop(self.options.stop_seconds)
         if self._memory is not None:
@@ -228,7 +228,7 @@ class ClusterMember(Topics):
 
     async def _delete_remains(self, name: TopicName, stored: StoredTopic, mark: Compare) -> None:
         if self._standing is not None:
-            await self._cluster.forget(name, stored.partitions, mark)  # its owners let go
+            await self._cluster.delete_topic(name, stored.partitions, mark)  # its owners let go
         await self._logs.delete_archives(name, stored)
         await super()._delete_remains(name, stored, mark)
 
@@ -236,7 +236,7 @@ class ClusterMember(Topics):
         if self._standing is not None:
             # A leader that had not heard of a delete may have given what is gone to somebody.
             gone = Compare(keys.delivery(name), NO_REVISION)
-            await self._cluster.forget(name, settings.partitions, gone)
+            await self._cluster.delete_topic(name, settings.partitions, gone)
         await super()._create_topic(name, settings)
 
     async def _tidy_regularly(self) -> None:
@@ -708,7 +708,7 @@ class ClusterMember(Topics):
             reason=f"only broker {info.from_broker} had them",
             at_ms=int(self._clock.now() * 1000),
         )
-        await self._cluster.force(partition, to, given_up)
+        await self._cluster.force_recovery(partition, to, given_up)
         self.events.emit(
             "range_given_up",
             topic.name,

@@ -42,9 +42,9 @@ def seen(broker: str = "a", *, generation: int = 1, revision: int = 100, mark: i
         (None, 500, {"a": 7}, "it is empty"),
         (Identity(cluster_id="c"), 100, {"a": 7}, None),
         (Identity(cluster_id="c"), 500, {"a": 9}, None),
-        (Identity(cluster_id="c"), 99, {"a": 7}, "it is at revision 99, broker a has seen 100"),
-        (Identity(cluster_id="c"), 500, {"a": 6}, "broker a had written its mark 7, it has 6"),
-        (Identity(cluster_id="c"), 500, {}, "it has none"),
+        (Identity(cluster_id="c"), 99, {"a": 7}, "it is at revision 99, but broker a has seen 100"),
+        (Identity(cluster_id="c"), 500, {"a": 6}, "broker a has written mark 7, but the store has 6 of it"),
+        (Identity(cluster_id="c"), 500, {}, "the store has no mark of it"),
         (Identity(cluster_id="c", generation=2), 3, {}, None),  # recovered since: nothing can be compared
     ],
 )

@@ -1,7 +1,7 @@
-"""The control plane: who is there, who leads, who owns what. It moves no records.
+"""The control plane: which brokers there are, which one leads, and which one owns each partition. It moves no records.
 
-`Cluster` puts the parts together: `Membership` (a lease, and what may be answered while it lasts), `ClusterView`
-(everything under `/cluster/`), `Election` (who leads), `LoadManager` (what the leader does).
+`Cluster` puts the parts together: `Membership` (the registration and its lease), `ClusterView` (everything under
+`/cluster/`), `Election` (which broker leads), `LoadManager` (what the leader does).
 """
 
 from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee

@@ -1,4 +1,4 @@
-"""What the cluster needs of the broker that it is a part of."""
+"""What the control plane needs from its broker."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -8,40 +8,40 @@ from sulina.types import PartitionName
 
 
 class PartitionAssignee(Protocol):
-    """Serves what it is assigned. Called on the event loop, in the order of the store's revisions; must not wait."""
+    """Serves the partitions that it is assigned. Called on the event loop, in order of revisions; must not wait."""
 
     def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
-        """The partition is this broker's, until `lost`. `revision` of the assignment fences what the owner writes.
+        """Called when a partition is assigned to this broker; it is, until `lost`.
 
-        Told only while we may acknowledge: what was ours before we were cut off may be another's by now. An assignment
-        that was made for another data directory is never told: that one had the records.
+        `revision` is that of the assignment, and fences what the owner writes. Called only while this broker may
+        acknowledge, and never for an assignment that was made for another data directory, which had the records.
         """
         ...
 
     def lost(self, partition: PartitionName) -> None:
-        """The assignment is gone: we gave it back, or the leader took it while we were away."""
+        """Called when the assignment is gone: the broker gave it back, or the leader reassigned the partition."""
         ...
 
     def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
-        """The partition is to leave. Told after `assigned`, and again whenever the record changes."""
+        """Called when a partition is to be unloaded; after `assigned`, and again whenever the request changes."""
         ...
 
     def load(self) -> LoadReport:
-        """How much there is to do at this moment."""
+        """Return the current load of this broker."""
         ...
 
 
 class ExistingTopics(Protocol):
-    """What this broker knows of all topics, its own or not."""
+    """The topics that this broker knows, whichever broker owns them."""
 
     def is_reliable(self, partition: PartitionName) -> bool | None:
-        """Whether its topic is a log; None when there is no such topic, as far as is known here."""
+        """Return whether the topic of a partition is reliable; None: the topic is not known here."""
         ...
 
     def topic_id(self, partition: PartitionName) -> str | None:
-        """Return the id of its topic; None when there is no such topic, as far as is known here."""
+        """Return the id of the topic of a partition; None: the topic is not known here."""
         ...
 
     def partitions(self) -> Iterable[PartitionName]:
-        """Of all topics that exist and are not being deleted."""
+        """Return the partitions of all topics that exist and are not being deleted."""
         ...

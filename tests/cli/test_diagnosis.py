@@ -10,15 +10,14 @@ import pytest
 from sulina.cli.doctor import CheckResult, Grade
 from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, diagnose
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Current, DeleteMark, Epoch, GivenUp, Registration, Sealed
+from sulina.core.cluster.entries import Current, DeleteMark, EpochEntry, GivenUp, Registration, Sealed
 from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen
 from sulina.core.log.archive import ArchiveView
 from sulina.core.log.resume import End
 from sulina.core.topic import Policy
 from sulina.errors import CorruptCommit
 from sulina.node.recovery import Known, Reports
-from sulina.types import Epoch as LogEpoch
-from sulina.types import Offset, PartitionName, TopicName, Version
+from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 from sulina.wire.messages import (
     BrokerInfo,
     ClusterInfo,
@@ -48,7 +47,7 @@ def stored(**more: msgspec.Struct) -> dict[str, bytes]:
         keys.IDENTITY: Identity(cluster_id="c"),
         keys.mark("b1"): Mark(number=7),
         keys.delivery(TOPIC): {"delivery": "reliable", "partitions": 1, "created_ms": 1, "topic_id": "t1"},
-        keys.epoch(ZERO): Epoch(epoch=5, broker_id="b1", store_id="s1", is_archived=False),
+        keys.epoch(ZERO): EpochEntry(epoch=5, broker_id="b1", store_id="s1", is_archived=False),
         keys.register("b1"): registration("b1", "s1"),
         keys.register("b2"): registration("b2", "s2"),
     }
@@ -63,7 +62,7 @@ def memory(entries: Mapping[str, bytes] | None = None, **seen: Any) -> Memory:
 
 def archived(offset: int = 10, epoch: int = 5, claimer: str = "b1") -> ArchiveView:
     at = Offset(offset)
-    return ArchiveView(Version(3), LogEpoch(epoch), "holder", Offset(0), at, Version(offset), (), claimer)
+    return ArchiveView(Version(3), Epoch(epoch), "holder", Offset(0), at, Version(offset), (), claimer)
 
 
 def current(**more: Any) -> Current:
@@ -120,7 +119,7 @@ def answer(name: str, *troubles: Trouble, counts: dict[str, int] | None = None, 
 
 
 def a_disk(**more: Any) -> BrokerDisk:
-    ends = {ZERO: End(Offset(20), Version(20), LogEpoch(5))}
+    ends = {ZERO: End(Offset(20), Version(20), Epoch(5))}
     seen = memory().seen
     return BrokerDisk(**{"path": "/data", "free_bytes": 1 << 39, "store_id": "s1", "seen": seen, "ends": ends, **more})
 
@@ -182,17 +181,17 @@ SEALED = Sealed(last_committed_offset=29, next_offset=30, version=30, epoch=5, b
 STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     "1 etcd is emptied": (
         known(identity=None, stored={}, revision=3), "history", Grade.FAIL,
-        "it is empty, and broker b1 has seen cluster c in it; it lacks 1 topic (/default/orders)", RECOVER,
+        "it is empty, but broker b1 has seen cluster c in it; it lacks 1 topic (/default/orders)", RECOVER,
     ),
     "1 etcd is of an older generation": (
-        known(memories=[memory(generation=2)]), "history", Grade.FAIL, "it is of recovery 1, broker b1 has seen 2",
+        known(memories=[memory(generation=2)]), "history", Grade.FAIL, "its generation is 1, but broker b1 has seen 2",
         RECOVER,
     ),
     "1 etcd is at an older revision": (
-        known(revision=99), "history", Grade.FAIL, "it is at revision 99, broker b1 has seen 100", RECOVER,
+        known(revision=99), "history", Grade.FAIL, "it is at revision 99, but broker b1 has seen 100", RECOVER,
     ),
     "1 etcd has lost a mark": (
-        known(memories=[memory(mark=8)]), "history", Grade.FAIL, "had written its mark 8, it has 7", RECOVER,
+        known(memories=[memory(mark=8)]), "history", Grade.FAIL, "written mark 8, but the store has 7 of it", RECOVER,
     ),
     "1 only the disk has seen it": (
         {"disk": a_disk(seen=memory(revision=200).seen)}, "history", Grade.FAIL, "has seen 200", RECOVER,
@@ -255,7 +254,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         "--objects",
     ),
     "4 a disk ends before the report": (
-        {"disk": a_disk(ends={ZERO: End(Offset(12), Version(12), LogEpoch(5))})}, "disk logs", Grade.FAIL,
+        {"disk": a_disk(ends={ZERO: End(Offset(12), Version(12), Epoch(5))})}, "disk logs", Grade.FAIL,
         "records [12, 20) are missing", "--give-up",
     ),
     "5 a clock is ahead": (
@@ -394,7 +393,7 @@ def test_r11_a_state_is_found_with_its_grade_and_what_to_do(state: str) -> None:
         known(archives={ZERO: archived(epoch=4, claimer="b2")}, reports={}),  # the new owner has not opened it yet
         known(reports={ZERO: Reports(current=current(archived_offset=99, topic_id="t0"))}),  # of a former topic
         known(memories=[memory(mark=6, revision=50), memory(broker_id="b9", mark=0)]),
-        {"disk": a_disk(store_id="s9", ends={ZERO: End(Offset(1), Version(1), LogEpoch(2))})},  # another has gone on
+        {"disk": a_disk(store_id="s9", ends={ZERO: End(Offset(1), Version(1), Epoch(2))})},  # another has gone on
         {"disk": a_disk(seen=None, ends={})},
         given_up(8),
         dead_letters(a="end", b="a"),

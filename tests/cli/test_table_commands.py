@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sulina.spark.delta_lease import hold
-from sulina.spark.delta_place import TablePlace
+from sulina.spark.table_location import TableLocation
 from tests.cli.conftest import told
 from tests.spark.test_delta_table import append, rows_of
 
@@ -67,19 +67,19 @@ def test_s5_history_lists_versions_the_newest_first(table: Path, capfd: pytest.C
 def test_s5_mistakes_are_named(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistyped = told(capfd, "table", "optimize", str(table.parent / "order"))
     assert mistyped.code == 1
-    assert f"there is no Delta table at {table.parent}/order; did you mean {table}?" in mistyped.err
+    assert f"no Delta table exists at {table.parent}/order; did you mean {table}?" in mistyped.err
     above = told(capfd, "table", "history", str(table.parent), "--json")
     assert above.error["code"] == "table_not_found"
     assert above.error["hint"] == "tables in this folder: orders"
     assert "no place for a table" in told(capfd, "table", "vacuum", "ftp://x/y").err
     column = told(capfd, "table", "optimize", str(table), "--z-order", "m")
-    assert "there is no column 'm'" in column.err
+    assert "column 'm' is unknown" in column.err
     assert "names no column" in told(capfd, "table", "optimize", str(table), "--z-order", ",").err
     assert "a target of 0 bytes" in told(capfd, "table", "optimize", str(table), "--target-mib", "0").err
 
 
 def test_s5_a_second_maintainer_is_told_to_wait(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with hold(TablePlace.parse(str(table)), recorded=0) as lease:
+    with hold(TableLocation.parse(str(table)), recorded=0) as lease:
         busy = told(capfd, "table", "optimize", str(table), "--json")
     assert busy.code == 1
     assert busy.error["code"] == "maintenance_busy"

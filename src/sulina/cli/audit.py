@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sulina.spark.audit_checks import AuditReport, PartitionAudit
-    from sulina.spark.options import Place
+    from sulina.spark.options import LogLocation
 
 FOUND = 1
 FINDINGS_SHOWN_MAX = 50
@@ -73,12 +73,12 @@ class LogFlags:
         if self.path is not None and self.url is not None and self.url != os.environ.get(URL_VARIABLE):
             raise InvalidSettings("--url (a node) and --path (an archive or a data directory) exclude each other")
 
-    def place(self) -> "Place":
+    def location(self) -> "LogLocation":
         """Return the location in the form that the data source takes."""
-        from sulina.spark.options import Place
+        from sulina.spark.options import LogLocation
 
         url = None if self.path is not None else self.url or DEFAULT_URL
-        return Place(url=url, path=self.path, objects=self.objects, objects_endpoint=self.objects_endpoint)
+        return LogLocation(url=url, path=self.path, objects=self.objects, objects_endpoint=self.objects_endpoint)
 
 
 AT_NODE = LogFlags()  # the default; cyclopts fills in what was given
@@ -138,7 +138,7 @@ def audit(
         terminal.say("starting Spark …")
     report = Audit(
         spark=_session(f"sulina audit {name}", master, remote),
-        place=source.place(),
+        location=source.location(),
         topic=name,
         table=table,
         quarantine=quarantine,

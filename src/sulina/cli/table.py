@@ -17,8 +17,8 @@ from sulina.spark.errors import SparkUnavailable, TableNotFound
 if TYPE_CHECKING:
     from sulina.spark.delta_compaction import Optimized
     from sulina.spark.delta_history import CommitFacts
-    from sulina.spark.delta_place import TablePlace
     from sulina.spark.delta_vacuum import Vacuumed
+    from sulina.spark.table_location import TableLocation
 
 FILES_SHOWN_MAX = 50
 CLOCK_AHEAD_SHOWN_SECONDS = 300.0
@@ -195,7 +195,7 @@ def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _place(table: str, asked: TableFlags) -> "TablePlace":
+def _place(table: str, asked: TableFlags) -> "TableLocation":
     """Return where a table is.
 
     Raises:
@@ -207,13 +207,13 @@ def _place(table: str, asked: TableFlags) -> "TablePlace":
         import pyspark  # noqa: F401
     except ImportError as error:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
-    from sulina.spark.delta_place import TablePlace
+    from sulina.spark.table_location import TableLocation
 
-    return TablePlace.parse(table, asked.objects_endpoint)
+    return TableLocation.parse(table, asked.objects_endpoint)
 
 
 @contextlib.contextmanager
-def _naming(place: "TablePlace") -> Iterator[None]:
+def _naming(place: "TableLocation") -> Iterator[None]:
     """Add the tables below a folder to the error that it is not a table itself."""
     try:
         yield

@@ -203,8 +203,8 @@ def read_disk(data: str) -> BrokerDisk:
     from sulina.node.cluster import STORE_ID_FILE
     from sulina.node.recovery import memory_on_disk
     from sulina.storage.files import OsFiles, read_whole
-    from sulina.storage.leftovers import set_aside_in
     from sulina.storage.orphans import orphans
+    from sulina.storage.partition_directory import set_aside_in
 
     if not os.path.isdir(data):
         raise InvalidSettings(f"{data} is not a directory: name the data directory of a broker with --data")
@@ -243,7 +243,7 @@ def _decoded(data: bytes | None) -> Seen | None:
 def _ends(data: str) -> "dict[PartitionName, End]":
     """Return the ends of the logs in a data directory, without logs that cannot be read."""
     from sulina.storage.files import OsFiles
-    from sulina.storage.leftovers import directory_end
+    from sulina.storage.partition_directory import directory_end
 
     files, found = OsFiles(), {}
     for name in sorted(os.listdir(data)):

@@ -14,15 +14,14 @@ from sulina.cli import terminal
 from sulina.cli.doctor import FREE_BYTES_LOW, FREE_BYTES_NONE, CheckResult, Grade
 from sulina.cli.doctor.stores import FULL_ADVICE, PRESSED_ADVICE
 from sulina.core.cluster import history, keys
-from sulina.core.cluster.entries import Epoch, GivenUp, Registration
+from sulina.core.cluster.entries import EpochEntry, GivenUp, Registration
 from sulina.core.cluster.recovery import Seen, evidence, merged, partitions_of, plan_recovery
 from sulina.core.delivery.dead_letter import check_way, dead_letter_topic, is_end
 from sulina.core.log.resume import ARCHIVE, DIRECTORY, End, check_witnesses, witnesses
 from sulina.core.topic import Policy
 from sulina.errors import InvalidSettings, LogIncomplete
 from sulina.node.recovery import Known
-from sulina.types import Epoch as LogEpoch
-from sulina.types import PartitionName, TopicName
+from sulina.types import Epoch, PartitionName, TopicName
 from sulina.wire.messages import BrokerInfo, ClusterInfo, NodeInfo, Trouble, TroubleKind, UnloadInfo
 
 NAMES_MAX = 5  # shown of many
@@ -393,7 +392,7 @@ def check_epochs(facts: ClusterFacts) -> list[CheckResult]:
     for partition, claim in sorted((facts.known.claims if facts.known is not None else {}).items()):
         assert facts.known is not None
         entry = facts.known.stored.get(keys.epoch(partition))
-        given = msgspec.json.decode(entry, type=Epoch) if entry is not None else None
+        given = msgspec.json.decode(entry, type=EpochEntry) if entry is not None else None
         if given is None or claim.epoch > given.epoch:
             has = "none" if given is None else given.epoch
             by = f" by {claim.broker_id}" if claim.broker_id else ""
@@ -471,11 +470,11 @@ def check_disk_logs(facts: ClusterFacts) -> list[CheckResult]:
     lacking: list[tuple[str, str]] = []
     for partition, end in sorted(disk.ends.items()):
         entry = known.stored.get(keys.epoch(partition))
-        newest = msgspec.json.decode(entry, type=Epoch) if entry is not None else None
+        newest = msgspec.json.decode(entry, type=EpochEntry) if entry is not None else None
         if newest is None or newest.store_id != disk.store_id or newest.is_archived:
             continue  # another broker has taken over, or the archive has all records
         end = End(
-            end.next_offset, end.version, max(end.epoch, LogEpoch(newest.epoch))
+            end.next_offset, end.version, max(end.epoch, Epoch(newest.epoch))
         )  # the claim is newer than its commits
         if (lacks := _lacks(known, partition, DIRECTORY, end, is_only_here=True)) is not None:
             lacking.append((f"{partition} in {disk.path}: {lacks}", _give_up("newer copy of the disk", partition)))

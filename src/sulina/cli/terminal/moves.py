@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sulina.cli import terminal
-from sulina.core.cluster.entries import Step
+from sulina.core.cluster.entries import UnloadStep
 from sulina.errors import SulinaError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ POLL_SECONDS = 0.03  # a step may be over soon
 LATE_SECONDS = 3.0  # a move that is no longer listed, with its partition where it was, then counts as refused
 
 MOVED = "moved"
-STEPS = (*map(str, Step), MOVED)
+STEPS = (*map(str, UnloadStep), MOVED)
 RECOVERING = "recovering"
 REFUSED = "refused"
 
@@ -69,7 +69,7 @@ class PartitionMove:
                 )
                 self.error = f"broker {under_way.from_broker} died, and only its disk has {what}"
         elif place.broker_id is None:
-            self.step, self.gone_seconds = Step.UNASSIGNED, None
+            self.step, self.gone_seconds = UnloadStep.UNASSIGNED, None
         else:
             self.gone_seconds = seconds if self.gone_seconds is None else self.gone_seconds
             if seconds - self.gone_seconds > LATE_SECONDS:

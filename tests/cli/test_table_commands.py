@@ -27,7 +27,7 @@ def test_s5_optimize_says_what_became_of_the_files(table: Path, capfd: pytest.Ca
     assert f"{table}: 3 files (" in done.out
     assert "became 1 file (" in done.out
     assert done.out.rstrip().endswith("by version 3")
-    assert "nothing to join, 1 file (" in told(capfd, "table", "optimize", str(table)).out
+    assert "nothing to compact, 1 file (" in told(capfd, "table", "optimize", str(table)).out
     again = told(capfd, "table", "optimize", str(table), "--z-order", "n", "--json").json
     assert (again["files_removed"], again["files_added"], again["version"]) == (1, 1, 4)
     assert rows_of(table) == [{"n": n} for n in range(3)]
@@ -36,7 +36,7 @@ def test_s5_optimize_says_what_became_of_the_files(table: Path, capfd: pytest.Ca
 def test_s5_vacuum_lists_what_would_go_and_removes_it(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told(capfd, "table", "optimize", str(table))
     young = told(capfd, "table", "vacuum", str(table), "--dry-run")
-    assert "0 files (0 B) would go, 3 others no longer in use stay" in young.out
+    assert "would remove 0 files (0 B), kept 3 unused files" in young.out
     then = time.time() - 8 * 86_400
     for path in table.rglob("*"):
         os.utime(path, (then, then))
@@ -70,7 +70,7 @@ def test_s5_mistakes_are_named(table: Path, capfd: pytest.CaptureFixture[str]) -
     assert f"no Delta table exists at {table.parent}/order; did you mean {table}?" in mistyped.err
     above = told(capfd, "table", "history", str(table.parent), "--json")
     assert above.error["code"] == "table_not_found"
-    assert above.error["hint"] == "there are tables below it: orders"
+    assert above.error["hint"] == "tables in this folder: orders"
     assert "is not the location of a table" in told(capfd, "table", "vacuum", "ftp://x/y").err
     column = told(capfd, "table", "optimize", str(table), "--z-order", "m")
     assert "column 'm' is unknown" in column.err

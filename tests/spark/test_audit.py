@@ -350,7 +350,7 @@ def test_s6_the_command_says_it_in_a_report_and_an_exit_code(
     table = written(bronze, [row for row in rows_of(bronze) if row["offset"] != 9], tmp_path / "table")
     assert command(["audit", "audited", "--path", str(world.node.data), "--table", table]) == 1
     lines = capfd.readouterr().out.splitlines()
-    assert lines[-1] == "/default/audited does not hold: 3 findings."
+    assert lines[-1] == "/default/audited failed the audit: 3 findings."
     assert sum("the table lacks offset 9, and has later ones" in line for line in lines) == 3
 
 

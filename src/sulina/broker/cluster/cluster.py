@@ -300,7 +300,7 @@ class Cluster:
             await self.advance_unload(partition, unload, entry.revision, step=UnloadStep.REQUESTED, error=error)
 
     async def cancel_unload(self, partition: PartitionName) -> UnloadRequest | None:
-        """Delete an unload request and return it; None: there is none, perhaps because it was carried out."""
+        """Delete an unload request and return it; None: there is no request, perhaps because it was carried out."""
         for _ in range(CONFLICTS_MAX):
             held = self.view.unloads.get(partition)
             if held is None:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sulina.cli.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, diagnose
 from sulina.cli.doctor import CheckResult, Grade
+from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, diagnose
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current, DeleteMark, EpochEntry, GivenUp, Registration, Sealed
 from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen
@@ -202,7 +202,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "1 another cluster": (
         {"disk": a_disk(seen=memory(cluster_id="d").seen)}, "history", Grade.FAIL,
-        "etcd is of cluster c, disk or archive of d", "--data",
+        "etcd belongs to cluster c, disk or archive to d", "--data",
     ),
     "1 a topic vanished": (
         known(stored=WITHOUT_TOPIC), "topics", Grade.FAIL, "1 topic (/default/orders) vanished", RECOVER,
@@ -228,7 +228,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "2 one epoch with two owners": (
         known(archives={ZERO: archived(claimer="b2")}), "epochs", Grade.FAIL,
-        "epoch 5 is b1's by etcd, and was claimed by b2", RECOVER,
+        "epoch 5 belongs to b1 in etcd, and was claimed by b2", RECOVER,
     ),
     "2 a broker was given an epoch that is taken": (
         on_b1("epoch_taken", "epoch 5 was claimed by broker b2"), "epochs", Grade.FAIL,
@@ -247,10 +247,10 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "3 an archive cannot be read": (
         known(unreadable={ZERO: CorruptCommit(name="7.json", reason="no JSON")}), "archive", Grade.FAIL,
-        "/default/orders/0: 7.json is damaged", "bring the objects",
+        "/default/orders/0: 7.json is damaged", "restore the objects",
     ),
     "3 the object store does not answer": (
-        {"objects_error": "no such bucket"}, "archive", Grade.FAIL, "s3://bucket/prefix cannot be read: no such bucket",
+        {"objects_error": "no such bucket"}, "archive", Grade.FAIL, "cannot read s3://bucket/prefix: no such bucket",
         "--objects",
     ),
     "4 a disk ends before the report": (
@@ -294,42 +294,43 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "15 a broker is not ready because of its disk": (
         {"brokers": [answer("b1", counts={"log_stopped": 1, "disk_full": 2}, is_ready=False)]}, "brokers", Grade.FAIL,
-        "b1 is not ready: 3 of its partitions take no records", "partitions",
+        "b1 is not ready: 3 of its partitions accept no records", "partitions",
     ),
     "a data directory was copied": (
-        on_b1(TroubleKind.REPLACED, "another process", None), "brokers", Grade.FAIL, "another process", "end one",
+        on_b1(TroubleKind.REPLACED, "another process", None), "brokers", Grade.FAIL, "another process", "stop one",
     ),
     "two brokers have one store": (
-        {"brokers": [answer("b1"), answer("b2", store_id="s1")]}, "brokers", Grade.FAIL, "brokers b1, b2 have one data",
+        {"brokers": [answer("b1"), answer("b2", store_id="s1")]}, "brokers", Grade.FAIL, "brokers b1, b2 share a data",
         "empty --data",
     ),
     "two registrations have one store": (
         known(stored=stored(**{keys.register("b3"): registration("b3", "s2")})),
-        "brokers", Grade.FAIL, "brokers b2, b3 have one data directory", "stop all but",
+        "brokers", Grade.FAIL, "brokers b2, b3 share a data directory", "stop all but",
     ),
     "14 a circle of dead letters": (
         dead_letters(a="b", b="a", c="a"), "dead letters", Grade.FAIL, "/default/a → /default/b → /default/a",
         "--dead-letter",
     ),
     "a dead-letter topic is not there": (
-        dead_letters(a="none"), "dead letters", Grade.WARN, "(/default/none of /default/a) not there",
+        dead_letters(a="none"), "dead letters", Grade.WARN, "(/default/none of /default/a) missing",
         "sulina topic create /default/none",
     ),
     "15 a disk is nearly full": (
-        {"brokers": [answer("b1", disk_free_bytes=500 << 20)]}, "disks", Grade.WARN, "of b1 has 500.0 MiB free", "room",
+        {"brokers": [answer("b1", disk_free_bytes=500 << 20)]}, "disks", Grade.WARN, "of b1 has 500.0 MiB free",
+        "free disk space",
     ),
     "15 a disk is full": (
         {"disk": a_disk(free_bytes=1 << 20)}, "disks", Grade.FAIL, "the disk of /data has 1.0 MiB free", "drain",
     ),
     "15 a disk has no room for a log": (
-        on_b1(TroubleKind.DISK_FULL, "No space left"), "partitions", Grade.FAIL, "at b1: No space left", "make room",
+        on_b1(TroubleKind.DISK_FULL, "No space left"), "partitions", Grade.FAIL, "at b1: No space left", "free space",
     ),
     "a log has stopped": (
         on_b1(TroubleKind.LOG_STOPPED, "Input/output error"), "partitions", Grade.FAIL, "at b1: Input/output error",
-        "see to that fault",
+        "correct that fault",
     ),
     "a partition is not served": (
-        on_b1(TroubleKind.NOT_SERVED), "partitions", Grade.FAIL, "/default/orders/0 at b1: why", "log of that broker",
+        on_b1(TroubleKind.NOT_SERVED), "partitions", Grade.FAIL, "/default/orders/0 at b1: why", "its log says more",
     ),
     "15 a move fails": (
         cluster(unloads=[unload(error="no room", since_seconds=4.0)]), "moves", Grade.WARN,
@@ -352,7 +353,9 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         {"etcd": None, **cluster(metadata=MetadataInfo(is_full=False, used_bytes=71, quota_bytes=100))}, "etcd",
         Grade.WARN, "71 B of 100 B", "quota",
     ),
-    "16 nobody leads": (cluster(leader=None), "leader", Grade.FAIL, "nobody compacts etcd's history", "start a broker"),
+    "16 nobody leads": (
+        cluster(leader=None), "leader", Grade.FAIL, "etcd's history is not compacted", "start a broker",
+    ),
     "17 a consumer does not ack": (
         on_b1(TroubleKind.CONSUMER_LATE, "consumer bad of subscription s"), "consumers", Grade.WARN, "consumer bad",
         "restart",
@@ -410,7 +413,7 @@ def test_r11_what_nobody_was_asked_for_is_not_judged() -> None:
     away = replace(alone, etcd=CheckResult(check="etcd", grade=Grade.FAIL, found="away"), objects=OBJECTS)
     (no_broker, *_) = diagnose(away)
     assert (no_broker.found, no_broker.advice) == (
-        "nobody knows where brokers are: etcd does not answer",
+        "the brokers are unknown, because etcd does not answer",
         "name brokers with --url",
     )
     brokers = ClusterFacts(now_ms=NOW_MS, brokers=HEALTHY.brokers, cluster=HEALTHY.cluster, policies={})

@@ -99,7 +99,7 @@ class WatchedStore(MemoryMetadata):
 
     def __init__(self, clock: Clock, history_changes_max: int = 10_000) -> None:
         super().__init__(clock, history_changes_max=history_changes_max)
-        self._watches._watchers = _InOrder()  # type: ignore[assignment]
+        self.watches.watchers = _InOrder()  # type: ignore[assignment]
         self.owners: dict[PartitionName, str] = {}
         self.epochs: dict[PartitionName, EpochEntry] = {}
         self.unassigned: set[PartitionName] = set()

@@ -1,9 +1,9 @@
-"""Directories of partitions: how a new one begins, and what becomes of one that no longer counts.
+"""Directories of partitions: how a new owner prepares one, and how one that is not needed is removed or set aside.
 
-A directory appears whole: it is built under another name, with its stamp and the state that it goes on from, and gets
-its own name when all of it is durable. So there is never one that would begin at 0 where there is more. One that no
-longer counts is removed only if everything in it is in the archive; else it is set aside, under a name that says
-which epoch it had, for somebody to look at.
+A directory appears whole: it is built under another name, with its stamp and the state that it continues from, and gets
+its own name when all of it is durable. So a directory never begins at 0 where the log has records. A directory that was
+overtaken is removed only if everything in it is in the archive; else it is set aside, under a name with its epoch, for
+an operator.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from sulina.core.log.resume import (
     check_continues,
     check_joins,
     check_witnesses,
-    standing,
+    directory_state,
 )
 from sulina.errors import Corrupt, LogIncomplete, LogLocked, VersionNotRetained
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
@@ -51,26 +51,26 @@ _SET_ASIDE = ".set-aside"
 
 
 class Fate(StrEnum):
-    """What became of a directory."""
+    """The outcome for a directory."""
 
-    NOTHING = "nothing"  # there was none
-    KEPT = "kept"  # nobody has taken the log over, and not all of it is in the archive
+    NOTHING = "nothing"  # there was no directory
+    KEPT = "kept"  # no other broker has claimed the log, and not all of it is in the archive
     REMOVED = "removed"  # all of it is in the archive
     SET_ASIDE = "set_aside"
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A directory that no longer counts."""
+    """A directory that is no longer needed."""
 
     fate: Fate
-    path: str | None = None  # where it is now
-    only_here: tuple[tuple[Offset, Offset], ...] = ()  # offsets that are nowhere else
+    path: str | None = None  # its path now
+    only_here: tuple[tuple[Offset, Offset], ...] = ()  # offsets that exist nowhere else
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """How a log goes on."""
+    """How a log continues."""
 
     how: How
     leftover: Leftover
@@ -78,15 +78,15 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryResume:
-    """A new owner makes a directory ready. Blocks."""
+    """Prepares the directory of a partition for a new owner. Blocks."""
 
     directory: str
     archive: Archive
     topic_id: str
     epoch: Epoch
     broker_id: str
-    partition: str = ""  # its name, for messages
-    heard: Sequence[Witness] = ()  # what was reported of the log
+    partition: str = ""  # name of the partition, for messages
+    heard: Sequence[Witness] = ()  # ends that were reported of the log
     must_resume: bool = False
     is_adopted: bool = False
     limits: MemoryLimits | None = None
@@ -94,24 +94,31 @@ class DirectoryResume:
     failpoints: FailpointHook = no_failpoints
 
     def run(self) -> Resumed:
-        """Claim the archive, then see to it that the directory is there and goes on from the right place.
+        """Claim the archive, then make the directory continue from the right offset. May be run again after a failure.
 
-        StaleEpoch, ArchiveFailed, CorruptLog, CorruptCommit, LogLocked. May be run again after any failure.
+        Raises:
+            StaleEpoch: a newer owner has claimed the log.
+            LogIncomplete: records that were reported are missing.
+            LogLocked: another process writes to the directory.
+            CorruptLog: the directory and the archive do not fit together.
+            CorruptCommit: a commit is damaged.
+            ArchiveFailed: the object store does not answer.
         """
         self.archive.load()
         _clear(self.directory, _NEW, _DISCARDED)
         with locked(self.files, self.directory):
             before = self.archive.claim(self.epoch, self.broker_id, self._holder_after)
             if before.epoch == self.epoch:
-                self._holder_after(
-                    before
-                )  # it was claimed by an earlier attempt, which may not have looked any further
-            found = self._standing(before)
+                # An earlier attempt has claimed it, and may have stopped before these checks.
+                self._holder_after(before)
+            found = self._state_of(before)
             if found in GOES_ON:
                 return Resumed(How.CONTINUED, Leftover(Fate.NOTHING))
             leftover = Leftover(Fate.NOTHING)
             if found is not DirectoryState.ABSENT:
-                leftover = put_away(self.directory, before, found, files=self.files, failpoints=self.failpoints)
+                leftover = remove_or_set_aside(
+                    self.directory, before, found, files=self.files, failpoints=self.failpoints
+                )
         view = self.archive.view
         assert view.holder is not None
         checkpoint = None if view.is_empty else self.archive.log_checkpoint(self.limits)
@@ -124,8 +131,8 @@ class DirectoryResume:
         )
         return Resumed(How.NEW if checkpoint is None else How.FROM_ARCHIVE, leftover)
 
-    def _standing(self, view: ArchiveView) -> DirectoryState:
-        return standing(
+    def _state_of(self, view: ArchiveView) -> DirectoryState:
+        return directory_state(
             exists=os.path.isdir(self.directory),
             stamp=read_stamp(self.files, self.directory),
             topic_id=self.topic_id,
@@ -134,13 +141,13 @@ class DirectoryResume:
         )
 
     def _holder_after(self, view: ArchiveView) -> str:
-        """Who goes on from what the archive has; before anything is changed. CorruptLog when nobody may."""
-        found = self._standing(view)
+        """Return the holder that continues from a view of the archive, before anything is changed, or refuse."""
+        found = self._state_of(view)
         if found in GOES_ON:
             self._check_directory(view)
             stamp = read_stamp(self.files, self.directory)
             if stamp is None:
-                # Before the claim that names it: after that, a directory without it would be nobody's.
+                # Before the claim that names it: after that, a directory without a stamp would count as foreign.
                 stamp = Stamp(topic_id=self.topic_id, holder=secrets.token_hex(8))
                 _write_stamp(self.files, self.directory, stamp)
             return stamp.holder
@@ -176,7 +183,7 @@ class DirectoryResume:
         check_joins(self.partition, self.heard, state.start_offset, state.next_offset, view)
 
 
-def let_go(
+def release_directory(
     directory: str,
     archive: Archive,
     *,
@@ -186,7 +193,12 @@ def let_go(
 ) -> Leftover:
     """Remove or set aside the directory of a partition that this broker no longer owns, or never opened again.
 
-    Blocks. May be called again at any time. ArchiveFailed, LogLocked, Corrupt (of the archive).
+    Blocks. May be called again at any time.
+
+    Raises:
+        ArchiveFailed: the object store does not answer.
+        LogLocked: another process writes to the directory.
+        Corrupt: the archive is damaged.
     """
     files = files or OsFiles()
     if not os.path.isdir(directory):
@@ -196,27 +208,33 @@ def let_go(
     with locked(files, directory):
         _clear(directory, _DISCARDED)
         stamp = read_stamp(files, directory)
-        found = standing(exists=True, stamp=stamp, topic_id=topic_id, claimed_by=view.holder)
+        found = directory_state(exists=True, stamp=stamp, topic_id=topic_id, claimed_by=view.holder)
         if found is DirectoryState.NEWEST:
             state = _commit_log(files, directory).load()
             only_here = tuple(_only_here(state, view, found))
             if only_here or state.version > view.log_version:
                 return Leftover(Fate.KEPT, directory, only_here)
-        return put_away(directory, view, found, files=files, failpoints=failpoints)
+        return remove_or_set_aside(directory, view, found, files=files, failpoints=failpoints)
 
 
 def set_directory_aside(files: Files, directory: str) -> Leftover:
-    """Keep a directory that does not count any more, whatever the archive has of it. Blocks. LogLocked."""
+    """Set a directory aside, whatever the archive has of it. Blocks.
+
+    Raises:
+        LogLocked: another process writes to the directory.
+    """
     if not os.path.isdir(directory):
         return Leftover(Fate.NOTHING)
     with locked(files, directory):
-        return put_away(directory, NOTHING_ARCHIVED, DirectoryState.FOREIGN, files=files, failpoints=no_failpoints)
+        return remove_or_set_aside(
+            directory, NOTHING_ARCHIVED, DirectoryState.FOREIGN, files=files, failpoints=no_failpoints
+        )
 
 
-def put_away(
+def remove_or_set_aside(
     directory: str, view: ArchiveView, found: DirectoryState, *, files: Files, failpoints: FailpointHook
 ) -> Leftover:
-    """Remove a directory, or set it aside if it has anything that the archive has not, or is another topic's."""
+    """Remove a directory, or set it aside if it has records that the archive lacks, or belongs to another topic."""
     is_ours = found is not DirectoryState.FOREIGN
     state: LogState | None = None
     with contextlib.suppress(Corrupt):
@@ -251,7 +269,11 @@ def set_aside_in(files: Files, data: str) -> list[str]:
 
 
 def directory_end(files: Files, directory: str) -> End:
-    """Return how far the log of a directory has come, without changing anything. Blocks. Corrupt."""
+    """Return the end of the log in a directory, without changing anything. Blocks.
+
+    Raises:
+        Corrupt: the log is damaged.
+    """
     state = _commit_log(files, directory).load()
     return End(state.next_offset, state.version, state.epoch)
 
@@ -262,7 +284,7 @@ def _only_here(state: LogState, view: ArchiveView, found: DirectoryState) -> lis
     if found is DirectoryState.FOREIGN:
         return missing(ranges, (), Offset(0))
     if found is DirectoryState.OVERTAKEN:
-        # The newest epoch in the archive is another directory's: records of that epoch here are not those there.
+        # Another directory wrote the newest epoch in the archive: records of that epoch here are different ones.
         return missing(ranges, [one for one in view.slices if one.epoch != view.epoch], view.start_offset)
     return missing(ranges, view.slices, view.start_offset)
 
@@ -270,7 +292,7 @@ def _only_here(state: LogState, view: ArchiveView, found: DirectoryState) -> lis
 def seed(
     directory: str, stamp: Stamp, checkpoint: Checkpoint | None, *, files: Files, failpoints: FailpointHook
 ) -> None:
-    """Begin a directory that goes on from `checkpoint`, or at offset 0. There must be none."""
+    """Create a directory that continues from `checkpoint`, or begins at offset 0. It must not exist."""
     new = directory + _NEW
     files.make_directory(f"{new}/{COMMITS_DIRECTORY}")
     if checkpoint is not None:
@@ -286,24 +308,24 @@ def seed(
 
 
 def _clear(directory: str, *ends: str) -> None:
-    """What an attempt that died has left, half made or half removed. What is half made is its maker's to clear."""
+    """Remove what a dead attempt has left, half made or half removed. Only the maker may remove what is half made."""
     for end in ends:
         if os.path.isdir(directory + end):
             remove_tree(directory + end)
 
 
 def released_note(directory: str) -> str:
-    """Return the file that keeps the stamp of a directory which was removed because the archive had all of it."""
+    """Return the path of the file that keeps the stamp of a directory which was removed after it was archived."""
     return os.path.join(os.path.dirname(directory), "released", os.path.basename(directory).removeprefix("topic="))
 
 
 def read_released_note(files: Files, directory: str) -> Stamp | None:
-    """Return the stamp of a directory that was removed because the archive had all of it; None where none was."""
+    """Return the stamp of a directory that was removed after it was archived; None if none was."""
     return _decoded(read_whole(files, released_note(directory)))
 
 
 def read_stamp(files: Files, directory: str) -> Stamp | None:
-    """What a directory says about itself; None when it says nothing that can be understood."""
+    """Return the stamp of a directory; None if it has none, or an unreadable one."""
     return _decoded(read_whole(files, f"{directory}/{STAMP_FILE}"))
 
 
@@ -315,7 +337,7 @@ def _decoded(data: bytes | None) -> Stamp | None:
 
 
 def ensure_stamp(files: Files, directory: str, topic_id: str) -> None:
-    """Let a directory say which topic it is of, if it does not yet. Blocks."""
+    """Stamp a directory with its topic, if it has no stamp yet. Blocks."""
     if read_stamp(files, directory) is None:
         _write_stamp(files, directory, Stamp(topic_id=topic_id, holder=secrets.token_hex(8)))
 
@@ -330,7 +352,11 @@ def _commit_log(files: Files, directory: str) -> CommitLog:
 
 @contextlib.contextmanager
 def locked(files: Files, directory: str) -> Iterator[None]:
-    """Nobody else has the directory meanwhile. One that is not there needs no lock."""
+    """Lock a directory. One that does not exist needs no lock.
+
+    Raises:
+        LogLocked: another process has the lock.
+    """
     if not os.path.isdir(directory):
         yield
         return

@@ -186,7 +186,7 @@ async def test_a_cursor_that_cannot_be_written_is_nobody_elses_trouble_p3(
             await subscribe(connection, consumer=2, subscription="bad")
             await publish(broker, b"1")
             await received(connection, 2)
-            bad = broker._topics[ORDERS].subscriptions["bad"]._cursors[0]
+            bad = broker._topics[ORDERS].subscriptions["bad"].cursors[0]
             monkeypatch.setattr(bad, "stored", lambda: b"x" * (2 << 20))
             await connection.send(AckRecords(6, 2, 0, [(0, 1)]))
             await connection.send(AckRecords(7, 1, 0, [(0, 1)]))
@@ -349,7 +349,7 @@ async def test_a_cursor_beyond_the_end_of_the_log_does_not_swallow_what_comes(tm
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings())
-        broker._topics[ORDERS].subscriptions["s"]._cursors[0].ack(0, 50)
+        broker._topics[ORDERS].subscriptions["s"].cursors[0].ack(0, 50)
         async with connected(broker) as connection:
             await subscribe(connection)
             await publish(broker, b"1")

@@ -239,7 +239,7 @@ async def test_a_cursor_of_an_old_owner_does_not_overrule_the_new_ones(tmp_path:
         owner = await world.owner(ORDERS)
         await owner.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
         stale = owner._topics[ORDERS].subscriptions["s"]
-        fences, old = stale.fences(0), stale._cursors[0]
+        fences, old = stale.fences(0), stale.cursors[0]
         target = other(world, owner.options.broker_id)
         await owner.unload(ORDERS, to=target)
         served = await world.moved(ORDERS, target)

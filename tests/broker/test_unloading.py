@@ -71,7 +71,7 @@ async def acked(owner: Broker, subscription: str, count: int, connection: Any) -
     await received(connection, 10)
     await connection.send(AckRecords(0, 1, 0, [(0, count)]))
     subscriptions = owner._topics[ORDERS].subscriptions
-    await until(lambda: subscriptions[subscription]._cursors[0].offset == count)
+    await until(lambda: subscriptions[subscription].cursors[0].offset == count)
 
 
 async def test_r10_a_broker_remembers_the_last_cursor_of_a_partition_that_it_gave_away(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ class Topic:
             )
 
     def _count_published(self, records: int, size_bytes: int, place: Place) -> None:
-        if self._events.is_heard:
+        if self._events.listeners:
             self._events.emit_unlogged(
                 PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=place.name.partition, count=records
             )

@@ -154,7 +154,9 @@ class Cluster:
             async with asyncio.timeout(self._options.stop_seconds):
                 await self.membership.unregister(leads_by)
         except Exception as error:  # noqa: BLE001
-            _logger.warning("not_unregistered", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            _logger.warning(
+                "broker_not_unregistered", broker_id=self.broker_id, error=str(error) or "no answer in time"
+            )
 
     async def stop_tasks(self) -> None:
         """Stop all tasks, and call the assignee no more; the registration stays until its lease expires."""
@@ -300,7 +302,7 @@ class Cluster:
             await self.advance_unload(partition, unload, entry.revision, step=UnloadStep.REQUESTED, error=error)
 
     async def cancel_unload(self, partition: PartitionName) -> UnloadRequest | None:
-        """Delete an unload request and return it; None: there is none, perhaps because it was carried out."""
+        """Delete an unload request and return it; None: there is no request, perhaps because it was carried out."""
         for _ in range(CONFLICTS_MAX):
             held = self.view.unloads.get(partition)
             if held is None:

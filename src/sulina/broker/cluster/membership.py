@@ -224,7 +224,7 @@ class Membership:
             async with asyncio.timeout(self._options.lease_seconds):
                 await self.register()
         except Exception as error:  # noqa: BLE001
-            _logger.warning("not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            _logger.warning("broker_not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
             return self._retry_seconds
         self._events.emit("lease_renewed", broker_id=self.broker_id)
         return self.ttl / KEEP_ALIVES_PER_LEASE

@@ -97,11 +97,11 @@ class PartitionFeed:
             for info in gone:
                 self._do(self.fan_out.remove(SubscriberId(node, info.handle), self._clock.monotonic()))
 
-    def node_up(self, node: str, *, is_new_life: bool) -> None:
+    def node_up(self, node: str, *, has_restarted: bool) -> None:
         """Send to a node again: there is a connection with it."""
         is_blocked = not self._links.has_room(node)
         now = self._clock.monotonic()
-        self._do(self.fan_out.node_up(node, now, is_new_life=is_new_life, is_blocked=is_blocked))
+        self._do(self.fan_out.node_up(node, now, has_restarted=has_restarted, is_blocked=is_blocked))
 
     def node_down(self, node: str, reason: str) -> None:
         """Stop sending to a node: the connection with it is lost."""

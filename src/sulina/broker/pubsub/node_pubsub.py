@@ -119,7 +119,7 @@ class NodePubSub:
         self._totals = FeedTotals()
         self._joins: dict[PartitionName, PartitionJoins] = {}
         self._starts: dict[int, str] = {}  # by handle: where a subscriber without a position begins
-        self._lives: dict[str, int] = {}  # by broker: when it was started
+        self._started_ms: dict[str, int] = {}  # by broker: when it was started
         self._pending_joins: dict[int, _PendingJoin] = {}
         self._ids = itertools.count(int(clock.now() * 1_000_000))  # none from before a restart
         self._work: set[asyncio.Task[Any]] = set()
@@ -301,9 +301,9 @@ class NodePubSub:
                 events=self._events,
                 on_closed=self._feed_closed,
             )
-            for node in self._lives:
+            for node in self._started_ms:
                 if self._links.is_up(node):
-                    feed.node_up(node, is_new_life=False)
+                    feed.node_up(node, has_restarted=False)
         return feed
 
     def subscribers(self, topic: Topic) -> list[SubscriberInfo]:
@@ -362,10 +362,10 @@ class NodePubSub:
         try:
             self._handle(source, frame)
         except SulinaError as error:
-            _logger.warning("peer_frame_refused", broker=source, frame=type(frame).__name__, error=str(error))
+            _logger.warning("peer_frame_refused", broker_id=source, frame=type(frame).__name__, error=str(error))
         except Exception:
             # A bug: the frames behind this one must still be handled.
-            _logger.exception("peer_frame_failed", broker=source, frame=type(frame).__name__)
+            _logger.exception("peer_frame_failed", broker_id=source, frame=type(frame).__name__)
 
     def _handle(self, source: str, frame: AnyPeerFrame) -> None:
         match frame:
@@ -411,9 +411,8 @@ class NodePubSub:
 
     async def _leave(self, source: str, frame: Leave) -> None:
         name = _partition(frame.topic, frame.partition)
-        await self._topics.topic_when_known(
-            name.topic, KNOWN_SECONDS
-        )  # its join has waited for the same, and must come first
+        # Its join waits for the topic too, and must come first.
+        await self._topics.topic_when_known(name.topic, KNOWN_SECONDS)
         feed = self.feeds.get(name)
         if feed is not None:
             await feed.remove_subscriber(SubscriberId(source, frame.handle))
@@ -454,11 +453,11 @@ class NodePubSub:
                 joins.rejoin(subscriber)
 
     def _on_up(self, node: str, started_ms: int) -> None:
-        is_new_life = self._lives.get(node, started_ms) != started_ms
-        self._lives[node] = started_ms
+        has_restarted = self._started_ms.get(node, started_ms) != started_ms
+        self._started_ms[node] = started_ms
         self._links.send(node, Present(pack_handles(tuple(self.local_subscribers.subscribers))))
         for feed in self.feeds.values():
-            feed.node_up(node, is_new_life=is_new_life)
+            feed.node_up(node, has_restarted=has_restarted)
         for joins in self._joins.values():
             joins.look()
 

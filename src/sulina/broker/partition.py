@@ -12,7 +12,7 @@ from sulina.broker.place import Place
 from sulina.core.log.commit import offset_before
 from sulina.core.log.position import At, Position
 from sulina.core.log.retention import Sightings
-from sulina.errors import LogClosed, NotOwner, NotServing, StaleEpoch, VersionNotRetained
+from sulina.errors import LogClosed, NotServing, StaleEpoch, VersionNotRetained
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, Offset, Version
@@ -72,11 +72,8 @@ class Partition:
             if log is self._log:
                 raise
             raise NotServing(reason=f"the log of {self.name} is being opened again") from None
-        except StaleEpoch:
-            if self.place.rights is None:
-                raise
-            # There is a newer owner, of whom we have not heard yet.
-            raise NotOwner(topic=str(self.name.topic), partition=self.name.partition) from None
+        except StaleEpoch as stale:
+            raise self.place.overtaken(stale) from None
         finally:
             self._users -= 1
 
@@ -159,6 +156,7 @@ class Partition:
         """Finish what was taken, then let go of the directory."""
         if self.place.is_here:
             self.place.state = TopicState.DRAINING
+        self.place.is_closing = True
         while self._turn is not None:
             await asyncio.wait([self._turn])
         if self._log is not None:

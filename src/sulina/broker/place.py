@@ -17,10 +17,12 @@ NOT_OURS = (1 << 63) - 1  # a revision that no key ever has, so that no transact
 
 
 class Rights(Protocol):
-    """Who knows what is assigned to whom."""
+    """The part of `ClusterHandle` that says what is assigned to whom."""
+
+    first_revision: int  # of the assignment that a partition has from the start; NOT_OURS: it waits for an owner
 
     def may_ack(self) -> bool:
-        """Whether this node may still speak for what is assigned to it."""
+        """Return whether this broker may still speak for what is assigned to it."""
         ...
 
     def lapsed(self) -> NotServing:
@@ -28,25 +30,30 @@ class Rights(Protocol):
         ...
 
     def elsewhere(self, partition: PartitionName) -> NotServing:
-        """Why a partition is not served here, and where it is."""
+        """Return why a partition is not served here, and where it is."""
         ...
 
-    def fence(self, partition: PartitionName, revision: int) -> Compare:
-        """What must hold in the metadata store for as long as the partition is ours."""
+    def overtaken(self, partition: PartitionName, stale: StaleEpoch) -> SulinaError:
+        """Return what to tell a client whose partition was claimed in a newer epoch."""
+        ...
+
+    def fences(self, partition: PartitionName, revision: int) -> list[Compare]:
+        """Return what must hold in the metadata store for as long as the partition is ours."""
         ...
 
 
 class Place:
     """One partition's. `check` it before anything is promised."""
 
-    __slots__ = ("epoch", "is_archived", "name", "revision", "rights", "saying", "state")
+    __slots__ = ("epoch", "is_archived", "is_closing", "name", "revision", "rights", "saying", "state")
 
-    def __init__(self, name: PartitionName, rights: Rights | None) -> None:
+    def __init__(self, name: PartitionName, rights: Rights) -> None:
         self.name = name
-        self.rights = rights  # None: the node is alone
-        self.state = TopicState.ACTIVE if rights is None else TopicState.CLOSED
-        self.epoch: Epoch | None = None  # under which it is ours
-        self.revision = NOT_OURS  # of the assignment
+        self.rights = rights
+        self.revision = rights.first_revision  # of the assignment
+        self.state = TopicState.CLOSED if self.revision == NOT_OURS else TopicState.ACTIVE
+        self.epoch: Epoch | None = None  # under which it was assigned
+        self.is_closing = False  # its log is being closed, and not opened again under this assignment
         self.is_archived: bool | None = None  # what the cluster was told of it; None: it may know either
         self.saying = asyncio.Lock()  # while the cluster is told, and the log goes on by what it was told
 
@@ -62,22 +69,22 @@ class Place:
 
     def may_ack(self, revision: int) -> bool:
         """Whether what was taken under the assignment of `revision` may be acknowledged now."""
-        return self.rights is None or (revision != NOT_OURS and self.revision == revision and self.rights.may_ack())
+        return revision != NOT_OURS and self.revision == revision and self.rights.may_ack()
 
     def check(self) -> None:
         """NotOwner, Draining, Recovering, LeaseExpired."""
-        if self.state is not TopicState.ACTIVE or (self.rights is not None and not self.rights.may_ack()):
+        if self.state is not TopicState.ACTIVE or not self.rights.may_ack():
             raise self.refusal()
 
     def check_held(self, revision: int) -> None:
         """Raise unless what was read under the assignment of `revision` is ours to tell. LeaseExpired, NotOwner."""
         if not self.may_ack(revision):
             is_still_ours = self.is_ours and self.revision == revision
-            raise self.rights.lapsed() if self.rights is not None and is_still_ours else self.refusal()
+            raise self.rights.lapsed() if is_still_ours else self.refusal()
 
     def refusal(self) -> NotServing:
         """Why it is not served, and where it is, if that is known."""
-        if self.rights is None or self.state is TopicState.DRAINING:
+        if self.state is TopicState.DRAINING:
             return Draining(topic=str(self.name.topic))
         if self.state is TopicState.ACTIVE:
             return self.rights.lapsed()
@@ -94,19 +101,24 @@ class Place:
             return error
         return LeaseExpired(broker=self.broker_id) if is_taken else self.refusal()
 
+    def overtaken(self, stale: StaleEpoch) -> SulinaError:
+        """Return what to tell a client when the log was claimed in a newer epoch."""
+        return self.rights.overtaken(self.name, stale)
+
     @property
-    def fence(self) -> Compare | None:
-        """What must hold for this node to write on behalf of the partition; None: nobody else could."""
-        return None if self.rights is None else self.rights.fence(self.name, self.revision)
+    def fences(self) -> list[Compare]:
+        """Return what must hold for this node to write on behalf of the partition; nothing: nobody else could."""
+        return self.rights.fences(self.name, self.revision)
 
     @property
     def is_ours(self) -> bool:
-        """Whether its log may be opened here."""
-        return self.state is TopicState.ACTIVE if self.rights is None else self.revision != NOT_OURS
+        """Return whether its log may be opened here."""
+        return self.revision != NOT_OURS and not self.is_closing
 
     def take(self, epoch: Epoch, revision: int) -> None:
         """It is ours from now on, and made ready to be served."""
         self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
+        self.is_closing = False
         self.is_archived = epoch.is_archived
 
     def serve(self) -> None:

@@ -70,7 +70,7 @@ class TopicContext:
     clock: Clock
     metrics: TopicMetrics
     bury: Buries
-    claim: "Claims | None" = None  # None: the node is alone
+    claim: "Claims | None" = None  # None: no other broker has consumers
 
 
 class Subscription:
@@ -403,12 +403,12 @@ class Subscription:
     def fences(self, number: int) -> list[Compare]:
         """What must hold for this node to write the cursor of a partition: it is ours, this subscription exists, and
         the consumer that it delivers to holds it."""
-        fence = self._context.partitions[number].place.fence
-        if fence is None:
+        fences = self._context.partitions[number].place.fences
+        if not fences:
             return []
         held = self._holder_revision != NO_REVISION
         key = keys.holder(self._context.topic, self.name)
-        return [fence, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
+        return [*fences, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
 
     def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)

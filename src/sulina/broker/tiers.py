@@ -12,22 +12,24 @@ import msgspec
 import structlog
 
 from sulina.broker.archives import Archives
+from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
-from sulina.broker.partition import Partition
+from sulina.broker.partition import Log, Partition
 from sulina.broker.place import Place
-from sulina.broker.standing import Standing
 from sulina.broker.stored_topic import StoredTopic
+from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import ALONE_EPOCH, Current, ObjectEntry, Sealed
 from sulina.core.log.commit import SegmentRef
 from sulina.core.log.resume import Witness, witnesses
+from sulina.core.log.retention import Retention
 from sulina.core.topic import Ack, Policy
-from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
+from sulina.errors import StaleEpoch, SulinaError, TopicNotFound
 from sulina.failpoints import Failpoint
-from sulina.ports import Clock, Compare, Files, MetadataStore, Put
+from sulina.ports import Clock, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.leftovers import Fate, Leftover, let_go
 from sulina.storage.partition_log import LogThreads
@@ -46,7 +48,7 @@ class Tiers:
         *,
         metadata: MetadataStore,
         writer: CursorWriter,
-        standing: Standing | None,
+        cluster: ClusterHandle,
         options: BrokerOptions,
         files: Files,
         clock: Clock,
@@ -57,7 +59,7 @@ class Tiers:
         self._archives = archives
         self._metadata = metadata
         self._writer = writer
-        self._standing = standing
+        self._cluster = cluster
         self._options = options
         self._files = files
         self._clock = clock
@@ -67,11 +69,9 @@ class Tiers:
         self._topic_ids: dict[PartitionName, str] = {}  # of the partitions that were opened here
         self._reported: dict[PartitionName, tuple[int, int]] = {}  # where archive and log were said to end
 
-    async def open(
-        self, partition: Partition, directory: str, topic_id: str, policy: Policy, options: LogOptions
-    ) -> TieredLog:
+    async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> TieredLog:
         """Claim the partition in its archive, and go on from there. StaleEpoch, CorruptLog, ArchiveFailed."""
-        place = partition.place
+        place, topic_id, policy = partition.place, topic.stored.topic_id, topic.policy
         revision = place.revision
         self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
@@ -85,7 +85,7 @@ class Tiers:
         try:
             log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
         except StaleEpoch as stale:
-            await self._check_assigned(place, revision, stale)
+            await self._cluster.check_assigned(place.name, revision, stale)
             raise
         hooks.log = log
         try:
@@ -133,7 +133,7 @@ class Tiers:
             partition=str(partition.name),
             heard=heard,
             must_resume=place.is_archived is False,
-            is_adopted=self._standing is None,
+            is_adopted=self._cluster.adopts_unstamped,
             files=self._files,
             clock=self._clock,
             threads=self._threads,
@@ -142,41 +142,31 @@ class Tiers:
             failpoints=self._options.failpoints,
         )
 
-    async def _check_assigned(self, place: Place, revision: int, stale: StaleEpoch) -> None:
-        """Check whether a newer owner is known to the metadata store.
-
-        Raises:
-            MetadataWentBack: it says that the partition is ours, with an epoch that was used before.
-        """
-        if self._standing is None:
-            return
-        entry = await self._metadata.get(keys.assignment(self._options.broker_id, place.name))
-        if entry is not None and entry.revision == revision:
-            raise MetadataWentBack(
-                evidence=f"it gave epoch {stale.ours} of {place.name} to this broker, but {stale.current} was in use"
-            ) from stale
-
-    async def reconfigure(self, partition: Partition, log: TieredLog, policy: Policy, options: LogOptions) -> None:
+    async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:
         """The policy has changed. Called with `place.saying`. NotOwner, ArchiveFailed."""
         place, revision = partition.place, partition.place.revision
         await self._settle(place, revision, policy, log)
         log.reconfigure(options, archiving(policy))
-        if self._standing is not None and policy.ack == Ack.ARCHIVED and place.is_archived is not True:
+        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(place, True):
             await log.catch_up()
-            await self._standing.say_archived(place, revision, True)
+            await self._cluster.set_archived(place, revision, True)
 
-    async def _settle(self, place: Place, revision: int, policy: Policy, log: TieredLog) -> None:
+    def local_retention(self, policy: Policy) -> Retention:
+        """Return what a policy keeps on disk of what is in the archive."""
+        return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
+
+    async def _settle(self, place: Place, revision: int, policy: Policy, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
         """
-        if self._standing is not None and policy.ack != Ack.ARCHIVED and place.is_archived is not False:
+        if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(place, False):
             report = Put(keys.archive_current(place.name), msgspec.json.encode(self._current_of(place, log, None)))
-            await self._standing.say_archived(place, revision, False, puts=(report,))
+            await self._cluster.set_archived(place, revision, False, puts=(report,))
 
-    def _current_of(self, place: Place, log: TieredLog, name: str | None) -> Current:
+    def _current_of(self, place: Place, log: Log, name: str | None) -> Current:
         return Current(
-            archived_offset=log.archived.next_offset,
+            archived_offset=log.archived_offset or 0,
             end_offset=log.end_offset,
             epoch=_epoch(place),
             at_ms=int(self._clock.now() * 1000),
@@ -186,11 +176,10 @@ class Tiers:
 
     async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
         """TopicNotFound when what we know of the topic is old: it was made anew, and so was what is assigned to us."""
-        if self._standing is not None:
-            entry = await self._metadata.get(keys.delivery(partition.topic))
-            stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
-            if stored is None or stored.topic_id != topic_id or stored.is_deleting:
-                raise TopicNotFound(topic=str(partition.topic))
+        entry = await self._metadata.get(keys.delivery(partition.topic))
+        stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
+        if stored is None or stored.topic_id != topic_id or stored.is_deleting:
+            raise TopicNotFound(topic=str(partition.topic))
 
     async def _sealed(self, partition: PartitionName) -> Sealed | None:
         """Read what the last owner has sealed. It is a witness only: one that cannot be read changes nothing."""
@@ -215,11 +204,11 @@ class Tiers:
     async def _remove_sealed(self, place: Place) -> None:
         """Remove the sealed state. One that stays is harmless: its epoch is older than our claim."""
         try:
-            await self._metadata.txn(compares=_fences(place), deletes=[keys.sealed_state(place.name)])
+            await self._metadata.txn(compares=place.fences, deletes=[keys.sealed_state(place.name)])
         except (SulinaError, OSError) as error:
             _logger.warning("sealed_state_not_removed", partition=str(place.name), error=str(error))
 
-    async def let_go(self, partition: PartitionName, directory: str, topic_id: str) -> None:
+    async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
         """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
         self._reported.pop(partition, None)
         self._topic_ids.pop(partition, None)
@@ -276,9 +265,9 @@ class Tiers:
         for base in sorted({slice_.base for slice_ in removed}):
             self._note(place, keys.archive_object(place.name, base), None)
 
-    def report(self, place: Place, log: TieredLog, name: str | None = None) -> None:
+    def report(self, place: Place, log: Log, name: str | None = None) -> None:
         """How far it has come, so that it is known should this broker be lost."""
-        ends = (log.archived.next_offset, log.end_offset)
+        ends = (log.archived_offset or 0, log.end_offset)
         if self._reported.get(place.name) == ends:
             return
         self._reported[place.name] = ends
@@ -290,7 +279,7 @@ class Tiers:
         await self._writer.write_notes(keys.archive_prefix(place.name))
 
     def _note(self, place: Place, key: str, value: bytes | None) -> None:
-        self._writer.note(key, lambda: value, _fences(place))
+        self._writer.note(key, lambda: value, place.fences)
 
 
 class _Hooks:
@@ -328,7 +317,3 @@ def archiving(policy: Policy) -> Archiving:
 
 def _epoch(place: Place) -> int:
     return place.epoch.epoch if place.epoch is not None else ALONE_EPOCH
-
-
-def _fences(place: Place) -> list[Compare]:
-    return [fence for fence in [place.fence] if fence is not None]

@@ -124,7 +124,7 @@ class Topic:
         options: BrokerOptions,
         counts: Counts,
         opener: Opener,
-        rights: Rights | None,
+        rights: Rights,
         is_fixed: bool,
         fix_schema: FixSchema,
         events: EventStream,

@@ -15,20 +15,19 @@ import msgspec
 import structlog
 
 from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.events import EventStream
 from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
-from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, Step, Unload
 from sulina.core.log.commit import timestamp_text
 from sulina.core.log.log_state import NO_EPOCH
-from sulina.core.log.resume import DIRECTORY
+from sulina.core.log.resume import DIRECTORY, End
 from sulina.errors import Corrupt, LogIncomplete, NotOwner, NotServing, SubscriptionBusy, SulinaError
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock, Compare, MetadataStore, Put
-from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
 
 TAKE_BACK_SECONDS = 0.5  # between two attempts to serve a partition again
@@ -54,7 +53,7 @@ class Unloading:
         *,
         metadata: MetadataStore,
         cluster: Cluster,
-        standing: Standing,
+        handle: ClusterHandle,
         revision: int,
         events: EventStream,
         options: BrokerOptions,
@@ -67,12 +66,12 @@ class Unloading:
         self._number = number
         self._metadata = metadata
         self._cluster = cluster
-        self._standing = standing
+        self._handle = handle
         self._revision = revision  # of the assignment
         self._events = events
         self._options = options
         self._clock = clock
-        self._drained: Drained | None = None
+        self._drained: End | None = None
         self._was_served = False  # when it began; a partition may leave that could not be made ready
         self._is_unassigning = False  # the answer may be lost
 
@@ -146,8 +145,8 @@ class Unloading:
         place = self._place
         async with place.saying:
             log = self._topic.partitions[self._number].log_if_open if self._topic.is_reliable else None
-            is_only_here = place.is_archived is False or (isinstance(log, TieredLog) and not log.is_ack_archived)
-            await self._standing.say_archived(
+            is_only_here = place.is_archived is False or (log is not None and not log.is_ack_archived)
+            await self._handle.set_archived(
                 place, self._revision, not is_only_here, deletes=(keys.sealed_state(place.name),)
             )
 
@@ -191,7 +190,6 @@ class Unloading:
         if self._topic.is_reliable:
             try:
                 async with self._topic.partitions[self._number].using() as log:
-                    assert isinstance(log, TieredLog)
                     await log.catch_up()
             except (Corrupt, OSError, NotServing) as error:
                 if not self._may_leave_without(error):
@@ -273,13 +271,12 @@ class Unloading:
         await asyncio.gather(*(subscription.pause(self._number, grace) for subscription in subscriptions))
         await asyncio.gather(*(subscription.flush(self._number) for subscription in subscriptions))
 
-    async def _seal(self) -> Drained | None:
+    async def _seal(self) -> End | None:
         """Everything is in the archive, and the metadata says so."""
         if not self._topic.is_reliable:
             return None
         try:
             async with self._topic.partitions[self._number].using() as log:
-                assert isinstance(log, TieredLog)
                 drained = await log.drain()
         except (Corrupt, OSError, NotServing) as error:
             if not self._may_leave_without(error):
@@ -298,7 +295,7 @@ class Unloading:
         )
         state = Put(keys.sealed_state(self._place.name), msgspec.json.encode(sealed))
         async with self._place.saying:
-            await self._standing.say_archived(self._place, self._revision, True, puts=(state,))
+            await self._handle.set_archived(self._place, self._revision, True, puts=(state,))
         self._options.failpoints(Failpoint.UNLOAD_SEALED_STATE)
         return drained
 

@@ -22,6 +22,7 @@ from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import Appended, View
 from sulina.core.log.plan import Append
 from sulina.core.log.publish_request import PublishRequest
+from sulina.core.log.resume import End
 from sulina.core.log.retention import Retention
 from sulina.core.records.batch import check_records, is_quickly_checked, split
 from sulina.errors import (
@@ -238,8 +239,11 @@ class PartitionLog:
         """Append nothing more, for good: somebody else does. Reads go on."""
         self._log.stop(cause)
 
-    def reconfigure(self, options: LogOptions) -> None:
-        """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened."""
+    def reconfigure(self, options: LogOptions, archiving: object = None) -> None:  # noqa: ARG002
+        """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened.
+
+        `archiving` is for logs that have an archive too.
+        """
         self._log.reconfigure(options)
         self._budget.bytes_max = options.waiting_bytes_max
 
@@ -330,9 +334,17 @@ class PartitionLog:
         """Seal the newest segment behind everything appended so far."""
         return await self._call(self._log.rotate)
 
-    async def retain(self, retention: Retention) -> list[Remove]:
-        """Remove what `retention` no longer keeps, in one commit."""
+    async def retain(self, retention: Retention, local: Retention | None = None) -> list[Remove]:  # noqa: ARG002
+        """Remove what `retention` no longer keeps, in one commit. `local` is for logs that have an archive too."""
         return await self._call(lambda: self._log.retain(retention))
+
+    async def catch_up(self) -> None:
+        """Return at once: this log has no archive to bring anything into."""
+
+    async def drain(self) -> End:
+        """Return where the log ends when all that was taken is on disk. The caller appends nothing more."""
+        await self.settled()
+        return End(self._log.view.next_offset, self._log.view.version)
 
     async def checkpoint(self) -> Checkpoint:
         """The whole state behind everything appended so far."""

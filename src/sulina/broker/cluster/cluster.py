@@ -28,6 +28,7 @@ from sulina.core.cluster.entries import (
     BrokerState,
     Epoch,
     GivenUp,
+    LoadReport,
     Reason,
     Registration,
     Step,
@@ -55,32 +56,33 @@ class Cluster:
         metadata: MetadataStore,
         *,
         registration: Registration,
-        owner: Owner,
+        view: ClusterView,
         topics: TopicsThatExist,
+        load: Callable[[], LoadReport],
         events: EventStream,
         clock: Clock,
         options: ClusterOptions,
         verify: Callable[[], Awaitable[None]] = nothing_to_verify,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
-        """`verify` is asked before each registration whether the metadata store can be believed."""
+        """`load` says how much there is to do; `verify` checks before a registration that the store did not go back."""
         self._metadata = metadata
-        self._owner = owner
+        self._load = load
         self._events = events
         self._topics = topics
         self._clock = clock
         self._options = options
         self._tasks: list[asyncio.Task[None]] = []
         self._report = asyncio.Event()
-        self._is_telling = False
+        self._owner: Owner | None = None  # who is told of assignments, from `start` to `stop`
         self._mine: dict[PartitionName, Ownership] = {}  # what the owner was told
         self._told: dict[PartitionName, int] = {}  # the unloads that it was told of, by their revision
-        self.view = ClusterView(metadata, events=events, clock=clock, waiters_max=options.waiters_max)
+        self.view = view
         self.membership = Membership(
             metadata,
             registration,
             self.view,
-            load=owner.load,
+            load=load,
             events=events,
             clock=clock,
             options=options,
@@ -113,11 +115,16 @@ class Cluster:
         """Who we are."""
         return self.membership.broker_id
 
-    async def start(self) -> None:
-        """Join. On return the view is loaded, we are registered, and the owner knows what it has.
+    async def start(self, owner: Owner, *, url: str | None = None, peer: str | None = None) -> None:
+        """Join the cluster. On return the view is loaded, we are registered, and the owner knows what it has.
 
-        InvalidSettings when the broker id is another's, MetadataFailed, NotServing.
+        `url` and `peer` are where this broker takes connections, if that was not known before.
+
+        Raises:
+            InvalidSettings: the broker id is another's.
+            MetadataFailed, NotServing: the metadata store does not answer.
         """
+        self.membership.announce(url=url, peer=peer)
         try:
             await self.view.load()
             self._run(self.view.follow(), "cluster-view")
@@ -128,8 +135,8 @@ class Cluster:
         except BaseException:
             await self._end_tasks()
             raise
-        self._is_telling = True
-        self._tell_owner(self.view.assigned_to.get(self.broker_id, set()))
+        self._owner = owner
+        self._tell_owner(self._owner, self.view.assigned_to.get(self.broker_id, set()))
         self._run(self.election.run(), "cluster-election")
         self._run(self._load_manager.run(), "cluster-load-manager")
         self._run(self._report_load(), "cluster-load-report")
@@ -145,7 +152,7 @@ class Cluster:
 
     async def stop(self) -> None:
         """Leave: the others see it at once, and what is still assigned here goes to them. Nothing is told any more."""
-        self._is_telling = False
+        self._owner = None
         leads_by = self.election.revision
         await self._end_tasks()
         try:
@@ -382,8 +389,8 @@ class Cluster:
 
     def _view_changed(self, touched: Touched) -> None:
         # First what was lost: the membership may say that the rest is ours again.
-        if self._is_telling:
-            self._tell_owner(touched.partitions)
+        if self._owner is not None:
+            self._tell_owner(self._owner, touched.partitions)
         self.membership.look()
         if touched.is_leader or self.broker_id in touched.brokers:
             self.election.look()
@@ -401,19 +408,19 @@ class Cluster:
         self._load_manager.wake()
 
     def _membership_changed(self) -> None:
-        if self._is_telling:
-            self._tell_owner(self.view.assigned_to.get(self.broker_id, set()))
+        if self._owner is not None:
+            self._tell_owner(self._owner, self.view.assigned_to.get(self.broker_id, set()))
         self.election.look()
         self._load_manager.wake()
 
-    def _tell_owner(self, partitions: Iterable[PartitionName]) -> None:
+    def _tell_owner(self, owner: Owner, partitions: Iterable[PartitionName]) -> None:
         for partition in sorted(partitions):
             try:
-                self._tell(partition)
+                self._tell(owner, partition)
             except Exception:
                 _logger.exception("owner_failed", partition=str(partition))
 
-    def _tell(self, partition: PartitionName) -> None:
+    def _tell(self, owner: Owner, partition: PartitionName) -> None:
         owned, epoch = self.view.assignments.get(partition), self.view.epochs.get(partition)
         if owned is None or epoch is None or not self._is_ours(owned, epoch.value):
             owned = epoch = None
@@ -422,7 +429,7 @@ class Cluster:
             del self._mine[partition]
             self._told.pop(partition, None)
             self._report.set()
-            self._owner.lost(partition)
+            owner.lost(partition)
         if owned is None or epoch is None:
             return
         if partition not in self._mine:
@@ -430,11 +437,11 @@ class Cluster:
                 return  # what was assigned before we were cut off may be another's by now; told once we know
             self._mine[partition] = owned
             self._report.set()
-            self._owner.assigned(partition, epoch.value, owned.revision)
+            owner.assigned(partition, epoch.value, owned.revision)
         unload = self.view.unloads.get(partition)
         if unload is not None and self._told.get(partition) != unload.revision:
             self._told[partition] = unload.revision
-            self._owner.unload_wanted(partition, unload.value, unload.revision)
+            owner.unload_wanted(partition, unload.value, unload.revision)
 
     def _is_ours(self, owned: Ownership, epoch: Epoch) -> bool:
         """An assignment that was made for another data directory is not: the leader takes it away."""
@@ -448,7 +455,7 @@ class Cluster:
             revision = self.membership.revision
             if revision == NO_REVISION:
                 continue
-            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._owner.load()))
+            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._load()))
             try:
                 # A report without a registration would say that we are unreachable.
                 await self._metadata.txn(compares=[Compare(keys.register(self.broker_id), revision)], puts=[put])

@@ -99,6 +99,11 @@ class Membership:
         """Whether what we are assigned is still ours, by the clock. To be asked just before each acknowledgement."""
         return self._is_seen and self._clock.monotonic() < self._valid_until
 
+    def announce(self, *, url: str | None, peer: str | None) -> None:
+        """Register with these addresses from now on; None: with the one that is known."""
+        known = self._registration
+        self._registration = replace(known, url=url or known.url, peer=peer or known.peer)
+
     async def register(self) -> None:
         """Become a member, with a new lease. InvalidSettings when the name is another's, MetadataFailed.
 

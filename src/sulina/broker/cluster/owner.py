@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from sulina.core.cluster.entries import Epoch, LoadReport, Unload
+from sulina.core.cluster.entries import Epoch, Unload
 from sulina.types import PartitionName
 
 
@@ -24,10 +24,6 @@ class Owner(Protocol):
 
     def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
         """The partition is to leave. Told after `assigned`, and again whenever the record changes."""
-        ...
-
-    def load(self) -> LoadReport:
-        """How much there is to do at this moment."""
         ...
 
 

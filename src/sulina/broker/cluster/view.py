@@ -111,6 +111,11 @@ class ClusterView:
 
     # What it answers
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it was ever read from the metadata store."""
+        return self._is_loaded
+
     def owner(self, partition: PartitionName) -> Ownership | None:
         """Who owns it, also when that broker is not there at this moment."""
         return self.assignments.get(partition)

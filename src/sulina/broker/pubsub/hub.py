@@ -5,10 +5,10 @@ that keep these joined at every owner. Frames to this node itself take the same 
 import asyncio
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from sulina.broker.pubsub.relay import Relay
 from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import Taken, Totals, added, summed
 from sulina.broker.topic import Topic
+from sulina.broker.topic_table import TopicTable
 from sulina.core.delivery.fan_out import FanOut, FanOutCounts
 from sulina.core.delivery.pubsub import PubSubConfig, SubscriberId, SubscriberInfo
 from sulina.core.log.log_state import NO_EPOCH
@@ -52,30 +53,6 @@ LOCAL_SUBSCRIBERS_MAX = 100_000
 _logger = structlog.get_logger("sulina.pubsub")
 
 
-class Knows(Protocol):
-    """What the hub needs of the broker."""
-
-    def topic_if_known(self, name: TopicName) -> Topic | None:
-        """None: there is none, as far as is known here."""
-        ...
-
-    async def topic_when_known(self, name: TopicName, seconds: float) -> Topic | None:
-        """As soon as it is known here; None: it is not in so many seconds."""
-        ...
-
-    def known_topics(self) -> Iterable[Topic]:
-        """All of them."""
-        ...
-
-    def owner_of(self, partition: PartitionName) -> str | None:
-        """The broker that serves it, if it is there."""
-        ...
-
-    def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
-        """Return the metrics of one topic, or of all."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A join that has not been answered."""
@@ -92,14 +69,16 @@ class Hub:
     def __init__(
         self,
         broker_id: str,
-        knows: Knows,
+        topics: TopicTable,
         *,
+        owner_of: Callable[[PartitionName], str | None],
         config: PubSubConfig,
         clock: Clock,
         events: EventStream,
     ) -> None:
         self._broker_id = broker_id
-        self._knows = knows
+        self._topics = topics
+        self._owner_of = owner_of  # the broker that serves a partition, if there is one
         self._config = config
         self._clock = clock
         self._events = events
@@ -108,12 +87,13 @@ class Hub:
         self.endpoint = Endpoint(config, send=self.send, clock=clock)
         self.feeds: dict[PartitionName, Feed] = {}
         self._snapshots = MetricsSnapshots(
-            knows.pubsub_metrics,
-            lambda: [topic.name for topic in knows.known_topics()],
+            self._metrics_of,
+            lambda: [topic.name for topic in topics],
             seconds=config.metrics_event_seconds,
             events=events,
         )
         self._totals = Totals()
+        self.unplaced = Taken()  # rejects that are of no topic, or of one that is gone
         self._relays: dict[PartitionName, Relay] = {}
         self._starts: dict[int, str] = {}  # where a subscriber that has not been anywhere begins, by handle
         self._lives: dict[str, int] = {}  # when a broker that we have seen was started
@@ -162,7 +142,7 @@ class Hub:
     ) -> LocalSubscriber:
         """A subscriber, which is then to `join`. TopicNotFound, LimitReached, InvalidSettings."""
         seconds = 0.0 if self._peers is None else KNOWN_SECONDS
-        if await self._knows.topic_when_known(topic, seconds) is None:
+        if await self._topics.when_known(topic, seconds) is None:
             raise TopicNotFound(topic=str(topic))
         Position.parse(start)
         if len(self.endpoint.subscribers) >= LOCAL_SUBSCRIBERS_MAX:
@@ -216,7 +196,7 @@ class Hub:
                 name,
                 topic.stored.topic_id,
                 endpoint=self.endpoint,
-                owner_of=self._knows.owner_of,
+                owner_of=self._owner_of,
                 ask=self._ask,
                 give_up=self._give_up,
             )
@@ -286,16 +266,19 @@ class Hub:
             for info in feed.fan_out.info()
         ]
 
-    def metrics(self, topic: Topic | None, rejected: Taken) -> PubSubMetrics:
-        """Of one topic, or of all; `rejected` is what was not a topic's to reject."""
+    def _metrics_of(self, name: TopicName | None) -> PubSubMetrics:
+        return self.metrics(None if name is None else self._topic(name))
+
+    def metrics(self, topic: Topic | None) -> PubSubMetrics:
+        """Return what became of messages, of one topic or of all."""
         if topic is not None:
             here = [feed.fan_out for feed in topic.feeds.values()]
             return summed(str(topic.name), [topic.taken], self._totals.of(str(topic.name), here), here)
         everywhere = [feed.fan_out for feed in self.feeds.values()]
         past = [self._totals.of(name, ()) for name in self._totals.topics()]
         counts = added([*past, *(fan_out.counts for fan_out in everywhere)])
-        taken = [known.taken for known in self._knows.known_topics()]
-        return summed(None, [rejected, *taken], counts, everywhere)
+        taken = [known.taken for known in self._topics]
+        return summed(None, [self.unplaced, *taken], counts, everywhere)
 
     def delivered(self) -> Iterator[tuple[str, FanOutCounts, int, int]]:
         """By topic: the counts, and how many subscribers are active and suspended."""
@@ -307,7 +290,7 @@ class Hub:
             yield topic, counts, sum(one.active for one in here), sum(one.suspended for one in here)
 
     def _topic(self, name: TopicName) -> Topic:
-        topic = self._knows.topic_if_known(name)
+        topic = self._topics.get(name)
         if topic is None:
             raise TopicNotFound(topic=str(name))
         return topic
@@ -320,7 +303,7 @@ class Hub:
     def topics_changed(self) -> None:
         """Partitions have other owners, or topics are gone, or are others of the same name."""
         for name, relay in list(self._relays.items()):
-            topic = self._knows.topic_if_known(name.topic)
+            topic = self._topics.get(name.topic)
             if topic is not None and topic.stored.topic_id == relay.topic_id:
                 relay.look()
                 continue
@@ -386,7 +369,7 @@ class Hub:
 
     async def _join(self, source: str, frame: Join) -> None:
         try:
-            await self._knows.topic_when_known(TopicName.parse(frame.topic), KNOWN_SECONDS)
+            await self._topics.when_known(TopicName.parse(frame.topic), KNOWN_SECONDS)
             name = _partition(frame.topic, frame.partition)
             feed = self.feed(name)
             if frame.topic_id != self._topic(name.topic).stored.topic_id:
@@ -405,7 +388,7 @@ class Hub:
 
     async def _leave(self, source: str, frame: Leave) -> None:
         name = _partition(frame.topic, frame.partition)
-        await self._knows.topic_when_known(name.topic, KNOWN_SECONDS)  # as its join has waited, and not before it
+        await self._topics.when_known(name.topic, KNOWN_SECONDS)  # as its join has waited, and not before it
         feed = self.feeds.get(name)
         if feed is not None:
             await feed.leave(SubscriberId(source, frame.handle))

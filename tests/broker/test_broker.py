@@ -103,7 +103,7 @@ async def test_putting_a_topic_twice_changes_nothing_and_says_so(tmp_path: Path)
         with pytest.raises(AlreadyExists, match="partitions is 1, not 2"):
             await broker.put_topic(ORDERS, TopicSettings(partitions=2))
         with pytest.raises(AlreadyExists, match="delivery"):
-            await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+            await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
 
 
 async def test_a_schema_changes_only_while_there_is_no_data_u11(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ async def test_the_oldest_version_that_is_kept_can_be_read_from_p12(tmp_path: Pa
 
 async def test_a_topic_that_keeps_nothing_has_nothing_to_read(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(NotReliable):
             await broker.fetch(ORDERS, 0, 0)
         with pytest.raises(NotReliable):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sulina.broker import broker, logs
+from sulina.broker import broker, partition_logs
 from sulina.broker.broker import Broker
 from sulina.broker.partition import Partition
 from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
@@ -58,7 +58,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    monkeypatch.setattr(logs, "REOPEN_SECONDS", 0.0)
+    monkeypatch.setattr(partition_logs, "REOPEN_SECONDS", 0.0)
     monkeypatch.setattr(broker, "REOPEN_LOOK_SECONDS", 3600.0)  # the tests look themselves
     return Disk(monkeypatch)
 
@@ -206,4 +206,4 @@ async def test_a_log_that_stops_again_and_again_is_opened_less_and_less_often(wo
         await a.logs.reopen_stopped()
         pauses.append(a.logs._troubles[partition].pause_seconds)
     assert pauses == sorted(pauses)
-    assert pauses[-1] == logs.REOPEN_SECONDS_MAX
+    assert pauses[-1] == partition_logs.REOPEN_SECONDS_MAX

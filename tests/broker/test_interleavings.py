@@ -377,7 +377,7 @@ async def test_open_logs_are_bounded_and_idle_ones_rest(tmp_path: Path) -> None:
 
 async def test_a_topic_that_keeps_nothing_promises_nothing_it_cannot_keep(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        settings = TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE, policy=Policy(batch_bytes_max=1024))
+        settings = TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT, policy=Policy(batch_bytes_max=1024))
         await broker.put_topic(ORDERS, settings)
         async with connected(broker) as connection:
             await subscribe(connection)

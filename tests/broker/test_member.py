@@ -388,7 +388,7 @@ async def test_readers_of_an_archived_topic_see_only_what_is_archived(
 
 async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
-        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         owner = await world.owner(ORDERS)
         target = other(world, owner.options.broker_id)
         async with connected(owner) as connection:
@@ -406,7 +406,7 @@ async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
 
 async def test_a_new_owner_fetches_what_its_cache_lacks_f3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F3: policy, schema and delivery, straight from the metadata store, once it has waited in vain."""
-    monkeypatch.setattr("sulina.broker.owner.TOPIC_SECONDS", 0.05)
+    monkeypatch.setattr("sulina.broker.partition_owner.TOPIC_SECONDS", 0.05)
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
         monkeypatch.setattr(
@@ -426,7 +426,7 @@ async def test_a_new_owner_waits_briefly_for_what_its_watch_brings_f3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F3: what comes within the wait is not fetched."""
-    monkeypatch.setattr("sulina.broker.owner.TOPIC_SECONDS", 60.0)  # however slow the machine
+    monkeypatch.setattr("sulina.broker.partition_owner.TOPIC_SECONDS", 60.0)  # however slow the machine
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
         sync, wait = b.registry.sync, b.registry.topics.when_known

@@ -85,7 +85,7 @@ async def test_a_change_of_the_ack_level_that_fails_is_made_later(
         [a] = world.running.values()
         await a.put_topic(ORDERS, ARCHIVED)
         await world.publish(ORDERS, b"0")
-        monkeypatch.setattr("sulina.broker.logs.RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("sulina.broker.partition_logs.RETRY_SECONDS", 0.01)
         with monkeypatch.context() as broken:
             broken.setattr(cluster_of(a), "set_archived", no_answer)
             await a.put_topic(ORDERS, LOCAL)
@@ -137,7 +137,7 @@ async def test_a_partition_that_stays_after_all_is_no_longer_said_to_be_sealed_u
                 broken.setattr(cluster_of(owner), "unassign", unassign)
                 await owner.unload(ORDERS, to=target, force=True)
                 await asked.wait()
-                await until(lambda: owner.registry.topics[ORDERS].places[0].is_here)
+                await until(lambda: owner.registry.topics[ORDERS].ownerships[0].is_here)
                 assert await world.publish(ORDERS, b"1") == 1
                 assert not (await epoch_of(world)).is_archived
                 assert await world.metadata.get(keys.sealed_state(FIRST)) is None
@@ -180,7 +180,7 @@ async def test_an_unload_of_a_topic_that_is_being_deleted_holds_up_nobody(
         await world.running["a"].put_topic(ORDERS, LOCAL)
         await world.publish(ORDERS, b"0")
         owner = await world.owner(ORDERS)
-        monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.05)
+        monkeypatch.setattr("sulina.broker.partition_owner.UNLOAD_RETRY_SECONDS", 0.05)
         with monkeypatch.context() as broken:
             broken.setattr(cluster_of(owner), "advance_unload", no_answer)
             await owner.unload(ORDERS, force=True)
@@ -197,7 +197,7 @@ async def test_a_wish_that_is_gone_is_not_carried_out(tmp_path: Path, monkeypatc
         await world.running["a"].put_topic(ORDERS, LOCAL)
         await world.publish(ORDERS, b"0")
         owner = await world.owner(ORDERS)
-        monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.05)
+        monkeypatch.setattr("sulina.broker.partition_owner.UNLOAD_RETRY_SECONDS", 0.05)
         advance, attempts = cluster_of(owner).advance_unload, []
 
         async def withdrawn(*arguments: Any, **named: Any) -> int:
@@ -207,7 +207,7 @@ async def test_a_wish_that_is_gone_is_not_carried_out(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(cluster_of(owner), "advance_unload", withdrawn)
         await cluster_of(owner).request_unload(FIRST, force=True, to=None, requested_by="test")
-        await until(lambda: bool(attempts) and owner.registry.topics[ORDERS].places[0].is_here)
+        await until(lambda: bool(attempts) and owner.registry.topics[ORDERS].ownerships[0].is_here)
         await asyncio.sleep(0.3)
         assert len(attempts) == 1
         assert await world.publish(ORDERS, b"1") == 1
@@ -252,8 +252,8 @@ async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_th
             await a.delete_topic(ORDERS)
             old = b.registry.topics[ORDERS]
             await a.put_topic(ORDERS, TopicSettings(partitions=2))
-            await until(lambda: any(place.is_here for place in old.places))
-            number = next(place.name.partition for place in old.places if place.is_here)
+            await until(lambda: any(ownership.is_here for ownership in old.ownerships))
+            number = next(ownership.name.partition for ownership in old.ownerships if ownership.is_here)
             with pytest.raises(TopicNotFound):
                 await b.publish_records(ORDERS, [Record(value=b"to nobody")], partition=number)
         await b.registry.catch_up()

@@ -174,7 +174,7 @@ async def test_s7_nothing_is_removed_while_the_metadata_store_cannot_be_read(tmp
 async def test_s7_what_registers_while_a_round_is_under_way_counts(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         await world.fill(BY_SIZE)
-        readers = world.broker.readers_registry
+        readers = world.broker.registered_readers
         log = EpochHistory(Epoch(0), Offset(100), ())
         await readers.look()
         assert readers.keep_from(FIRST, log) is None
@@ -314,7 +314,7 @@ async def test_s7_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="name a partition"):
             await world.put()
         passing = TopicName.parse("/default/passing")
-        await world.broker.put_topic(passing, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await world.broker.put_topic(passing, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(NotReliable):
             await world.broker.put_reader("nightly", passing, ReaderSettings(positions={0: 0}))
         assert (await world.store.list(keys.READERS)).entries == []

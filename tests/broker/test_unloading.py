@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sulina.broker import owner as owner_module
+from sulina.broker import partition_owner as owner_module
 from sulina.broker.broker import Broker
 from sulina.broker.unloading import Unloading
 from sulina.core.cluster import keys
@@ -146,7 +146,7 @@ async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
 async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_later_u3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("sulina.broker.partition_owner.UNLOAD_RETRY_SECONDS", 0.01)
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
         owner.cursor_writer._delay_seconds = 0.01
@@ -208,7 +208,7 @@ async def test_a_draining_topic_refuses_for_a_moment_and_then_names_the_new_owne
         monkeypatch.setattr(cluster_of(owner), "advance_unload", advance_slowly)
         asked = asyncio.create_task(owner.unload(ORDERS, to=target))
         await asyncio.wait_for(quiesced.wait(), WAIT_SECONDS)
-        assert owner.registry.topics[ORDERS].places[0].state == TopicState.DRAINING
+        assert owner.registry.topics[ORDERS].ownerships[0].state == TopicState.DRAINING
         with pytest.raises(Draining) as refused:
             await owner.publish_records(ORDERS, [Record(value=b"too late")])
         assert refused.value.retryable
@@ -218,7 +218,7 @@ async def test_a_draining_topic_refuses_for_a_moment_and_then_names_the_new_owne
         with pytest.raises(NotOwner) as moved:
             await owner.publish_records(ORDERS, [Record(value=b"elsewhere")])
         assert (moved.value.retryable, moved.value.owner, moved.value.url) == (True, target, f"http://{target}")
-        assert owner.registry.topics[ORDERS].places[0].state == TopicState.CLOSED
+        assert owner.registry.topics[ORDERS].ownerships[0].state == TopicState.CLOSED
         assert await world.values(ORDERS) == [b"0"]
 
 
@@ -438,7 +438,7 @@ async def test_f7_an_archived_partition_whose_log_a_full_disk_keeps_closed_can_b
         await owner.unload(ORDERS, to=other)
         if ack is Ack.LOCAL:
             await until(lambda: "unload_failed" in told.names)
-            assert owner.registry.topics[ORDERS].places[0].is_here
+            assert owner.registry.topics[ORDERS].ownerships[0].is_here
             monkeypatch.setattr(owner.logs.opener, "open", open_log)
         await world.moved(ORDERS, other)
         assert await world.publish(ORDERS, b"1") == 1
@@ -460,7 +460,7 @@ async def test_r10_a_move_that_fails_serves_nothing_that_could_not_be_made_ready
         monkeypatch.setattr(cluster_of(full), "unassign", fail)
         await full.unload(ORDERS, to=other)
         await until(lambda: "unload_failed" in told.names)
-        assert full.registry.topics[ORDERS].places[0].state is TopicState.CLOSED
+        assert full.registry.topics[ORDERS].ownerships[0].state is TopicState.CLOSED
         monkeypatch.setattr(cluster_of(full), "unassign", unassign)
         await world.moved(ORDERS, other)
 

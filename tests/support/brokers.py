@@ -118,14 +118,16 @@ class Brokers:
             while True:
                 for broker in self.running.values():
                     known = broker.registry.topics.get(topic)
-                    if known is not None and known.places[partition].is_here:
+                    if known is not None and known.ownerships[partition].is_here:
                         return broker
                 await asyncio.sleep(0.005)
 
     async def moved(self, topic: TopicName, to: str, partition: int = 0) -> Broker:
         """The broker of this name, once it serves the partition."""
         broker = self.running[to]
-        await until(lambda: topic in broker.registry.topics and broker.registry.topics[topic].places[partition].is_here)
+        await until(
+            lambda: topic in broker.registry.topics and broker.registry.topics[topic].ownerships[partition].is_here
+        )
         return broker
 
     async def publish(self, topic: TopicName, *values: bytes, partition: int = 0) -> int:

@@ -74,7 +74,7 @@ class AllOwners:
             OwnersNotReached: some did not answer.
         """
         owners = await self._owners(topic.name)
-        here = [number for number in owners if topic.places[number].is_here]
+        here = [number for number in owners if topic.ownerships[number].is_here]
         what = "where its partitions end is not known, so the subscription was not made; try again"
         ends = await self._ask(
             topic, owners.keys() - here, lambda partition: self._others.locate(partition, LATEST), what
@@ -89,7 +89,7 @@ class AllOwners:
         Raises:
             OwnersNotReached: it names the partitions in which it was not moved.
         """
-        elsewhere = {place.name.partition for place in topic.places} - set(here)
+        elsewhere = {ownership.name.partition for ownership in topic.ownerships} - set(here)
         what = f"subscription {subscription} was moved in other partitions only; seek again"
         return await self._ask(
             topic, elsewhere, lambda partition: self._others.seek(partition, subscription, position), what
@@ -140,7 +140,7 @@ class AllOwners:
         return topic
 
     async def _owners(self, name: TopicName) -> dict[int, Ownership]:
-        return await self._cluster.owners([place.name for place in self._topic(name).places])
+        return await self._cluster.owners([ownership.name for ownership in self._topic(name).ownerships])
 
     async def _ask(
         self,

@@ -20,6 +20,7 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.all_owners import AllOwners
+from sulina.broker.archived_log_opener import ArchivedLogOpener
 from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue
 from sulina.broker.cluster.cluster import Cluster
@@ -31,13 +32,13 @@ from sulina.broker.cluster_handle import ClusterHandle, SharedCluster
 from sulina.broker.cluster_member import ClusterMember, entries_to_remember
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
-from sulina.broker.logs import LocalLogOpener, LogOpener, Logs
 from sulina.broker.metrics import Metrics
 from sulina.broker.node_load import NodeLoad
-from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.options import BrokerOptions, NodeCounts
 from sulina.broker.other_owners import NoOtherOwners, OtherOwners
-from sulina.broker.owner import Owner
 from sulina.broker.partition import Log
+from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLogs
+from sulina.broker.partition_owner import PartitionOwner
 from sulina.broker.producers import Producers
 from sulina.broker.pubsub.hub import Hub
 from sulina.broker.readers import Readers
@@ -45,7 +46,6 @@ from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.serving_state import ServingState
 from sulina.broker.sole_broker import SoleBroker, SoleMember
 from sulina.broker.subscription_admin import SubscriptionAdmin
-from sulina.broker.tiers import Tiers
 from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Accepted, Topic
 from sulina.broker.topic_admin import TopicAdmin
@@ -117,7 +117,7 @@ class Broker:
         `others` asks the owners of partitions that are not served here.
         """
         self.options = options
-        self.counts = Counts()
+        self.counts = NodeCounts()
         self.metrics = Metrics()
         self._metadata = metadata
         self._archives = archives
@@ -154,7 +154,7 @@ class Broker:
             self._offer_control(self._control(shared))
         self._offer_topics()
         self._offer_subscriptions()
-        self.readers_registry = self._readers()
+        self.registered_readers = self._readers()
         self.producers = Producers(metadata, self._catalogue, cluster=self.cluster_handle, clock=self._clock)
         self.hub = self._hub()
         self.registry.listen(self._topic_changed)
@@ -189,8 +189,8 @@ class Broker:
         )
         return _Shared(cluster, memory, SharedCluster(cluster, self._metadata))
 
-    def _logs(self, threads: LogThreads) -> Logs:
-        return Logs(
+    def _logs(self, threads: LogThreads) -> PartitionLogs:
+        return PartitionLogs(
             self.options,
             self._topics,
             self._log_opener(threads),
@@ -202,7 +202,7 @@ class Broker:
     def _log_opener(self, threads: LogThreads) -> LogOpener:
         if self._archives is None:
             return LocalLogOpener(threads=threads, files=self._files, clock=self._clock, metrics=self.metrics)
-        return Tiers(
+        return ArchivedLogOpener(
             self._archives,
             metadata=self._metadata,
             writer=self.cursor_writer,
@@ -246,7 +246,7 @@ class Broker:
         )
 
     def _member(self, shared: "_Shared") -> ClusterMember:
-        owner = Owner(
+        owner = PartitionOwner(
             cluster=shared.cluster,
             handle=shared.handle,
             registry=self.registry,
@@ -470,8 +470,8 @@ class Broker:
     async def retain(self) -> int:
         """Let topics forget what their policies say and no registered reader needs; how many segments went."""
         shown = await self.timekeeper.look()
-        await self.readers_registry.look()
-        removed = await self.logs.retain(list(self._topics), self.readers_registry.keep_from, shown)
+        await self.registered_readers.look()
+        removed = await self.logs.retain(list(self._topics), self.registered_readers.keep_from, shown)
         self.metrics.retention_rounds.inc()
         return removed
 
@@ -656,23 +656,23 @@ class Broker:
     async def put_reader(self, reader: str, name: TopicName, settings: ReaderSettings) -> tuple[ReaderInfo, bool]:
         """Register it, or say where it is now; whether it is new. ReaderAhead when it would go back, unless forced."""
         self._serving.check()
-        return await self.readers_registry.put(reader, name, settings)
+        return await self.registered_readers.put(reader, name, settings)
 
     async def reader(self, reader: str, name: TopicName) -> ReaderInfo:
         """Its positions and lag, as far as they are known here. ReaderNotFound."""
-        return await self.readers_registry.get(reader, name)
+        return await self.registered_readers.get(reader, name)
 
     async def readers(
         self, *, topic: TopicName | None = None, after: str | None = None, limit: int = 100
     ) -> ReaderPage:
         """Of one topic or of all, by name, some at a time."""
-        return await self.readers_registry.page(topic=topic, after=after, limit=limit)
+        return await self.registered_readers.page(topic=topic, after=after, limit=limit)
 
     @run_to_completion
     async def delete_reader(self, reader: str, name: TopicName) -> None:
         """It holds nothing back any more. ReaderNotFound."""
         self._serving.check()
-        await self.readers_registry.delete(reader, name)
+        await self.registered_readers.delete(reader, name)
 
     def _lags(self) -> Iterator[tuple[str, str, int]]:
         # Asked for in a thread, while others come and go.

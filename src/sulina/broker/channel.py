@@ -101,7 +101,7 @@ class Channel:
         member.deliver(Delivery(self._partition, 1, data, ranges))
 
 
-class PassingSubscription:
+class BestEffortSubscription:
     """Consumers of a topic that keeps nothing, under one name.
 
     Exclusive and failover hold for the partitions that this broker serves: nothing is stored, so there is no holder

@@ -8,7 +8,7 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.view import Ownership
 from sulina.broker.cluster_handle import PLACED_SECONDS, SharedCluster
 from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
+from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.topic import Topic
 from sulina.broker.topic_registry import TopicRegistry
 from sulina.core.cluster.entries import BrokerMode, GivenUp, Step
@@ -37,7 +37,7 @@ class ClusterControl:
         *,
         handle: SharedCluster,
         registry: TopicRegistry,
-        logs: Logs,
+        logs: PartitionLogs,
         clock: Clock,
         events: EventStream,
     ) -> None:
@@ -62,7 +62,7 @@ class ClusterControl:
         return Placement(
             topic=str(name),
             topic_id=topic.stored.topic_id,
-            partitions=[view.placement(place.name) for place in topic.places],
+            partitions=[view.placement(ownership.name) for ownership in topic.ownerships],
             brokers=[held.value.url for _, held in sorted(view.registrations.items())],
         )
 
@@ -96,23 +96,25 @@ class ClusterControl:
             raise BrokerNotFound(broker=to, brokers=", ".join(sorted(cluster.view.registrations)))
         if partition is not None:
             topic.check_number(partition)
-        places = [place for place in topic.places if partition in (None, place.name.partition)]
-        await self._handle.wait_owned([place.name for place in places])
-        waiting = {place.name for place in places if self._handle.is_recovering(place.name)}
+        ownerships = [ownership for ownership in topic.ownerships if partition in (None, ownership.name.partition)]
+        await self._handle.wait_owned([ownership.name for ownership in ownerships])
+        waiting = {ownership.name for ownership in ownerships if self._handle.is_recovering(ownership.name)}
         if not force and waiting:
             raise await self._only_there(topic, min(waiting))
-        if not force and any(place.is_here for place in places):
+        if not force and any(ownership.is_here for ownership in ownerships):
             topic.check_idle()
         asked = []
         owners: dict[PartitionName, Ownership] = {}
-        for place in places:
-            if place.name in waiting:
-                asked.append(await self._give_up(topic, place.name, to))
-            elif (owned := cluster.view.owner(place.name)) is not None and (owned.broker_id != to or give_up):
+        for ownership in ownerships:
+            if ownership.name in waiting:
+                asked.append(await self._give_up(topic, ownership.name, to))
+            elif (owned := cluster.view.owner(ownership.name)) is not None and (owned.broker_id != to or give_up):
                 by = self._handle.broker_id
-                wish = await cluster.request_unload(place.name, force=force, to=to, requested_by=by, give_up=give_up)
-                asked.append(cluster.view.unload_info(place.name, wish))
-                owners[place.name] = owned
+                wish = await cluster.request_unload(
+                    ownership.name, force=force, to=to, requested_by=by, give_up=give_up
+                )
+                asked.append(cluster.view.unload_info(ownership.name, wish))
+                owners[ownership.name] = owned
         if not force:
             await self._heard(owners)
         return asked
@@ -125,9 +127,11 @@ class ClusterControl:
         topic = self._registry.topic(name)
         if partition is not None:
             topic.check_number(partition)
-        places = [place for place in topic.places if partition in (None, place.name.partition)]
-        wishes = {place.name: await self._cluster.cancel_unload(place.name) for place in places}
-        return [self._cluster.view.unload_info(place, wish) for place, wish in wishes.items() if wish is not None]
+        ownerships = [ownership for ownership in topic.ownerships if partition in (None, ownership.name.partition)]
+        wishes = {ownership.name: await self._cluster.cancel_unload(ownership.name) for ownership in ownerships}
+        return [
+            self._cluster.view.unload_info(ownership, wish) for ownership, wish in wishes.items() if wish is not None
+        ]
 
     async def _heard(self, owners: dict[PartitionName, Ownership]) -> None:
         """Another owner may have consumers attached, and refuse."""
@@ -199,17 +203,17 @@ class ClusterControl:
         topic = self._registry.topic(name)
         view = self._cluster.view
         under_way = []
-        for place in topic.places:
-            held, waiting = view.unloads.get(place.name), view.unassigned.get(place.name)
+        for ownership in topic.ownerships:
+            held, waiting = view.unloads.get(ownership.name), view.unassigned.get(ownership.name)
             if held is not None:
-                under_way.append(view.unload_info(place.name, held.value))
-            elif self._handle.is_recovering(place.name):
-                under_way.append(await self._recovering_info(topic, place.name))
+                under_way.append(view.unload_info(ownership.name, held.value))
+            elif self._handle.is_recovering(ownership.name):
+                under_way.append(await self._recovering_info(topic, ownership.name))
             elif waiting is not None:
                 under_way.append(
                     UnloadInfo(
                         topic=str(name),
-                        partition=place.name.partition,
+                        partition=ownership.name.partition,
                         step=Step.UNASSIGNED,
                         from_broker=waiting.value.from_broker,
                         to_broker=waiting.value.to,

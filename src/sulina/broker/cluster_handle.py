@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.view import Ownership
-from sulina.broker.place import NOT_OURS, Place
+from sulina.broker.partition_ownership import NOT_OURS, PartitionOwnership
 from sulina.core.cluster import keys
 from sulina.errors import LeaseExpired, MetadataWentBack, NotOwner, NotServing, Recovering, StaleEpoch, SulinaError
 from sulina.ports import NO_REVISION, Compare, MetadataStore, Put
@@ -30,7 +30,7 @@ class ClusterHandle(Protocol):
     adopts_unstamped: bool  # whether a directory without a stamp can only be this broker's
     troubles: dict[PartitionName, str]  # why partitions that are assigned to this broker are not served
 
-    # The right to serve (`place.Rights`)
+    # The right to serve (`ownership.OwnershipRights`)
 
     def may_ack(self) -> bool:
         """Return whether this broker may still speak for what is assigned to it."""
@@ -58,20 +58,20 @@ class ClusterHandle(Protocol):
 
     # What the others must know of the archive, so that a lost broker costs nothing
 
-    def must_set_archived(self, place: Place, is_archived: bool) -> bool:
+    def must_set_archived(self, ownership: PartitionOwnership, is_archived: bool) -> bool:
         """Return whether the cluster has to be told this before it is relied on."""
         ...
 
     async def set_archived(
         self,
-        place: Place,
+        ownership: PartitionOwnership,
         revision: int,
         is_archived: bool,
         *,
         puts: tuple[Put, ...] = (),
         deletes: tuple[str, ...] = (),
     ) -> None:
-        """Tell the cluster whether all that is acknowledged is in the archive. Called with `place.saying`.
+        """Tell the cluster whether all that is acknowledged is in the archive. The caller has the archived_flag_lock.
 
         Raises:
             NotOwner: the partition is not ours any more.
@@ -190,28 +190,28 @@ class SharedCluster:
 
     # What the others must know of the archive
 
-    def must_set_archived(self, place: Place, is_archived: bool) -> bool:
+    def must_set_archived(self, ownership: PartitionOwnership, is_archived: bool) -> bool:
         """Return whether the cluster was told otherwise, or may have been."""
-        return place.is_archived is not is_archived
+        return ownership.is_archived is not is_archived
 
     async def set_archived(
         self,
-        place: Place,
+        ownership: PartitionOwnership,
         revision: int,
         is_archived: bool,
         *,
         puts: tuple[Put, ...] = (),
         deletes: tuple[str, ...] = (),
     ) -> None:
-        """Tell the cluster whether all that is acknowledged is in the archive. Called with `place.saying`.
+        """Tell the cluster whether all that is acknowledged is in the archive. The caller has the archived_flag_lock.
 
         Raises:
             NotOwner: the partition is not ours any more.
         """
-        place.is_archived = None  # until we know that it was heard
-        await self._cluster.set_archived(place.name, revision, is_archived, puts=puts, deletes=deletes)
-        if place.revision == revision:
-            place.is_archived = is_archived
+        ownership.is_archived = None  # until we know that it was heard
+        await self._cluster.set_archived(ownership.name, revision, is_archived, puts=puts, deletes=deletes)
+        if ownership.revision == revision:
+            ownership.is_archived = is_archived
 
     async def check_assigned(self, partition: PartitionName, revision: int, stale: StaleEpoch) -> None:
         """Check that the metadata store has heard of the newer owner.

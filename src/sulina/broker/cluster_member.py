@@ -20,9 +20,9 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.broker.cluster_handle import ClusterHandle
-from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
-from sulina.broker.owner import Owner
+from sulina.broker.partition_logs import PartitionLogs
+from sulina.broker.partition_owner import PartitionOwner
 from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic
 from sulina.broker.topic_admin import TopicAdmin
@@ -52,10 +52,10 @@ class ClusterMember:
         cluster: Cluster,
         handle: ClusterHandle,
         memory: ClusterMemory,
-        owner: Owner,
+        owner: PartitionOwner,
         registry: TopicRegistry,
         admin: TopicAdmin,
-        logs: Logs,
+        logs: PartitionLogs,
         archives: Archives | None,
         clock: Clock,
     ) -> None:
@@ -154,7 +154,7 @@ class ClusterMember:
             return
         self.memory.changed()
         self.cluster.topics_changed(
-            [place.name for topic in (before, after) if topic is not None for place in topic.places]
+            [ownership.name for topic in (before, after) if topic is not None for ownership in topic.ownerships]
         )
         if after is not None:
             self.owner.topic_came(after)

@@ -172,25 +172,27 @@ class Dispatcher:
             # Another may have sent these, and had them acked, while we slept.
             await asyncio.sleep(UNSURE_PAUSE_SECONDS)
             return
-        places = bounds(found.data)
-        batches = self._batches(found, places)
+        ownerships = bounds(found.data)
+        batches = self._batches(found, ownerships)
         # Somebody may have come, gone or acked while we read.
         for sending in self.dispatch.take(wanted, batches, self._around.clock.monotonic()):
-            self._deliver(sending, found.data, places)
+            self._deliver(sending, found.data, ownerships)
 
-    def _batches(self, found: Slice, places: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
-        if not places or self._members.kind != SubscriptionKind.KEY_SHARED:
-            return [Batch(start, end) for _, _, start, end in places]
+    def _batches(self, found: Slice, ownerships: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
+        if not ownerships or self._members.kind != SubscriptionKind.KEY_SHARED:
+            return [Batch(start, end) for _, _, start, end in ownerships]
         slots = [slot_of(record.key) for record in decode_rows(found.data)]
-        first = places[0][2]
-        return [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in places]
+        first = ownerships[0][2]
+        return [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in ownerships]
 
-    def _deliver(self, sending: PlannedDelivery, data: memoryview, places: Sequence[tuple[int, int, int, int]]) -> None:
+    def _deliver(
+        self, sending: PlannedDelivery, data: memoryview, ownerships: Sequence[tuple[int, int, int, int]]
+    ) -> None:
         numbers = sending.batches
         if numbers[-1] - numbers[0] + 1 == len(numbers):
-            data = data[places[numbers[0]][0] : places[numbers[-1]][1]]
+            data = data[ownerships[numbers[0]][0] : ownerships[numbers[-1]][1]]
         else:
-            data = memoryview(b"".join(data[places[number][0] : places[number][1]] for number in numbers))
+            data = memoryview(b"".join(data[ownerships[number][0] : ownerships[number][1]] for number in numbers))
         self._around.metrics.delivered_records.inc(sum(end - start for start, end in sending.ranges))
         assert isinstance(sending.member, Consumer)
         sending.member.deliver(Delivery(self._partition.partition, sending.attempt, data, sending.ranges))

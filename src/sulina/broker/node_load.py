@@ -1,6 +1,6 @@
 """How much a broker has to do, as it reports it to the leader and shows it to its operator."""
 
-from sulina.broker.options import Counts
+from sulina.broker.options import NodeCounts
 from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic_table import TopicTable
 from sulina.core.cluster.entries import LoadReport
@@ -11,7 +11,7 @@ class NodeLoad:
     """Makes load reports."""
 
     def __init__(
-        self, broker_id: str, topics: TopicTable, counts: Counts, *, timekeeper: Timekeeper, clock: Clock
+        self, broker_id: str, topics: TopicTable, counts: NodeCounts, *, timekeeper: Timekeeper, clock: Clock
     ) -> None:
         self._broker_id = broker_id
         self._topics = topics
@@ -22,7 +22,7 @@ class NodeLoad:
 
     def report(self) -> LoadReport:
         """Return how much there is to do at this moment."""
-        here = [sum(place.is_here for place in topic.places) for topic in self._topics]
+        here = [sum(ownership.is_here for ownership in topic.ownerships) for topic in self._topics]
         return LoadReport(
             broker_id=self._broker_id,
             at_ms=int(self._clock.now() * 1000),

@@ -45,7 +45,7 @@ class BrokerOptions:
 
 
 @dataclass(slots=True)
-class Counts:
+class NodeCounts:
     """What grows with what clients do."""
 
     published_bytes: int = 0

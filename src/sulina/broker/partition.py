@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.core.log.commit import offset_before
 from sulina.core.log.position import At, Position
 from sulina.core.log.retention import Sightings
@@ -25,9 +25,9 @@ Opener = Callable[["Partition"], Awaitable[Log]]
 class Partition:
     """Whoever keeps the log across an await does so within `using`; it is not closed meanwhile."""
 
-    def __init__(self, place: Place, opener: Opener) -> None:
-        self.name = place.name
-        self.place = place
+    def __init__(self, ownership: PartitionOwnership, opener: Opener) -> None:
+        self.name = ownership.name
+        self.ownership = ownership
         self._opener = opener
         self._log: Log | None = None
         self._turn: asyncio.Task[Log | None] | None = None  # being opened, or being closed because idle
@@ -67,13 +67,13 @@ class Partition:
             log = self._log
             yield log
         except LogClosed:
-            if not self.place.is_here:
-                raise self.place.refusal() from None
+            if not self.ownership.is_here:
+                raise self.ownership.refusal() from None
             if log is self._log:
                 raise
             raise NotServing(reason=f"the log of {self.name} is being opened again") from None
         except StaleEpoch as stale:
-            raise self.place.overtaken(stale) from None
+            raise self.ownership.overtaken(stale) from None
         finally:
             self._users -= 1
 
@@ -84,19 +84,19 @@ class Partition:
         `stale`: the reader has asked for what is here, also if another broker has more by now. LeaseExpired, NotOwner.
         """
         async with self.using() as log:
-            revision = self.place.revision
+            revision = self.ownership.revision
             yield log
             if not stale:
-                self.place.check_held(revision)
+                self.ownership.check_held(revision)
 
     @property
     def is_stale(self) -> bool:
         """Whether another broker may have more than is here."""
-        return not self.place.may_ack(self.place.revision)
+        return not self.ownership.may_ack(self.ownership.revision)
 
     async def _open(self) -> None:
-        if not self.place.is_ours:
-            raise self.place.refusal()
+        if not self.ownership.is_ours:
+            raise self.ownership.refusal()
         if self._turn is None:
             self._begin(self._opener(self))
         assert self._turn is not None
@@ -154,15 +154,15 @@ class Partition:
 
     async def close(self) -> None:
         """Finish what was taken, then let go of the directory."""
-        if self.place.is_here:
-            self.place.state = TopicState.DRAINING
-        self.place.is_closing = True
+        if self.ownership.is_here:
+            self.ownership.state = TopicState.DRAINING
+        self.ownership.is_closing = True
         while self._turn is not None:
             await asyncio.wait([self._turn])
         if self._log is not None:
             log, self._log = self._log, None
             await log.close()
-        self.place.state = TopicState.CLOSED
+        self.ownership.state = TopicState.CLOSED
 
     async def locate(self, position: Position, *, stale: bool = False) -> Offset:
         """The offset that a position means now, never outside the log; of what is here, if `stale` will do."""
@@ -181,7 +181,7 @@ class Partition:
             return PartitionInfo(
                 topic=str(self.name.topic),
                 partition=self.name.partition,
-                state=self.place.state,
+                state=self.ownership.state,
                 epoch=view.epoch,
                 version=view.version,
                 start_offset=view.start_offset,

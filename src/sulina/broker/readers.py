@@ -325,7 +325,7 @@ class Readers:
         if topic is None or not topic.is_reliable or name.partition >= len(topic.partitions):
             return None
         partition = topic.partitions[name.partition]
-        return partition if partition.place.is_here else None
+        return partition if partition.ownership.is_here else None
 
     async def _end(self, name: PartitionName) -> End | None:
         """Of a log that is not open: opened, or as its owner last said."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sulina.broker.cluster.view import Ownership
 from sulina.broker.node_load import NodeLoad
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.broker.topic_admin import TopicAdmin
 from sulina.broker.topic_registry import TopicRegistry
 from sulina.core.cluster.entries import ALONE_EPOCH
@@ -63,13 +63,13 @@ class SoleBroker:
         """Return that it may always speak for what it has."""
         return None
 
-    def must_set_archived(self, place: Place, is_archived: bool) -> bool:
+    def must_set_archived(self, ownership: PartitionOwnership, is_archived: bool) -> bool:
         """Return that no other broker has to know."""
         return False
 
     async def set_archived(
         self,
-        place: Place,
+        ownership: PartitionOwnership,
         revision: int,
         is_archived: bool,
         *,

@@ -248,7 +248,7 @@ class Subscription:
         if wanted is None:
             return partition.name.partition in self._cursors
         if wanted == partition.name.partition:
-            partition.place.check()
+            partition.ownership.check()
         return wanted == partition.name.partition
 
     def _check_open(self) -> None:
@@ -357,7 +357,7 @@ class Subscription:
             await asyncio.wait(tasks)
 
     def _surroundings(self, number: int) -> Surroundings:
-        cursor, place = self._cursors[number], self._context.partitions[number].place
+        cursor, ownership = self._cursors[number], self._context.partitions[number].ownership
 
         async def bury(records: Sequence[Record], attempts: int) -> None:
             await self._context.bury(self.name, number, records, attempts)
@@ -367,7 +367,7 @@ class Subscription:
             metrics=self._context.metrics,
             bury=bury,
             changed=lambda: self._write(number, cursor),
-            may_send=partial(place.may_ack, place.revision),
+            may_send=partial(ownership.may_ack, ownership.revision),
             members_changed=self.wake,
         )
 
@@ -403,7 +403,7 @@ class Subscription:
     def fences(self, number: int) -> list[Compare]:
         """What must hold for this node to write the cursor of a partition: it is ours, this subscription exists, and
         the consumer that it delivers to holds it."""
-        fences = self._context.partitions[number].place.fences
+        fences = self._context.partitions[number].ownership.fences
         if not fences:
             return []
         held = self._holder_revision != NO_REVISION

@@ -17,7 +17,7 @@ from sulina.broker.catalogue import Outdated
 from sulina.broker.consumer import Attachment, Consumer
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
-from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.options import BrokerOptions, NodeCounts
 from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.serving_state import ServingState
 from sulina.broker.subscription import Subscription
@@ -41,7 +41,7 @@ class SubscriptionAdmin:
         *,
         owners: AllOwners,
         serving: ServingState,
-        counts: Counts,
+        counts: NodeCounts,
         options: BrokerOptions,
         metrics: Metrics,
         events: EventStream,
@@ -182,7 +182,7 @@ class SubscriptionAdmin:
         """Return the ids of consumers that are attached here, by subscription. NotOwner of the partition."""
         topic = self._registry.topic(name)
         topic.check_number(partition)
-        topic.places[partition].check()
+        topic.ownerships[partition].check()
         return topic.consumers()
 
     async def attach(
@@ -200,8 +200,8 @@ class SubscriptionAdmin:
             await known.attach(consumer, settings)
             attachment = Attachment(consumer, known, partial(known.detach, consumer))
         else:
-            topic.attach_passing(subscription, settings, consumer)
-            attachment = Attachment(consumer, None, partial(topic.detach_passing, subscription, consumer))
+            topic.attach_best_effort(subscription, settings, consumer)
+            attachment = Attachment(consumer, None, partial(topic.detach_best_effort, subscription, consumer))
         self._counts.consumers += 1
         self._metrics.consumers.set(self._counts.consumers)
         self._events.emit("consumer_attached", name, subscription=subscription, consumer=consumer.name)

@@ -13,13 +13,13 @@ from functools import partial
 
 import structlog
 
-from sulina.broker.channel import Channel, PassingSubscription
+from sulina.broker.channel import BestEffortSubscription, Channel
 from sulina.broker.consumer import Consumer
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import TopicMetrics
-from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.options import BrokerOptions, NodeCounts
 from sulina.broker.partition import Log, Opener, Partition
-from sulina.broker.place import Place, Rights
+from sulina.broker.partition_ownership import OwnershipRights, PartitionOwnership
 from sulina.broker.pubsub.feed import Feed
 from sulina.broker.pubsub.totals import Taken
 from sulina.broker.stored_topic import StoredTopic
@@ -69,7 +69,7 @@ def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], su
 class Accepted:
     """A publish that a partition has taken. `pending` is done when it is as durable as its topic wants, or failed."""
 
-    place: Place
+    ownership: PartitionOwnership
     ack: Ack
     pending: asyncio.Future[Appended] | None  # None: it is acknowledged already
     count: int = 0
@@ -99,10 +99,10 @@ class Accepted:
             try:
                 appended = self.pending.result()
             except (LogClosed, LogStopped) as error:
-                raise self.place.explained(error) from None
+                raise self.ownership.explained(error) from None
             start, count, version = appended.offset_start, appended.offset_end - appended.offset_start, appended.version
         return Published(
-            partition=self.place.name.partition, base_offset=start, count=count, version=version, ack=self.ack
+            partition=self.ownership.name.partition, base_offset=start, count=count, version=version, ack=self.ack
         )
 
 
@@ -122,9 +122,9 @@ class Topic:
         schema: Schema,
         metrics: TopicMetrics,
         options: BrokerOptions,
-        counts: Counts,
+        counts: NodeCounts,
         opener: Opener,
-        rights: Rights,
+        rights: OwnershipRights,
         is_fixed: bool,
         fix_schema: FixSchema,
         events: EventStream,
@@ -134,7 +134,9 @@ class Topic:
         self.stored = stored
         self.is_fixed = is_fixed  # a record was accepted: its schema is for ever
         self._fix_schema = fix_schema
-        self.places = [Place(PartitionName(name, number), rights) for number in range(stored.partitions)]
+        self.ownerships = [
+            PartitionOwnership(PartitionName(name, number), rights) for number in range(stored.partitions)
+        ]
         self.lock = asyncio.Lock()  # for partitions that come and go
         self.fixing = asyncio.Lock()  # of the schema, by the first record
         self.own_policy = policy
@@ -149,12 +151,12 @@ class Topic:
         self.partitions: list[Partition] = []
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
-        self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
+        self.best_effort: dict[str, BestEffortSubscription] = {}  # of a topic that keeps nothing
         self.taken = Taken()
         self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == DeliveryGuarantee.RELIABLE:
-            self.partitions = [Partition(place, opener) for place in self.places]
+            self.partitions = [Partition(ownership, opener) for ownership in self.ownerships]
         else:
             self.channels = [Channel(name, p, metrics) for p in range(stored.partitions)]
 
@@ -200,37 +202,37 @@ class Topic:
             number = self._choose(request)
         else:
             number = await asyncio.to_thread(self._choose, request)
-        place = self.places[number]
+        ownership = self.ownerships[number]
         has_values_to_check = needs_check(self.schema, self.policy, request.schema_id)
         while True:
             # The check before the append. Whatever is awaited below is followed by another turn, so nothing is
             # awaited between the last check and the append.
-            place.check()
+            ownership.check()
             if self.schema_id != checked_id:  # it changed meanwhile
                 raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
             if has_values_to_check:
                 await self._check(request.data)
                 has_values_to_check = False
             elif not self.is_reliable:
-                return self._deliver_best_effort(request, place)
+                return self._deliver_best_effort(request, ownership)
             elif not self.is_fixed:
                 await self._fix_schema(self)
             elif (log := self.partitions[number].log_if_open) is None:
                 await self.partitions[number].open()
             else:
-                return self._append(request, place, log)
+                return self._append(request, ownership, log)
 
-    def _append(self, request: PublishRequest, place: Place, log: Log) -> Accepted:
+    def _append(self, request: PublishRequest, ownership: PartitionOwnership, log: Log) -> Accepted:
         if log.stopped is not None:
-            raise place.explained(log.stopped, is_taken=False)
+            raise ownership.explained(log.stopped, is_taken=False)
         pending = log.append_nowait(request)
-        pending.add_done_callback(partial(self._count_answer, len(request.data), place))
+        pending.add_done_callback(partial(self._count_answer, len(request.data), ownership))
         if log.is_ack_archived:
-            return Accepted(place, Ack.ARCHIVED, pending)
+            return Accepted(ownership, Ack.ARCHIVED, pending)
         if self.policy.ack == Ack.MEMORY and self._only_disk_can_refuse(request):
             pending.add_done_callback(self._report_loss)
-            return Accepted(place, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(request.data)))
-        return Accepted(place, Ack.LOCAL, pending)
+            return Accepted(ownership, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(request.data)))
+        return Accepted(ownership, Ack.LOCAL, pending)
 
     def _only_disk_can_refuse(self, request: PublishRequest) -> bool:
         """Whether only the disk can still keep the records from the log, so that a memory ack is no lie."""
@@ -254,7 +256,7 @@ class Topic:
             return number
         number = next(self._turns)
         for _ in range(count):
-            if self.places[number].is_here:
+            if self.ownerships[number].is_here:
                 break
             number = next(self._turns)
         return number
@@ -272,26 +274,26 @@ class Topic:
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
 
-    def _deliver_best_effort(self, request: PublishRequest, place: Place) -> Accepted:
+    def _deliver_best_effort(self, request: PublishRequest, ownership: PartitionOwnership) -> Accepted:
         if request.expected_version is not None:
             raise NotReliable(topic=str(self.name))
-        number = place.name.partition
+        number = ownership.name.partition
         start, end = self.channels[number].publish(
             request.data,
             self.batch_limits,
-            [group.members for group in self.passing.values()],
+            [group.members for group in self.best_effort.values()],
             self.feeds.get(number),
             self.options.with_publish(request.options),
         )
-        self._count_published(end - start, len(request.data), place)
-        return Accepted(place, Ack.MEMORY, None, count=end - start, base_offset=start)
+        self._count_published(end - start, len(request.data), ownership)
+        return Accepted(ownership, Ack.MEMORY, None, count=end - start, base_offset=start)
 
-    def _count_answer(self, size_bytes: int, place: Place, done: asyncio.Future[Appended]) -> None:
+    def _count_answer(self, size_bytes: int, ownership: PartitionOwnership, done: asyncio.Future[Appended]) -> None:
         if done.cancelled():
             return
         if (error := done.exception()) is None:
             answer = done.result()
-            self._count_published(answer.offset_end - answer.offset_start, size_bytes, place)
+            self._count_published(answer.offset_end - answer.offset_start, size_bytes, ownership)
         elif isinstance(error, SulinaError):
             self.rejected(error)
 
@@ -302,10 +304,10 @@ class Topic:
             self.taken.rejected[reason] += 1
             self._events.tell(PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error))
 
-    def _count_published(self, records: int, size_bytes: int, place: Place) -> None:
+    def _count_published(self, records: int, size_bytes: int, ownership: PartitionOwnership) -> None:
         if self._events.is_heard:
             self._events.tell(
-                PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=place.name.partition, count=records
+                PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=ownership.name.partition, count=records
             )
         self.metrics.publishes.inc()
         self.taken.accepted += records
@@ -354,16 +356,16 @@ class Topic:
 
     def check_served(self) -> None:
         """NotOwner and the like, when none of its partitions is served here; LeaseExpired when that is not sure."""
-        served = next((place for place in self.places if place.is_here), None)
+        served = next((ownership for ownership in self.ownerships if ownership.is_here), None)
         if served is None:
-            raise self.places[0].refusal()
+            raise self.ownerships[0].refusal()
         served.check()
 
     async def dismiss(self, error: SulinaError) -> None:
         """Let all consumers and subscribers go, who look for another broker; cursors stay as they are."""
         for subscription in list(self.subscriptions.values()):
             await subscription.dismiss(error)
-        self.dismiss_passing(error)
+        self.dismiss_best_effort(error)
         for number in list(self.feeds):
             self.release_feed(number, error)
 
@@ -381,24 +383,24 @@ class Topic:
             schema_id=self.schema_id,
             topic_id=self.stored.topic_id,
             state=self.state,
-            subscriptions=sorted([*self.subscriptions, *self.passing]),
+            subscriptions=sorted([*self.subscriptions, *self.best_effort]),
         )
 
     # Consumers of a topic that keeps nothing
 
-    def attach_passing(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
+    def attach_best_effort(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
         """The subscription comes with its first consumer."""
-        passing = self.passing.get(name) or PassingSubscription(self.name, name, settings)
-        passing.attach(consumer, settings)
-        self.passing[name] = passing
+        best_effort = self.best_effort.get(name) or BestEffortSubscription(self.name, name, settings)
+        best_effort.attach(consumer, settings)
+        self.best_effort[name] = best_effort
 
-    async def detach_passing(self, name: str, consumer: Consumer) -> None:
+    async def detach_best_effort(self, name: str, consumer: Consumer) -> None:
         """The subscription goes with its last consumer."""
-        passing = self.passing.get(name)
-        if passing is not None:
-            passing.detach(consumer)
-            if not passing.members.present:
-                del self.passing[name]
+        best_effort = self.best_effort.get(name)
+        if best_effort is not None:
+            best_effort.detach(consumer)
+            if not best_effort.members.present:
+                del self.best_effort[name]
 
     def release_feed(self, number: int, error: SulinaError) -> None:
         """A partition is served elsewhere: its subscribers are let go, and look for it."""
@@ -406,10 +408,10 @@ class Topic:
         if feed is not None:
             feed.close(error)
 
-    def dismiss_passing(self, error: SulinaError) -> None:
+    def dismiss_best_effort(self, error: SulinaError) -> None:
         """A partition is served elsewhere: let consumers go, who look for it."""
-        passing, self.passing = self.passing, {}
-        for group in passing.values():
+        best_effort, self.best_effort = self.best_effort, {}
+        for group in best_effort.values():
             group.close(error)
 
     # The end
@@ -421,7 +423,7 @@ class Topic:
     def consumers(self) -> dict[str, list[str]]:
         """Return the ids of consumers that are attached here, by subscription."""
         groups = {name: sub.members for name, sub in self.subscriptions.items()}
-        groups |= {name: sub.members for name, sub in self.passing.items()}
+        groups |= {name: sub.members for name, sub in self.best_effort.items()}
         return {
             name: [member.holder.id for member in members.present if isinstance(member, Consumer)]
             for name, members in groups.items()
@@ -437,8 +439,8 @@ class Topic:
         self.state = TopicState.DRAINING
         for subscription in self.subscriptions.values():
             await subscription.close(error)
-        for passing in self.passing.values():
-            passing.close(error)
+        for best_effort in self.best_effort.values():
+            best_effort.close(error)
         for number in list(self.feeds):
             self.release_feed(number, error)
 

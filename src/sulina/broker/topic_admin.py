@@ -19,8 +19,8 @@ from sulina.broker.catalogue import Outdated
 from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.dead_letters import check_dead_letters
 from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
+from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic
@@ -53,7 +53,7 @@ class TopicAdmin:
         *,
         cluster: ClusterHandle,
         owners: AllOwners,
-        logs: Logs,
+        logs: PartitionLogs,
         options: BrokerOptions,
         clock: Clock,
         events: EventStream,
@@ -145,7 +145,7 @@ class TopicAdmin:
             topic = self._registry.topic(name)
         if is_new:
             self._events.emit("topic_created", name, partitions=settings.partitions, delivery=str(settings.delivery))
-            await self._cluster.wait_placed([place.name for place in topic.places])
+            await self._cluster.wait_placed([ownership.name for ownership in topic.ownerships])
         return topic.info(), is_new
 
     async def _put_topic(self, name: TopicName, settings: TopicSettings) -> bool:

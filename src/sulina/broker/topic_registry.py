@@ -25,11 +25,11 @@ from sulina.broker.consumer import Consumer
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.dead_letters import check_dead_letters
 from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
 from sulina.broker.metrics import Metrics
-from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.options import BrokerOptions, NodeCounts
 from sulina.broker.other_owners import OtherOwners
 from sulina.broker.partition import Partition
+from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.serving_state import ServingState
 from sulina.broker.stored_topic import StoredTopic
@@ -81,13 +81,13 @@ class TopicRegistry:
         *,
         catalogue: Catalogue,
         topics: TopicTable,
-        logs: Logs,
+        logs: PartitionLogs,
         cursor_writer: CursorWriter,
         cluster: ClusterHandle,
         others: OtherOwners,
         claim: ClaimHolder | None,
         serving: ServingState,
-        counts: Counts,
+        counts: NodeCounts,
         clock: Clock,
         metrics: Metrics,
         events: EventStream,
@@ -366,7 +366,11 @@ class TopicRegistry:
                 await topic.subscriptions[name].set_holder(*held)
 
     def _make_cursors_soon(self, topic: Topic) -> None:
-        if any(sub.lacks(place.name.partition) for sub in topic.subscriptions.values() for place in topic.places):
+        if any(
+            sub.lacks(ownership.name.partition)
+            for sub in topic.subscriptions.values()
+            for ownership in topic.ownerships
+        ):
             # That may have to open logs, and ask the object store: nobody else waits for it.
             task = asyncio.create_task(self._make_cursors_or_log(topic), name=f"cursors {topic.name}")
             self.changes.add(task)
@@ -402,7 +406,7 @@ class TopicRegistry:
         async with topic.lock:
             for partition in topic.partitions:
                 number = partition.name.partition
-                is_meant = partition.place.is_here if only is None else number == only
+                is_meant = partition.ownership.is_here if only is None else number == only
                 lacking = [sub for sub in topic.subscriptions.values() if sub.lacks(number)]
                 if not is_meant or not lacking:
                     continue
@@ -573,7 +577,7 @@ class TopicRegistry:
     async def _send(self, topic: Topic, record: Record, partition: int, txn_id: str) -> None:
         """Publish a record at the owner of a partition. A dead letter need not fit the schema, so it names it."""
         schema_id = topic.schema_id
-        if not topic.places[partition].is_here:
+        if not topic.ownerships[partition].is_here:
             await self._others.publish(PartitionName(topic.name, partition), record, txn_id, schema_id)
             return
         request = PublishRequest(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
@@ -584,7 +588,7 @@ class TopicRegistry:
         async with self.changing():
             await self.agreed(name, partial(self._create_unless_known, name))
         if (topic := self.topics.get(name)) is not None:
-            await self._cluster.wait_placed([place.name for place in topic.places])
+            await self._cluster.wait_placed([ownership.name for ownership in topic.ownerships])
 
     async def _create_unless_known(self, name: TopicName) -> None:
         if name not in self.topics and name not in self.deleting and name not in self.damaged:

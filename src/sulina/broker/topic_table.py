@@ -67,7 +67,7 @@ class TopicTable:
 
     def partitions(self) -> list[PartitionName]:
         """Return the partitions of all topics that exist and are not being deleted."""
-        return [place.name for topic in self for place in topic.places]
+        return [ownership.name for topic in self for ownership in topic.ownerships]
 
     def _of(self, partition: PartitionName) -> Topic | None:
         topic = self._by_name.get(partition.topic)

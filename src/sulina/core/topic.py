@@ -26,7 +26,7 @@ class DeliveryGuarantee(StrEnum):
     """Whether a topic is a log, or passes records on and forgets them."""
 
     RELIABLE = "reliable"
-    NON_RELIABLE = "non_reliable"
+    BEST_EFFORT = "non_reliable"
 
 
 class Ack(StrEnum):

@@ -12,7 +12,7 @@ import structlog
 
 from sulina.broker.events import EventStream
 from sulina.broker.partition import Log, Partition
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
 from sulina.core.delivery.pubsub import DeliveryReport, PubSubConfig, SubscriberId, TopicOptions
 from sulina.core.log.log_state import NO_EPOCH
@@ -43,7 +43,7 @@ class Feed:
 
     def __init__(
         self,
-        place: Place,
+        ownership: PartitionOwnership,
         partition: Partition | None,
         *,
         local: str,
@@ -54,19 +54,19 @@ class Feed:
         on_closed: Callable[["Feed"], None],
     ) -> None:
         """`partition` is None where the topic keeps nothing."""
-        self.name = place.name
-        self.fan_out = FanOut(config, is_reliable=partition is not None, local=local, topic=str(place.name.topic))
-        self._place = place
+        self.name = ownership.name
+        self.fan_out = FanOut(config, is_reliable=partition is not None, local=local, topic=str(ownership.name.topic))
+        self._ownership = ownership
         self._partition = partition
-        self._revision = place.revision
+        self._revision = ownership.revision
         # Whoever counted our attempts before begins anew with another feed, also one of the same epoch.
-        self._fence = (place.epoch.epoch if place.epoch is not None else 0, int(clock.now() * 1_000_000))
+        self._fence = (ownership.epoch.epoch if ownership.epoch is not None else 0, int(clock.now() * 1_000_000))
         self._epoch: int = NO_EPOCH  # of the log that is read
         self._on_closed = on_closed
         self._links = links
         self._clock = clock
         self._events = events
-        self._topic = str(place.name.topic)
+        self._topic = str(ownership.name.topic)
         self._packed: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by node, the handles that were sent to last
         self._turn = asyncio.Lock()  # joins and leaves, in their order
         self._wake = asyncio.Event()
@@ -141,9 +141,9 @@ class Feed:
         return [] if self._task is None else [self._task]
 
     def _check_open(self) -> None:
-        self._place.check()
+        self._ownership.check()
         if self._is_closed:
-            raise self._place.refusal()
+            raise self._ownership.refusal()
 
     # What is published
 
@@ -255,7 +255,7 @@ class Feed:
         except OffsetOutOfRange:
             self._skip(log)
             return
-        if not self._place.may_ack(self._revision):
+        if not self._ownership.may_ack(self._revision):
             # Another may be the owner: what we would send is its to say.
             await asyncio.sleep(UNSURE_PAUSE_SECONDS)
             return

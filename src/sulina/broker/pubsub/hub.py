@@ -158,12 +158,12 @@ class Hub:
         """
         try:
             topic = self._topic(subscriber.topic)
-            subscriber.partitions = [place.name for place in topic.places]
+            subscriber.partitions = [ownership.name for ownership in topic.ownerships]
             answers = {
-                place.name.partition: self._relay(place.name, topic).add(
-                    subscriber, positions.get(place.name.partition)
+                ownership.name.partition: self._relay(ownership.name, topic).add(
+                    subscriber, positions.get(ownership.name.partition)
                 )
-                for place in topic.places
+                for ownership in topic.ownerships
             }
             async with asyncio.timeout(JOIN_SECONDS):
                 begun = dict(zip(answers, await asyncio.gather(*answers.values()), strict=True))
@@ -239,12 +239,12 @@ class Hub:
         """Of a partition that is served here. NotOwner, Draining, TopicNotFound."""
         topic = self._topic(name.topic)
         topic.check_number(name.partition)
-        place = topic.places[name.partition]
-        place.check()
+        ownership = topic.ownerships[name.partition]
+        ownership.check()
         feed = self.feeds.get(name)
         if feed is None or topic.feeds.get(name.partition) is not feed:
             feed = self.feeds[name] = topic.feeds[name.partition] = Feed(
-                place,
+                ownership,
                 topic.partitions[name.partition] if topic.is_reliable else None,
                 local=self._broker_id,
                 config=self._config,

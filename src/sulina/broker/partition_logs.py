@@ -17,7 +17,7 @@ from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
 from sulina.broker.partition import Log, Partition
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic
 from sulina.broker.topic_table import TopicTable
@@ -59,7 +59,7 @@ class _Trouble:
 
 
 class LogOpener(Protocol):
-    """Opens logs that have an archive (`tiers.Tiers`), or such that have none (`LocalLogOpener`)."""
+    """Opens logs that have an archive (`ArchivedLogOpener`), or such that have none (`LocalLogOpener`)."""
 
     async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> Log:
         """Recover the log of a partition, or start one."""
@@ -93,7 +93,7 @@ class LogOpener(Protocol):
         """Delete the archives of a topic."""
         ...
 
-    def report(self, place: Place, log: Log) -> None:
+    def report(self, ownership: PartitionOwnership, log: Log) -> None:
         """Let it be known how far a log has come."""
         ...
 
@@ -149,11 +149,11 @@ class LocalLogOpener:
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
         """Return at once: there is no archive."""
 
-    def report(self, place: Place, log: Log) -> None:
+    def report(self, ownership: PartitionOwnership, log: Log) -> None:
         """Report nothing."""
 
 
-class Logs:
+class PartitionLogs:
     """Opens the logs of the topics in the table, and closes those that nobody uses."""
 
     def __init__(
@@ -341,7 +341,7 @@ class Logs:
 
     async def _reconfigure(self, topic: Topic, partition: Partition, log: Log) -> None:
         """By the policy of the moment: of several changes the last one counts, whichever is first here."""
-        async with partition.place.saying:
+        async with partition.ownership.archived_flag_lock:
             await self.opener.reconfigure(partition, log, topic.policy, self._options_of(topic))
 
     async def retain(
@@ -365,7 +365,7 @@ class Logs:
             if limits == FOR_EVER and local == FOR_EVER:
                 continue
             for partition in topic.partitions:
-                if not partition.place.is_here:
+                if not partition.ownership.is_here:
                     continue
                 try:
                     async with partition.using() as log:
@@ -396,7 +396,7 @@ class Logs:
 
     def refused(self) -> dict[PartitionName, Trouble]:
         """Return which logs that are ours could not be opened when they were last wanted, and why."""
-        self._refused = {partition: why for partition, why in self._refused.items() if partition.place.is_ours}
+        self._refused = {partition: why for partition, why in self._refused.items() if partition.ownership.is_ours}
         return {partition.name: why for partition, why in self._refused.items()}
 
     async def reopen_stopped(self) -> None:
@@ -410,7 +410,7 @@ class Logs:
                 self._note_stopped(partition, log.stopped.cause)
         due, now, room = [], self._clock.monotonic(), asyncio.Semaphore(REOPEN_AT_ONCE)
         for partition, trouble in list(self._troubles.items()):
-            if not partition.place.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
+            if not partition.ownership.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
                 del self._troubles[partition]
             elif not trouble.is_mended and now >= trouble.due:
                 due.append(self._mend_in_turn(partition, trouble, room))
@@ -483,8 +483,8 @@ class Logs:
         """Let it be known how far the open logs have come."""
         for partition in self._opened:
             log = partition.log_if_open
-            if log is not None and partition.place.is_here:
-                self.opener.report(partition.place, log)
+            if log is not None and partition.ownership.is_here:
+                self.opener.report(partition.ownership, log)
 
     def directory(self, partition: PartitionName) -> str:
         """Where its log lies on this node."""

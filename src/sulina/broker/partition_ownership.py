@@ -16,7 +16,7 @@ from sulina.wire.messages import TopicState
 NOT_OURS = (1 << 63) - 1  # a revision that no key ever has, so that no transaction that compares it is done
 
 
-class Rights(Protocol):
+class OwnershipRights(Protocol):
     """The part of `ClusterHandle` that says what is assigned to whom."""
 
     first_revision: int  # of the assignment that a partition has from the start; NOT_OURS: it waits for an owner
@@ -42,12 +42,12 @@ class Rights(Protocol):
         ...
 
 
-class Place:
+class PartitionOwnership:
     """One partition's. `check` it before anything is promised."""
 
-    __slots__ = ("epoch", "is_archived", "is_closing", "name", "revision", "rights", "saying", "state")
+    __slots__ = ("archived_flag_lock", "epoch", "is_archived", "is_closing", "name", "revision", "rights", "state")
 
-    def __init__(self, name: PartitionName, rights: Rights) -> None:
+    def __init__(self, name: PartitionName, rights: OwnershipRights) -> None:
         self.name = name
         self.rights = rights
         self.revision = rights.first_revision  # of the assignment
@@ -55,7 +55,7 @@ class Place:
         self.epoch: Epoch | None = None  # under which it was assigned
         self.is_closing = False  # its log is being closed, and not opened again under this assignment
         self.is_archived: bool | None = None  # what the cluster was told of it; None: it may know either
-        self.saying = asyncio.Lock()  # while the cluster is told, and the log goes on by what it was told
+        self.archived_flag_lock = asyncio.Lock()  # while the cluster is told, and the log goes on by what it was told
 
     @property
     def is_here(self) -> bool:

@@ -18,7 +18,7 @@ from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
 from sulina.broker.partition import Log, Partition
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
@@ -39,7 +39,7 @@ from sulina.types import Epoch, PartitionName, TopicName
 _logger = structlog.get_logger("sulina.tiers")
 
 
-class Tiers:
+class ArchivedLogOpener:
     """Opens and lets go; one for a broker that has an object store."""
 
     def __init__(
@@ -71,8 +71,8 @@ class Tiers:
 
     async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> TieredLog:
         """Claim the partition in its archive, and go on from there. StaleEpoch, CorruptLog, ArchiveFailed."""
-        place, topic_id, policy = partition.place, topic.stored.topic_id, topic.policy
-        revision = place.revision
+        ownership, topic_id, policy = partition.ownership, topic.stored.topic_id, topic.policy
+        revision = ownership.revision
         self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
         sealed = await self._sealed(partition.name)
@@ -80,19 +80,19 @@ class Tiers:
         current = await self._current(partition.name)
         if current is not None and current.topic_id not in (None, topic_id):
             current = None  # of a topic that had this name before
-        heard = witnesses(sealed, current, is_only_here=place.is_archived is False)
-        hooks = _Hooks(self, place)
+        heard = witnesses(sealed, current, is_only_here=ownership.is_archived is False)
+        hooks = _Hooks(self, ownership)
         try:
             log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
         except StaleEpoch as stale:
-            await self._cluster.check_assigned(place.name, revision, stale)
+            await self._cluster.check_assigned(ownership.name, revision, stale)
             raise
         hooks.log = log
         try:
-            async with place.saying:
-                await self._settle(place, revision, policy, log)
+            async with ownership.archived_flag_lock:
+                await self._settle(ownership, revision, policy, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
-                await self._remove_sealed(place)
+                await self._remove_sealed(ownership)
         except BaseException:
             await log.close()
             raise
@@ -100,7 +100,7 @@ class Tiers:
             "log_resumed",
             topic=str(partition.name.topic),
             partition=partition.name.partition,
-            epoch=_epoch(place),
+            epoch=_epoch(ownership),
             how=log.resumed.how.value,
             sealed_offset=sealed.last_committed_offset if sealed is not None else None,
             resuming_from=log.end_offset,
@@ -120,19 +120,19 @@ class Tiers:
         revision: int,
         hooks: ArchiveHooks,
     ) -> TieredLog:
-        place = partition.place
+        ownership = partition.ownership
         return await TieredLog.open(
             directory,
             self._archives.of(partition.name, topic_id),
             topic_id=topic_id,
-            epoch=Epoch(_epoch(place)),
+            epoch=Epoch(_epoch(ownership)),
             broker_id=self._options.broker_id,
             options=options,
             archiving=archiving(policy),
-            may_ack=partial(place.may_ack, revision),
+            may_ack=partial(ownership.may_ack, revision),
             partition=str(partition.name),
             heard=heard,
-            must_resume=place.is_archived is False,
+            must_resume=ownership.is_archived is False,
             is_adopted=self._cluster.adopts_unstamped,
             files=self._files,
             clock=self._clock,
@@ -143,35 +143,37 @@ class Tiers:
         )
 
     async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:
-        """The policy has changed. Called with `place.saying`. NotOwner, ArchiveFailed."""
-        place, revision = partition.place, partition.place.revision
-        await self._settle(place, revision, policy, log)
+        """The policy has changed. Called with `ownership.archived_flag_lock`. NotOwner, ArchiveFailed."""
+        ownership, revision = partition.ownership, partition.ownership.revision
+        await self._settle(ownership, revision, policy, log)
         log.reconfigure(options, archiving(policy))
-        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(place, True):
+        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
             await log.catch_up()
-            await self._cluster.set_archived(place, revision, True)
+            await self._cluster.set_archived(ownership, revision, True)
 
     def local_retention(self, policy: Policy) -> Retention:
         """Return what a policy keeps on disk of what is in the archive."""
         return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
 
-    async def _settle(self, place: Place, revision: int, policy: Policy, log: Log) -> None:
+    async def _settle(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
         """
-        if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(place, False):
-            report = Put(keys.archive_current(place.name), msgspec.json.encode(self._current_of(place, log, None)))
-            await self._cluster.set_archived(place, revision, False, puts=(report,))
+        if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(ownership, False):
+            report = Put(
+                keys.archive_current(ownership.name), msgspec.json.encode(self._current_of(ownership, log, None))
+            )
+            await self._cluster.set_archived(ownership, revision, False, puts=(report,))
 
-    def _current_of(self, place: Place, log: Log, name: str | None) -> Current:
+    def _current_of(self, ownership: PartitionOwnership, log: Log, name: str | None) -> Current:
         return Current(
             archived_offset=log.archived_offset or 0,
             end_offset=log.end_offset,
-            epoch=_epoch(place),
+            epoch=_epoch(ownership),
             at_ms=int(self._clock.now() * 1000),
             object=name,
-            topic_id=self._topic_ids.get(place.name),
+            topic_id=self._topic_ids.get(ownership.name),
         )
 
     async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
@@ -201,12 +203,12 @@ class Tiers:
             _logger.warning("archive_report_damaged", partition=str(partition), error=str(error))
             return None
 
-    async def _remove_sealed(self, place: Place) -> None:
+    async def _remove_sealed(self, ownership: PartitionOwnership) -> None:
         """Remove the sealed state. One that stays is harmless: its epoch is older than our claim."""
         try:
-            await self._metadata.txn(compares=place.fences, deletes=[keys.sealed_state(place.name)])
+            await self._metadata.txn(compares=ownership.fences, deletes=[keys.sealed_state(ownership.name)])
         except (SulinaError, OSError) as error:
-            _logger.warning("sealed_state_not_removed", partition=str(place.name), error=str(error))
+            _logger.warning("sealed_state_not_removed", partition=str(ownership.name), error=str(error))
 
     async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
         """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
@@ -251,57 +253,57 @@ class Tiers:
 
     # What others may look at
 
-    def index(self, place: Place, log: TieredLog, added: SegmentRef) -> None:
+    def index(self, ownership: PartitionOwnership, log: TieredLog, added: SegmentRef) -> None:
         """A slice has become part of the archive."""
         if added.size and added.object is not None:
             entry = ObjectEntry(
-                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(place)
+                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(ownership)
             )
-            self._note(place, keys.archive_object(place.name, added.base), msgspec.json.encode(entry))
-        self.report(place, log, added.object)
+            self._note(ownership, keys.archive_object(ownership.name, added.base), msgspec.json.encode(entry))
+        self.report(ownership, log, added.object)
 
-    def unindex(self, place: Place, removed: Sequence[SegmentRef]) -> None:
+    def unindex(self, ownership: PartitionOwnership, removed: Sequence[SegmentRef]) -> None:
         """Slices have gone, or were merged into one that is told of next."""
         for base in sorted({slice_.base for slice_ in removed}):
-            self._note(place, keys.archive_object(place.name, base), None)
+            self._note(ownership, keys.archive_object(ownership.name, base), None)
 
-    def report(self, place: Place, log: Log, name: str | None = None) -> None:
+    def report(self, ownership: PartitionOwnership, log: Log, name: str | None = None) -> None:
         """How far it has come, so that it is known should this broker be lost."""
         ends = (log.archived_offset or 0, log.end_offset)
-        if self._reported.get(place.name) == ends:
+        if self._reported.get(ownership.name) == ends:
             return
-        self._reported[place.name] = ends
-        current = self._current_of(place, log, name)
-        self._note(place, keys.archive_current(place.name), msgspec.json.encode(current))
+        self._reported[ownership.name] = ends
+        current = self._current_of(ownership, log, name)
+        self._note(ownership, keys.archive_current(ownership.name), msgspec.json.encode(current))
 
-    async def settle(self, place: Place) -> None:
+    async def settle(self, ownership: PartitionOwnership) -> None:
         """Return when what was noted of a partition is written: once it is another's, it cannot be."""
-        await self._writer.write_notes(keys.archive_prefix(place.name))
+        await self._writer.write_notes(keys.archive_prefix(ownership.name))
 
-    def _note(self, place: Place, key: str, value: bytes | None) -> None:
-        self._writer.note(key, lambda: value, place.fences)
+    def _note(self, ownership: PartitionOwnership, key: str, value: bytes | None) -> None:
+        self._writer.note(key, lambda: value, ownership.fences)
 
 
 class _Hooks:
     """What the archive of one partition tells."""
 
-    def __init__(self, tiers: Tiers, place: Place) -> None:
-        self._tiers = tiers
-        self._place = place
+    def __init__(self, opener: ArchivedLogOpener, ownership: PartitionOwnership) -> None:
+        self._opener = opener
+        self._ownership = ownership
         self.log: TieredLog | None = None
 
     def archived(self, added: SegmentRef) -> None:
         if self.log is not None:
-            self._tiers.index(self._place, self.log, added)
+            self._opener.index(self._ownership, self.log, added)
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
-        self._tiers.unindex(self._place, removed)
+        self._opener.unindex(self._ownership, removed)
 
     async def settle(self) -> None:
-        await self._tiers.settle(self._place)
+        await self._opener.settle(self._ownership)
 
     def failed(self, error: Exception) -> None:
-        _logger.warning("archive_failed", partition=str(self._place.name), error=str(error))
+        _logger.warning("archive_failed", partition=str(self._ownership.name), error=str(error))
 
 
 def archiving(policy: Policy) -> Archiving:
@@ -315,5 +317,5 @@ def archiving(policy: Policy) -> Archiving:
     )
 
 
-def _epoch(place: Place) -> int:
-    return place.epoch.epoch if place.epoch is not None else ALONE_EPOCH
+def _epoch(ownership: PartitionOwnership) -> int:
+    return ownership.epoch.epoch if ownership.epoch is not None else ALONE_EPOCH

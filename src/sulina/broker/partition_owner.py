@@ -17,11 +17,11 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
+from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.topic import Topic
 from sulina.broker.topic_registry import TopicRegistry
-from sulina.broker.unloading import Outcome, Unloading
+from sulina.broker.unloading import Unloading, UnloadOutcome
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Epoch, Unload
 from sulina.errors import NotServing, SulinaError
@@ -56,7 +56,7 @@ class _Wanted:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Owner:
+class PartitionOwner:
     """Told by the cluster, on its loop; works in tasks of its own."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Owner:
         handle: ClusterHandle,
         registry: TopicRegistry,
         memory: ClusterMemory,
-        logs: Logs,
+        logs: PartitionLogs,
         options: BrokerOptions,
         events: EventStream,
         clock: Clock,
@@ -101,8 +101,8 @@ class Owner:
             return
         wanted.epoch, wanted.unload = None, None
         topic = self._topics.get(partition.topic)
-        if topic is not None and partition.partition < len(topic.places):
-            topic.places[partition.partition].lose()  # at once: nothing more is acknowledged
+        if topic is not None and partition.partition < len(topic.ownerships):
+            topic.ownerships[partition.partition].lose()  # at once: nothing more is acknowledged
         self._converge_soon(partition, wanted)
 
     def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
@@ -113,9 +113,9 @@ class Owner:
 
     def topic_came(self, topic: Topic) -> None:
         """Also one of a name that was there before: what we serve of that one must be taken anew."""
-        for place in topic.places:
-            if (wanted := self._partitions.get(place.name)) is not None:
-                self._converge_soon(place.name, wanted)
+        for ownership in topic.ownerships:
+            if (wanted := self._partitions.get(ownership.name)) is not None:
+                self._converge_soon(ownership.name, wanted)
 
     # Making it so
 
@@ -161,11 +161,11 @@ class Owner:
         epoch, revision = wanted.epoch, wanted.revision
         if epoch is None:
             return  # lost meanwhile
-        if topic is None or partition.partition >= len(topic.places):
+        if topic is None or partition.partition >= len(topic.ownerships):
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
-        place = topic.places[partition.partition]
-        if place.revision != revision:
-            place.take(epoch, revision)
+        ownership = topic.ownerships[partition.partition]
+        if ownership.revision != revision:
+            ownership.take(epoch, revision)
         wanted.held, wanted.ready, wanted.topic = revision, None, topic
         # The disk of this broker has the topic before it is served, so that it outlives the metadata store.
         await self._memory.ensure(keys.delivery(topic.name), msgspec.json.encode(topic.stored).decode())
@@ -173,7 +173,7 @@ class Owner:
             await self._registry.make_cursors(topic, only=partition.partition)
         if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):
             return  # lost while it was made ready
-        place.serve()
+        ownership.serve()
         wanted.ready = revision
         self._handle.troubles.pop(partition, None)
         self._options.failpoints(Failpoint.OWNER_SERVED)
@@ -214,10 +214,10 @@ class Owner:
     async def _clean_up(self, partition: PartitionName) -> None:
         """Let consumers go, close the log, and remove what is here of a partition that is another's."""
         topic = self._topics.get(partition.topic)
-        if topic is not None and partition.partition < len(topic.places):
-            place = topic.places[partition.partition]
-            place.lose()
-            error = place.refusal()
+        if topic is not None and partition.partition < len(topic.ownerships):
+            ownership = topic.ownerships[partition.partition]
+            ownership.lose()
+            error = ownership.refusal()
             topic.release_feed(partition.partition, error)
             if topic.is_reliable:
                 async with topic.lock:
@@ -230,7 +230,7 @@ class Owner:
                         await self._let_go(partition, topic)
                 self._options.failpoints(Failpoint.UNLOAD_LOCAL_REMOVED)
             else:
-                topic.dismiss_passing(error)
+                topic.dismiss_best_effort(error)
 
     def _comes_back(self, partition: PartitionName) -> bool:
         """Whether only this broker may have it next: then its directory must be there, whatever the archive has."""
@@ -255,9 +255,9 @@ class Owner:
         revision = wanted.held
         work = self._unloading(topic, partition.partition, revision)
         outcome = await work.run(unload, wanted.unload_revision)
-        if outcome is Outcome.DONE:
+        if outcome is UnloadOutcome.DONE:
             wanted.unloaded, wanted.departure = revision, work
-        elif outcome is Outcome.LATER:
+        elif outcome is UnloadOutcome.LATER:
             if wanted.ready is None:
                 self._handle.troubles.pop(partition, None)  # try to make it ready before it is to leave again
             await asyncio.sleep(UNLOAD_RETRY_SECONDS)

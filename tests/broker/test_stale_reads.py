@@ -56,7 +56,7 @@ async def test_u14_without_a_lease_nothing_is_read_that_may_be_old(world: Broker
 async def test_u14_a_partition_that_was_lost_is_not_read_while_its_log_is_being_closed(world: Brokers) -> None:
     """U14: the lease may hold again by then, after the broker was cut off, and another broker have more."""
     a = world.running["a"]
-    a.registry.topics[ORDERS].ownerships[0].lose()
+    a.registry.topics[ORDERS].ownerships[0].release()
     assert a.registry.topics[ORDERS].partitions[0].log_if_open is not None
     for read in (a.fetch(ORDERS, 0, 0), a.partition(ORDERS, 0), a.locate(ORDERS, 0, EARLIEST)):
         with pytest.raises(NotServing):

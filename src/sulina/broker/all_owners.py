@@ -1,6 +1,6 @@
 """Questions that every owner of a topic must answer, because its partitions may be served by several brokers.
 
-An answer is complete or there is none: while an owner does not answer, or partitions move meanwhile, it is an error.
+An answer is complete, or it is an error: an owner does not answer, or partitions move meanwhile.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
-"""The logs of partitions that are archived: opened by the right of an assignment, and let go when that has ended.
+"""Opens the logs of partitions that have an archive, and releases their directories when another broker owns them.
 
-What the metadata store has about an archive is written here, after the fact: an index of its objects, and how far it
-and the log have come. The archive decides, these are for whoever looks, so they are notes: once a second at most.
+- A log is opened under an assignment, and claims its epoch in the archive before anything is appended.
+- Before a record is acknowledged that only this disk has, the cluster knows that there may be such records.
+- What the metadata store has about an archive is written afterwards, as notes: an index of its objects, and how far it
+  and the log have come. Nothing is decided by these notes: the archive decides.
 """
 
 import asyncio
@@ -40,7 +42,7 @@ _logger = structlog.get_logger("sulina.tiers")
 
 
 class ArchivedLogOpener:
-    """Opens and lets go; one for a broker that has an object store."""
+    """Opens logs that have an archive, and releases their directories when others own them."""
 
     def __init__(
         self,
@@ -70,7 +72,14 @@ class ArchivedLogOpener:
         self._reported: dict[PartitionName, tuple[int, int]] = {}  # where archive and log were said to end
 
     async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> TieredLog:
-        """Claim the partition in its archive, and go on from there. StaleEpoch, CorruptLog, ArchiveFailed."""
+        """Claim a partition in its archive, and go on from where its log ended.
+
+        Raises:
+            StaleEpoch: a newer owner has claimed it.
+            CorruptLog, LogIncomplete: records are damaged or missing.
+            ArchiveFailed: the archive does not answer.
+            TopicNotFound: the topic has gone, or was made again.
+        """
         ownership, topic_id, policy = partition.ownership, topic.stored.topic_id, topic.policy
         revision = ownership.revision
         self._reported.pop(partition.name, None)
@@ -143,7 +152,12 @@ class ArchivedLogOpener:
         )
 
     async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:
-        """The policy has changed. Called with `ownership.archived_flag_lock`. NotOwner, ArchiveFailed."""
+        """Let a log go on by another policy. The caller has the archived_flag_lock.
+
+        Raises:
+            NotOwner: the partition is not ours any more.
+            ArchiveFailed: what must be in the archive first could not be brought there.
+        """
         ownership, revision = partition.ownership, partition.ownership.revision
         await self._settle(ownership, revision, policy, log)
         log.reconfigure(options, archiving(policy))
@@ -177,7 +191,11 @@ class ArchivedLogOpener:
         )
 
     async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
-        """TopicNotFound when what we know of the topic is old: it was made anew, and so was what is assigned to us."""
+        """Check that the topic is the one that is stored: it may have been made again, and the assignment with it.
+
+        Raises:
+            TopicNotFound: it is not.
+        """
         entry = await self._metadata.get(keys.delivery(partition.topic))
         stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
         if stored is None or stored.topic_id != topic_id or stored.is_deleting:
@@ -211,7 +229,7 @@ class ArchivedLogOpener:
             _logger.warning("sealed_state_not_removed", partition=str(ownership.name), error=str(error))
 
     async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
-        """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
+        """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
         self._reported.pop(partition, None)
         self._topic_ids.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
@@ -233,7 +251,7 @@ class ArchivedLogOpener:
             )
 
     async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int]:
-        """The offsets that are not in the archive, up to where its last owner said that the log ends."""
+        """Return the offsets that are not in the archive, up to where the last owner reported the end of its log."""
         view = await asyncio.to_thread(self._archives.of(partition, topic_id).load)
         current = await self._current(partition)
         said = current.end_offset if current is not None else 0
@@ -245,7 +263,7 @@ class ArchivedLogOpener:
         return None if current is None else current.at_ms
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
-        """All archives of a topic that is being deleted, and what is still to be noted about them."""
+        """Delete all archives of a topic that is being deleted, and the notes about them that are not written yet."""
         await self._writer.forget_notes(keys.storage_prefix(topic))
         for number in range(stored.partitions):
             archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
@@ -254,7 +272,7 @@ class ArchivedLogOpener:
     # What others may look at
 
     def index(self, ownership: PartitionOwnership, log: TieredLog, added: SegmentRef) -> None:
-        """A slice has become part of the archive."""
+        """Note that a slice has become part of the archive."""
         if added.size and added.object is not None:
             entry = ObjectEntry(
                 object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(ownership)
@@ -263,12 +281,12 @@ class ArchivedLogOpener:
         self.report(ownership, log, added.object)
 
     def unindex(self, ownership: PartitionOwnership, removed: Sequence[SegmentRef]) -> None:
-        """Slices have gone, or were merged into one that is told of next."""
+        """Note that slices have gone, or were merged into one that is noted next."""
         for base in sorted({slice_.base for slice_ in removed}):
             self._note(ownership, keys.archive_object(ownership.name, base), None)
 
     def report(self, ownership: PartitionOwnership, log: Log, name: str | None = None) -> None:
-        """How far it has come, so that it is known should this broker be lost."""
+        """Note how far a log has come, so that it is known should this broker be lost."""
         ends = (log.archived_offset or 0, log.end_offset)
         if self._reported.get(ownership.name) == ends:
             return
@@ -285,7 +303,7 @@ class ArchivedLogOpener:
 
 
 class _Hooks:
-    """What the archive of one partition tells."""
+    """What the archive of one partition calls."""
 
     def __init__(self, opener: ArchivedLogOpener, ownership: PartitionOwnership) -> None:
         self._opener = opener
@@ -307,7 +325,7 @@ class _Hooks:
 
 
 def archiving(policy: Policy) -> Archiving:
-    """When a log goes to its archive by the policy of its topic."""
+    """Return when a log goes to its archive by the policy of its topic."""
     assert policy.archive_bytes is not None
     assert policy.archive_seconds is not None
     return Archiving(

@@ -411,7 +411,7 @@ class Broker:
         return self.timekeeper.ahead_seconds
 
     def info(self) -> NodeInfo:
-        """This node."""
+        """Return what this node is."""
         return NodeInfo(
             broker_id=self.options.broker_id,
             version=self.options.software,
@@ -424,7 +424,7 @@ class Broker:
         )
 
     async def inspect(self) -> NodeInfo:
-        """This node, with its disk and all that is not as it should be."""
+        """Return what this node is, with its disk and everything that is not as it should be."""
         orphaned, aside = await self.logs.put_aside()
         disk = await asyncio.to_thread(shutil.disk_usage, self.options.data)
         found = [*self._troubles(), *put_aside_troubles(orphaned, aside)]
@@ -439,7 +439,7 @@ class Broker:
         )
 
     def _troubles(self) -> list[Trouble]:
-        """What is not as it should be, as far as the node knows without looking at its disk."""
+        """Return what is not as it should be, as far as the node knows without looking at its disk."""
         found = []
         if not self.is_ready:
             found.append(Trouble(kind=TroubleKind.NOT_SERVING, what=f"it is {self._serving.phase}"))
@@ -468,7 +468,7 @@ class Broker:
                 _logger.exception("logs_not_reopened")  # whatever it is: the others must be looked at again
 
     async def retain(self) -> int:
-        """Let topics forget what their policies say and no registered reader needs; how many segments went."""
+        """Remove what policies no longer keep and no registered reader needs; return how many segments went."""
         shown = await self.timekeeper.look()
         await self.registered_readers.look()
         removed = await self.logs.retain(list(self._topics), self.registered_readers.keep_from, shown)
@@ -516,7 +516,7 @@ class Broker:
         expected_version: int | None = None,
         schema_id: str | None = None,
     ) -> Published:
-        """Append records, in one batch. Those without a timestamp get the time of now."""
+        """Append records in one batch. A record without a timestamp gets the time of now."""
         now_ms = int(self._clock.now() * 1000)
         stamped = [record if record.timestamp_ms >= 0 else replace(record, timestamp_ms=now_ms) for record in records]
         request = PublishRequest(
@@ -543,10 +543,10 @@ class Broker:
         epoch: int | None = None,
         stale: bool = False,
     ) -> Fetched:
-        """Read batches from `offset` on, waiting for the first if there is none yet.
+        """Read batches from `offset` on, and wait for the first if the log ends there.
 
-        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it. `stale`: what
-        is here will do, also while another broker may own the partition, and have more.
+        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it. `stale`: the
+        reader takes what is here, also while another broker may own the partition, and have more.
 
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
@@ -617,28 +617,49 @@ class Broker:
                     self._serving.check()
 
     async def commits(self, name: TopicName, partition: int, start: int, end: int) -> list[Commit]:
-        """The commits of versions [start, end), a thousand at most."""
+        """Return the commits of versions [start, end), a thousand at most.
+
+        Raises:
+            InvalidInput: that is not a range of versions.
+            LeaseExpired, NotOwner: another broker may own the partition, and have more.
+        """
         if start < 0 or end < start:
             raise InvalidInput(f"[{start}, {end}) is not a range of versions")
         async with self.registry.topic(name).partition(partition).reading() as log:
             return await log.commits(Version(start), Version(min(end, start + COMMITS_MAX)))
 
     async def partition(self, name: TopicName, partition: int, *, stale: bool = False) -> PartitionInfo:
-        """Its offsets, version and segments. LeaseExpired, unless what is `stale` will do."""
+        """Return the offsets, version and segments of a partition.
+
+        Raises:
+            LeaseExpired: another broker may own the partition, and `stale` was not asked for.
+        """
         return await self.registry.topic(name).partition(partition).info(stale=stale)
 
     async def locate(self, name: TopicName, partition: int, position: Position, *, stale: bool = False) -> int:
-        """The offset that a position means now. LeaseExpired, unless what is `stale` will do."""
+        """Return the offset that a position means now.
+
+        Raises:
+            LeaseExpired: another broker may own the partition, and `stale` was not asked for.
+        """
         return await self.registry.topic(name).partition(partition).locate(position, stale=stale)
 
     # Subscribers
 
     def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
-        """What became of messages, of one topic or of all, on this node. TopicNotFound."""
+        """Return what became of messages on this node, of one topic or of all.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
         return self.hub.metrics(None if name is None else self.registry.topic(name))
 
     def subscribers(self, name: TopicName) -> list[SubscriberInfo]:
-        """Of the partitions that are served here. TopicNotFound, NotOwner."""
+        """Return the subscribers of the partitions that are served here.
+
+        Raises:
+            TopicNotFound, NotOwner: there is no such topic, or it is served elsewhere.
+        """
         topic = self.registry.topic(name)
         topic.check_served()
         return self.hub.subscribers(topic)
@@ -646,7 +667,11 @@ class Broker:
     # Producers
 
     async def producers_of(self, name: TopicName) -> list[ProducerInfo]:
-        """Return who publishes to a topic over a connection, at all brokers. TopicNotFound."""
+        """Return who publishes to a topic over a connection, at all brokers.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
         self.registry.topic(name)
         return await self.producers.list(name)
 
@@ -654,23 +679,35 @@ class Broker:
 
     @run_to_completion
     async def put_reader(self, reader: str, name: TopicName, settings: ReaderSettings) -> tuple[ReaderInfo, bool]:
-        """Register it, or say where it is now; whether it is new. ReaderAhead when it would go back, unless forced."""
+        """Register a reader, or store where it is now; return it, and whether it is new.
+
+        Raises:
+            ReaderAhead: it would go back, and it was not forced.
+        """
         self._serving.check()
         return await self.registered_readers.put(reader, name, settings)
 
     async def reader(self, reader: str, name: TopicName) -> ReaderInfo:
-        """Its positions and lag, as far as they are known here. ReaderNotFound."""
+        """Return the positions and the lag of a reader, as far as they are known here.
+
+        Raises:
+            ReaderNotFound: there is no such reader.
+        """
         return await self.registered_readers.get(reader, name)
 
     async def readers(
         self, *, topic: TopicName | None = None, after: str | None = None, limit: int = 100
     ) -> ReaderPage:
-        """Of one topic or of all, by name, some at a time."""
+        """Return a page of the readers of one topic, or of all, by name."""
         return await self.registered_readers.page(topic=topic, after=after, limit=limit)
 
     @run_to_completion
     async def delete_reader(self, reader: str, name: TopicName) -> None:
-        """It holds nothing back any more. ReaderNotFound."""
+        """Delete a reader: it holds back nothing any more.
+
+        Raises:
+            ReaderNotFound: there is no such reader.
+        """
         self._serving.check()
         await self.registered_readers.delete(reader, name)
 
@@ -684,7 +721,11 @@ class Broker:
 
 
 def _check_position(log: Log, topic: TopicName, partition: int, offset: int, epoch: int | None) -> None:
-    """PositionDiverged, if a reader that has read everything before `offset` in `epoch` has read what is not there."""
+    """Check that a reader that has read everything before `offset` in `epoch` has read what is still in the log.
+
+    Raises:
+        PositionDiverged: some of that was given up since.
+    """
     continues_at = None if epoch is None else log.epochs.continuation(offset, epoch)
     if epoch is not None and continues_at is not None:
         raise PositionDiverged(

@@ -85,11 +85,16 @@ class ClusterControl:
         partition: int | None = None,
         give_up: bool = False,
     ) -> list[UnloadInfo]:
-        """Ask that partitions leave their owners, for `to` or for whom the leader chooses. Returns at once.
+        """Ask that partitions leave their owners, for `to` or for the broker that the leader chooses. Returns at once.
 
-        A partition that waits for a broker that is away is given up as far as only that one has it, if forced. One
-        that is closed because records are missing goes on without them, with `give_up`.
-        SubscriptionBusy when consumers are attached, unless forced; BrokerNotFound, InvalidSettings, NotServing.
+        A partition that waits for a broker that is away is given up as far as only that one has it, if forced. One that
+        is closed because records are missing goes on without them, with `give_up`.
+
+        Raises:
+            SubscriptionBusy: consumers are attached, and it was not forced.
+            BrokerNotFound: there is no broker `to`.
+            InvalidSettings: only a broker that is away has the newest records, and it was not forced.
+            NotServing: a partition has no owner yet.
         """
         cluster, topic = self._cluster, self._registry.topic(name)
         if to is not None and to not in cluster.view.registrations:
@@ -120,9 +125,9 @@ class ClusterControl:
         return asked
 
     async def cancel_unloads(self, name: TopicName, *, partition: int | None = None) -> list[UnloadInfo]:
-        """Take back the wishes that partitions leave their owners; which. One that is carried out stays as it is.
+        """Take back requests that partitions leave their owners; return those that were. One that is done stays done.
 
-        A broker that drains wishes again, and is to be activated instead.
+        A broker that drains asks again: activate it instead.
         """
         topic = self._registry.topic(name)
         if partition is not None:
@@ -134,7 +139,7 @@ class ClusterControl:
         ]
 
     async def _heard(self, owners: dict[PartitionName, Ownership]) -> None:
-        """Another owner may have consumers attached, and refuse."""
+        """Wait until other owners have heard of an unload, and raise if one refuses because consumers are attached."""
         view = self._cluster.view
 
         def is_heard(name: PartitionName) -> bool:
@@ -147,7 +152,7 @@ class ClusterControl:
                 raise SubscriptionBusy(
                     topic=str(name.topic),
                     subscription="*",
-                    reason=f"consumers are attached at broker {owner.broker_id}; force lets them go",
+                    reason=f"consumers are attached at broker {owner.broker_id}; detach them, or force it",
                 )
 
     async def _only_there(self, topic: Topic, partition: PartitionName) -> InvalidSettings:
@@ -199,7 +204,7 @@ class ClusterControl:
         )
 
     async def unloads(self, name: TopicName) -> list[UnloadInfo]:
-        """What is under way for a topic, and what waits for a broker that is away; empty when all is served."""
+        """Return what is under way for a topic, and what waits for a broker that is away; empty when all is served."""
         topic = self._registry.topic(name)
         view = self._cluster.view
         under_way = []
@@ -222,11 +227,19 @@ class ClusterControl:
         return under_way
 
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
-        """It is given no more partitions, and gives away those that it has."""
+        """Give a broker no more partitions, and move away those that it has.
+
+        Raises:
+            BrokerNotFound: there is no such broker.
+        """
         return await self._set_mode(broker_id, BrokerMode.DRAINING)
 
     async def activate_broker(self, broker_id: str) -> BrokerInfo:
-        """It takes partitions again."""
+        """Give partitions to a broker again.
+
+        Raises:
+            BrokerNotFound: there is no such broker.
+        """
         return await self._set_mode(broker_id, BrokerMode.ACTIVE)
 
     async def _set_mode(self, broker_id: str, mode: BrokerMode) -> BrokerInfo:
@@ -239,7 +252,7 @@ class ClusterControl:
         return next(info for info in view.brokers() if info.broker_id == broker_id)
 
     async def rebalance(self) -> Rebalanced:
-        """Ask for the moves that spread the load; they are carried out one after the other."""
+        """Ask for the moves that spread the load, and return them; they are carried out one after the other."""
         view = self._cluster.view
         moves = [view.unload_info(partition, unload) for partition, unload in await self._cluster.rebalance()]
         return Rebalanced(moves=moves)

@@ -160,7 +160,7 @@ class ClusterMember:
             self.owner.topic_came(after)
 
     async def _check_objects(self) -> None:
-        """A broker with another object store would not find what the others have archived. InvalidSettings."""
+        """Check that this broker has the object store of the others: else it would not find what they have archived."""
         if self._archives is None:
             return
         ours = (await self._patiently(self._archives.identity)).encode()
@@ -172,7 +172,7 @@ class ClusterMember:
             )
 
     async def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask the object store, which may be away for a moment just now. ArchiveFailed."""
+        """Ask the object store, and ask again for a while if it does not answer."""
         deadline = self._clock.monotonic() + OBJECTS_SECONDS
         while True:
             try:
@@ -186,7 +186,7 @@ class ClusterMember:
     # What a member looks after
 
     async def _tidy_regularly(self) -> None:
-        """Say how far the logs have come. The leader finishes what others began to delete, and could not."""
+        """Report how far the logs have come. The leader finishes deletes that others began, and could not finish."""
         for number in itertools.count(1):
             await asyncio.sleep(REPORT_SECONDS)
             if not self.cluster.membership.may_ack():
@@ -199,13 +199,13 @@ class ClusterMember:
             await self._admin.finish_deletes()
 
     async def _dismiss_clients(self) -> None:
-        """While others may own what is ours, nothing is delivered here: whoever waits for records looks elsewhere."""
+        """Detach all clients: while others may own what is ours nothing is delivered here, so they look elsewhere."""
         error = self._handle.lapsed()
         for topic in self._topics:
             await topic.dismiss(error)
 
     async def release_leftovers(self) -> None:
-        """Directories of partitions that others serve by now."""
+        """Release the directories of partitions that others serve by now, and remove those of deleted topics."""
         view = self.cluster.view
         for partition in await self._logs.found():
             topic, owned = self._topics.get(partition.topic), view.owner(partition)

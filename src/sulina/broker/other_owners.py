@@ -11,7 +11,10 @@ from sulina.wire.messages import SubscriptionInfo
 
 
 class OtherOwners(Protocol):
-    """Asks whoever owns a partition at that moment, for a few seconds. NotServing, Disconnected when nobody answers."""
+    """Asks the owner that a partition has at that moment, for a few seconds.
+
+    Every method raises NotServing or Disconnected when no owner answers.
+    """
 
     async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
         """Publish a record of ours under the topic's schema, once for its txn_id."""

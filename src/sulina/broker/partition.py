@@ -1,7 +1,7 @@
 """The log of one partition, while this node owns it; opened when it is first used.
 
 ACTIVE takes records. DRAINING finishes what it has taken and refuses more, with an error that says to try again.
-CLOSED has let go of its directory. A log that nobody has used for a while may be closed and opened again.
+CLOSED has closed its log. A log that nobody has used for a while may be closed and opened again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Opener = Callable[["Partition"], Awaitable[Log]]
 
 
 class Partition:
-    """Whoever keeps the log across an await does so within `using`; it is not closed meanwhile."""
+    """The log of a partition. A caller that keeps it across an await does so within `using`, which keeps it open."""
 
     def __init__(self, ownership: PartitionOwnership, opener: Opener) -> None:
         self.name = ownership.name
@@ -36,7 +36,7 @@ class Partition:
         self._sighted_epoch = -1
 
     def sighted(self, log: Log, now: float) -> Sightings:
-        """Note where the log ends now, by the monotonic clock; all that was noted under this epoch."""
+        """Note where the log ends now, by the monotonic clock; return all that was noted under this epoch."""
         if log.view.epoch != self._sighted_epoch:
             self._sightings, self._sighted_epoch = Sightings(), log.view.epoch
         self._sightings.note(log.end_offset, now)
@@ -44,7 +44,7 @@ class Partition:
 
     @property
     def log_if_open(self) -> Log | None:
-        """The log, if it is open; good until the next await."""
+        """Return the log, if it is open; valid until the next await."""
         return self._log
 
     async def open(self) -> None:
@@ -58,7 +58,11 @@ class Partition:
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[Log]:
-        """The log; opened if need be, by one for all. LogLocked, Corrupt, NotServing, LimitReached."""
+        """Open the log if it is closed, by one caller for all, and keep it open.
+
+        Raises:
+            LogLocked, Corrupt, NotServing, LimitReached: it cannot be opened here, or not now.
+        """
         self._users += 1
         log: Log | None = None
         try:
@@ -79,9 +83,12 @@ class Partition:
 
     @asynccontextmanager
     async def reading(self, *, stale: bool = False) -> AsyncIterator[Log]:
-        """The log, for an answer to a reader: raises at the end unless the partition was ours all the while.
+        """Keep the log open for an answer to a reader, which may be sent only if the partition was ours all the while.
 
-        `stale`: the reader has asked for what is here, also if another broker has more by now. LeaseExpired, NotOwner.
+        `stale`: the reader takes what is here, also if another broker has more by now.
+
+        Raises:
+            LeaseExpired, NotOwner: it was not ours, or that is not known.
         """
         async with self.using() as log:
             revision = self.ownership.revision
@@ -91,7 +98,7 @@ class Partition:
 
     @property
     def is_stale(self) -> bool:
-        """Whether another broker may have more than is here."""
+        """Return whether another broker may have more than is here."""
         return not self.ownership.may_ack(self.ownership.revision)
 
     async def _open(self) -> None:
@@ -114,11 +121,11 @@ class Partition:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the log is open, and nobody would miss it."""
+        """Return whether the log is open, and nobody would miss it."""
         return self._log is not None and not self._users and self._turn is None and self._log.is_idle
 
     async def rest(self) -> None:
-        """Close the log until somebody wants it again."""
+        """Close the log until somebody uses it again."""
         if not self.is_idle:
             return
         log, self._log = self._log, None
@@ -153,7 +160,7 @@ class Partition:
         await asyncio.shield(self._turn)
 
     async def close(self) -> None:
-        """Finish what was taken, then let go of the directory."""
+        """Finish what was taken, then close the log. It is not opened again under this assignment."""
         if self.ownership.is_here:
             self.ownership.state = TopicState.DRAINING
         self.ownership.is_closing = True
@@ -165,17 +172,17 @@ class Partition:
         self.ownership.state = TopicState.CLOSED
 
     async def locate(self, position: Position, *, stale: bool = False) -> Offset:
-        """The offset that a position means now, never outside the log; of what is here, if `stale` will do."""
+        """Return the offset that a position means now, never outside the log; in what is here, if `stale`."""
         async with self.reading(stale=stale) as log:
             return await _located(log, position)
 
     async def locate_with_epoch(self, position: Position) -> tuple[Offset, Epoch]:
-        """The offset that a position means now, and the epoch of the log in which it does."""
+        """Return the offset that a position means now, and the epoch of the log in which it does."""
         async with self.using() as log:
             return await _located(log, position), log.view.epoch
 
     async def info(self, *, stale: bool = False) -> PartitionInfo:
-        """What the log has now; what is here, if `stale` will do."""
+        """Return what the log has now; what is here, if `stale`."""
         async with self.reading(stale=stale) as log:
             view = log.view
             return PartitionInfo(
@@ -222,7 +229,7 @@ async def _located(log: Log, position: Position) -> Offset:
 
 
 async def _offset_of_version(log: Log, version: int) -> Offset:
-    """Where the first record lies that this version or a later one added."""
+    """Return the offset of the first record that a version, or a later one, added."""
     view = log.view
     if version > view.version:
         raise VersionNotRetained(version=version, oldest=0, current=view.version)

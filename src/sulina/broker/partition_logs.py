@@ -1,4 +1,4 @@
-"""The logs of a broker's partitions: where they lie, how they are opened, what they forget, and when they rest.
+"""The logs of a broker's partitions: where they lie, how they are opened, what retention removes, when they are closed.
 
 Every open log has files open. There are never more than `open_logs_max`: when another is wanted, the one that nobody
 uses and that was opened longest ago is closed.
@@ -230,11 +230,11 @@ class PartitionLogs:
             await idle.rest()
 
     def has_left(self, partition: PartitionName) -> bool:
-        """Whether there is a directory of it here. Blocks."""
+        """Return whether a partition has a directory here. Blocks."""
         return os.path.isdir(self.directory(partition))
 
     async def found(self) -> list[PartitionName]:
-        """The partitions of which there is a directory here."""
+        """Return the partitions that have a directory here."""
         names = await asyncio.to_thread(self._files.list, self._options.data)
         partitions = []
         for name in names:
@@ -243,7 +243,7 @@ class PartitionLogs:
         return partitions
 
     def closed(self, partition: Partition) -> None:
-        """Its log was closed by whoever owns it."""
+        """Count a log as closed: its partition has closed it."""
         self._opened.pop(partition, None)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -257,7 +257,7 @@ class PartitionLogs:
             _logger.error("log_not_reconfigured", error=str(error))
 
     def forget(self, topic: Topic) -> None:
-        """The topic has closed its logs."""
+        """Count the logs of a topic as closed: the topic has closed them."""
         for partition in topic.partitions:
             self._opened.pop(partition, None)
             self._refused.pop(partition, None)
@@ -323,7 +323,7 @@ class PartitionLogs:
         await asyncio.to_thread(orphans.remove, self._files, self.directory(partition), topic_id)
 
     def reconfigure(self, topic: Topic) -> None:
-        """The policy of a topic has changed."""
+        """Let the open logs of a topic go on by its new policy."""
         for partition in topic.partitions:
             if partition.log_if_open is not None:
                 self._in_background(self._reconfigure_in_the_end(topic, partition, partition.log_if_open))
@@ -334,13 +334,13 @@ class PartitionLogs:
                 await self._reconfigure(topic, partition, log)
                 return
             except NotOwner:
-                return  # whoever has it knows the policy
+                return  # its owner knows the policy
             except (SulinaError, OSError) as error:
                 _logger.warning("log_not_reconfigured", partition=str(partition.name), error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _reconfigure(self, topic: Topic, partition: Partition, log: Log) -> None:
-        """By the policy of the moment: of several changes the last one counts, whichever is first here."""
+        """Let a log go on by the policy of the moment: of several changes the last one counts."""
         async with partition.ownership.archived_flag_lock:
             await self.opener.reconfigure(partition, log, topic.policy, self._options_of(topic))
 
@@ -350,7 +350,7 @@ class PartitionLogs:
         keep_from: Callable[[PartitionName, EpochHistory], Offset | None],
         shown: float | None,
     ) -> int:
-        """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
+        """Remove what policies no longer keep, but nothing that somebody needs; return how many segments went.
 
         What is in the archive may go from the disk all the same: it can still be read. `shown` is the time that ages
         are told by (`core.cluster.shown_time`); None: it is not known, so nothing goes because of its age.
@@ -487,7 +487,7 @@ class PartitionLogs:
                 self.opener.report(partition.ownership, log)
 
     def directory(self, partition: PartitionName) -> str:
-        """Where its log lies on this node."""
+        """Return where the log of a partition lies on this node."""
         return os.path.join(self._options.data, partition.directory)
 
     def _options_of(self, topic: Topic) -> LogOptions:

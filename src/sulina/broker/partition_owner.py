@@ -1,4 +1,4 @@
-"""The owner's side of the cluster: takes over what is assigned to this broker, and lets go of what is not.
+"""The owner's side of the cluster: acquires the partitions that are assigned to this broker, and releases the others.
 
 For each partition one task at a time makes what is here what the cluster wants, however often that changes meanwhile.
 A partition is served only when its topic is known and every subscription has its cursor in it; its log is opened when
@@ -30,7 +30,7 @@ from sulina.ports import Clock, MetadataStore
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
 
-AT_ONCE = 16  # partitions that are taken over or let go
+AT_ONCE = 16  # partitions that are acquired or released
 OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
 TOPIC_SECONDS = 1.0  # to wait for what a watch should bring, before it is fetched
 RETRY_SECONDS = 1.0
@@ -50,14 +50,14 @@ class _Wanted:
     task: asyncio.Task[None] | None = None
     held: int | None = None  # the revision under which it was taken
     ready: int | None = None  # the revision under which it is served
-    topic: Topic | None = None  # whose it is: one of the same name that was made anew is another
+    topic: Topic | None = None  # that it belongs to: one of the same name that was created again is another
     unloaded: int | None = None  # the revision of the assignment that was given back
     departure: Unloading | None = None  # that gave it back, until what is here is cleaned up
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class PartitionOwner:
-    """Told by the cluster, on its loop; works in tasks of its own."""
+    """Acquires what is assigned to this broker. The cluster calls it on its loop; it works in tasks of its own."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PartitionOwner:
         wanted.epoch, wanted.unload = None, None
         topic = self._topics.get(partition.topic)
         if topic is not None and partition.partition < len(topic.ownerships):
-            topic.ownerships[partition.partition].lose()  # at once: nothing more is acknowledged
+            topic.ownerships[partition.partition].release()  # at once: nothing more is acknowledged
         self._converge_soon(partition, wanted)
 
     def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
@@ -112,7 +112,7 @@ class PartitionOwner:
             self._converge_soon(partition, wanted)
 
     def topic_came(self, topic: Topic) -> None:
-        """Also one of a name that was there before: what we serve of that one must be taken anew."""
+        """Acquire the partitions of a topic again, if they are ours: it is new, or another of the same name."""
         for ownership in topic.ownerships:
             if (wanted := self._partitions.get(ownership.name)) is not None:
                 self._converge_soon(ownership.name, wanted)
@@ -165,7 +165,7 @@ class PartitionOwner:
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
         ownership = topic.ownerships[partition.partition]
         if ownership.revision != revision:
-            ownership.take(epoch, revision)
+            ownership.acquire(epoch, revision)
         wanted.held, wanted.ready, wanted.topic = revision, None, topic
         # The disk of this broker has the topic before it is served, so that it outlives the metadata store.
         await self._memory.ensure(keys.delivery(topic.name), msgspec.json.encode(topic.stored).decode())
@@ -192,7 +192,7 @@ class PartitionOwner:
         return topic or await self._registry.fetch(name)
 
     async def _open(self, topic: Topic, partition: PartitionName) -> None:
-        """A log that was left here may have something that is not archived yet."""
+        """Open a log that was left here: it may have something that is not archived yet."""
         async with self._openings:
             try:
                 async with topic.partition(partition.partition).using():
@@ -212,11 +212,11 @@ class PartitionOwner:
             departure.tell_unloaded()
 
     async def _clean_up(self, partition: PartitionName) -> None:
-        """Let consumers go, close the log, and remove what is here of a partition that is another's."""
+        """Detach consumers, close the log, and remove what is here of a partition that another broker owns."""
         topic = self._topics.get(partition.topic)
         if topic is not None and partition.partition < len(topic.ownerships):
             ownership = topic.ownerships[partition.partition]
-            ownership.lose()
+            ownership.release()
             error = ownership.refusal()
             topic.release_feed(partition.partition, error)
             if topic.is_reliable:
@@ -233,7 +233,7 @@ class PartitionOwner:
                 topic.dismiss_best_effort(error)
 
     def _comes_back(self, partition: PartitionName) -> bool:
-        """Whether only this broker may have it next: then its directory must be there, whatever the archive has."""
+        """Return whether only this broker may own a partition next: then its directory must stay."""
         view, broker_id = self._cluster.view, self._options.broker_id
         owned, waiting = view.owner(partition), view.unassigned.get(partition)
         if owned is not None:
@@ -288,7 +288,7 @@ class PartitionOwner:
     # The end
 
     async def stop(self, seconds: float) -> None:
-        """Give back everything in good order, for so long at most."""
+        """Give back every partition in good order, and stop after `seconds` at the latest."""
         self._is_stopping = True
         tasks = [wanted.task for wanted in self._partitions.values() if wanted.task is not None]
         for task in [*tasks, *self._background]:

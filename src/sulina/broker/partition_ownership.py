@@ -1,7 +1,8 @@
-"""By which right a partition is served on this node.
+"""The right by which a partition is served on this node: an assignment, while the broker may speak for it.
 
-A node that is alone serves everything. In a cluster a partition is served by the broker to which it is assigned, while
-that broker's lease holds; everybody else says where to go.
+- A record is written only after `check`, and acknowledged only while `may_ack` of the same assignment holds.
+- What is assigned is known by its revision in the metadata store; an assignment that was lost never counts again.
+- A broker that does not own a partition says who does.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class OwnershipRights(Protocol):
 
 
 class PartitionOwnership:
-    """One partition's. `check` it before anything is promised."""
+    """The right to serve one partition: `check` before a record is written, `may_ack` before it is acknowledged."""
 
     __slots__ = ("archived_flag_lock", "epoch", "is_archived", "is_closing", "name", "revision", "rights", "state")
 
@@ -59,31 +60,39 @@ class PartitionOwnership:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is served here, and takes records."""
+        """Return whether the partition is served here, and takes records."""
         return self.state is TopicState.ACTIVE
 
     @property
     def broker_id(self) -> str:
-        """Under whose name it was served here last."""
+        """Return the name under which it was served here last."""
         return self.epoch.broker_id if self.epoch is not None else "this one"
 
     def may_ack(self, revision: int) -> bool:
-        """Whether what was taken under the assignment of `revision` may be acknowledged now."""
+        """Return whether what was taken under the assignment of `revision` may be acknowledged now."""
         return revision != NOT_OURS and self.revision == revision and self.rights.may_ack()
 
     def check(self) -> None:
-        """NotOwner, Draining, Recovering, LeaseExpired."""
+        """Check that the partition is served here, and takes records.
+
+        Raises:
+            NotOwner, Draining, Recovering, LeaseExpired: it is not, or not now.
+        """
         if self.state is not TopicState.ACTIVE or not self.rights.may_ack():
             raise self.refusal()
 
     def check_held(self, revision: int) -> None:
-        """Raise unless what was read under the assignment of `revision` is ours to tell. LeaseExpired, NotOwner."""
+        """Check that what was read under the assignment of `revision` is ours to tell.
+
+        Raises:
+            LeaseExpired, NotOwner: another broker may own the partition, and have more.
+        """
         if not self.may_ack(revision):
             is_still_ours = self.is_ours and self.revision == revision
             raise self.rights.lapsed() if is_still_ours else self.refusal()
 
     def refusal(self) -> NotServing:
-        """Why it is not served, and where it is, if that is known."""
+        """Return why the partition is not served here, and where it is, if that is known."""
         if self.state is TopicState.DRAINING:
             return Draining(topic=str(self.name.topic))
         if self.state is TopicState.ACTIVE:
@@ -115,16 +124,16 @@ class PartitionOwnership:
         """Return whether its log may be opened here."""
         return self.revision != NOT_OURS and not self.is_closing
 
-    def take(self, epoch: Epoch, revision: int) -> None:
-        """It is ours from now on, and made ready to be served."""
+    def acquire(self, epoch: Epoch, revision: int) -> None:
+        """Acquire the partition under an assignment. It is served once it is made ready."""
         self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
         self.is_closing = False
         self.is_archived = epoch.is_archived
 
     def serve(self) -> None:
-        """It takes records from now on."""
+        """Take records from now on."""
         self.state = TopicState.ACTIVE
 
-    def lose(self) -> None:
-        """It is ours no more: nothing that was taken may be acknowledged."""
+    def release(self) -> None:
+        """Release the partition: nothing that was taken may be acknowledged any more."""
         self.revision, self.state = NOT_OURS, TopicState.CLOSED

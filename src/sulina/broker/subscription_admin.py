@@ -59,7 +59,14 @@ class SubscriptionAdmin:
     async def put_subscription(
         self, name: TopicName, subscription: str, settings: SubscriptionSettings
     ) -> tuple[SubscriptionInfo, bool]:
-        """Create it, its cursors where `start` says; whether it is new. AlreadyExists when it is of another kind."""
+        """Create a subscription with its cursors where `start` says; return it, and whether it is new.
+
+        Raises:
+            AlreadyExists: it exists, and is of another kind.
+            NotReliable: the topic is a best-effort topic.
+            LimitReached: there are too many subscriptions or cursors.
+            OwnersNotReached: where some partitions end is not known.
+        """
         topic = self._registry.topic(name)
         topic.check_served()
         made, is_new = await self._subscription(topic, checked_subscription(subscription), settings)
@@ -75,7 +82,7 @@ class SubscriptionAdmin:
     async def _subscription(
         self, topic: Topic, subscription: str, settings: SubscriptionSettings
     ) -> tuple[Subscription, bool]:
-        """The subscription, made if there is none; whether it is new."""
+        """Return the subscription, and whether it was created by this call."""
         if not topic.is_reliable:
             raise NotReliable(topic=str(topic.name))
         known = topic.subscriptions.get(subscription)
@@ -118,21 +125,27 @@ class SubscriptionAdmin:
         return True
 
     async def subscription(self, name: TopicName, subscription: str) -> SubscriptionInfo:
-        """As far as its partitions are served here. SubscriptionNotFound, NotOwner."""
+        """Return a subscription, as far as its partitions are served here.
+
+        Raises:
+            SubscriptionNotFound, NotOwner: it does not exist, or no partition is served here.
+        """
         self._registry.topic(name).check_served()
         return await self._registry.subscription(name, subscription).info()
 
     async def subscriptions(self, name: TopicName) -> list[SubscriptionInfo]:
-        """All of a topic, by name."""
+        """Return all subscriptions of a topic, by name."""
         self._registry.topic(name).check_served()
         known = sorted(self._registry.topic(name).subscriptions.items())
         return [await subscription.info() for _, subscription in known]
 
     @run_to_completion
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
-        """With its cursors. SubscriptionBusy when consumers are attached at any broker, unless forced.
+        """Delete a subscription with its cursors.
 
-        OwnersNotReached when a broker that may have consumers does not answer.
+        Raises:
+            SubscriptionBusy: consumers are attached at a broker, and it was not forced.
+            OwnersNotReached: a broker that may have consumers does not answer.
         """
         self._registry.subscription(name, subscription)
         self._registry.topic(name).check_served()
@@ -156,7 +169,7 @@ class SubscriptionAdmin:
     async def seek(
         self, name: TopicName, subscription: str, position: Position, *, partition: int | None = None
     ) -> SubscriptionInfo:
-        """Move it, in one partition or in all; its consumers are let go and come back."""
+        """Move a subscription, in one partition or in all; its consumers are detached and attach again."""
         self._serving.check()
         self._registry.topic(name).check_served()
         known = self._registry.subscription(name, subscription)
@@ -165,7 +178,7 @@ class SubscriptionAdmin:
         return await known.info()
 
     async def seek_everywhere(self, name: TopicName, subscription: str, position: Position) -> SubscriptionInfo:
-        """Move it in all partitions, at whichever brokers they are.
+        """Move a subscription in all partitions, also those that other brokers serve.
 
         Raises:
             OwnersNotReached: it names the partitions in which it was not moved.
@@ -179,7 +192,11 @@ class SubscriptionAdmin:
         return replace(info, cursors=cursors, lag=sum(cursor.lag for cursor in cursors))
 
     async def consumers(self, name: TopicName, partition: int) -> dict[str, list[str]]:
-        """Return the ids of consumers that are attached here, by subscription. NotOwner of the partition."""
+        """Return the ids of consumers that are attached here, by subscription.
+
+        Raises:
+            NotOwner: the partition is served elsewhere.
+        """
         topic = self._registry.topic(name)
         topic.check_number(partition)
         topic.ownerships[partition].check()
@@ -188,7 +205,12 @@ class SubscriptionAdmin:
     async def attach(
         self, name: TopicName, subscription: str, settings: SubscriptionSettings, consumer: Consumer
     ) -> Attachment:
-        """Send records to a consumer from now on; the subscription is made if there is none."""
+        """Attach a consumer to a subscription, which is created if it does not exist.
+
+        Raises:
+            LimitReached: this node has too many consumers.
+            SubscriptionBusy: another consumer has an exclusive subscription.
+        """
         self._serving.check()
         topic = self._registry.topic(name)
         topic.check_served()
@@ -209,7 +231,7 @@ class SubscriptionAdmin:
 
     @run_to_completion
     async def detach(self, name: TopicName, attachment: Attachment) -> None:
-        """The consumer's connection has ended, or it has had enough."""
+        """Detach a consumer: its connection has ended, or it wants no more."""
         self._counts.consumers -= 1
         self._metrics.consumers.set(self._counts.consumers)
         await attachment.leave()

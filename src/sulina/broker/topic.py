@@ -58,10 +58,14 @@ _logger = structlog.get_logger("sulina.topic")
 
 
 def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], subscription: str | None = None) -> None:
-    """Raise SubscriptionBusy when a subscription has consumers; None: when any has."""
+    """Check that a subscription has no consumers; None: that no subscription has.
+
+    Raises:
+        SubscriptionBusy: consumers are attached.
+    """
     for each, attached in consumers.items():
         if subscription in (None, each):
-            reason = f"{len(attached)} consumers are attached; force lets them go"
+            reason = f"{len(attached)} consumers are attached; detach them, or force it"
             raise SubscriptionBusy(topic=str(name), subscription=each, reason=reason)
 
 
@@ -110,7 +114,7 @@ FixSchema = Callable[["Topic"], Awaitable[None]]
 
 
 class Topic:
-    """Made by the broker, which keeps its settings in the metadata store."""
+    """A topic as this broker serves it. The registry makes it, from what the metadata store has."""
 
     def __init__(
         self,
@@ -151,7 +155,7 @@ class Topic:
         self.partitions: list[Partition] = []
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
-        self.best_effort: dict[str, BestEffortSubscription] = {}  # of a topic that keeps nothing
+        self.best_effort: dict[str, BestEffortSubscription] = {}  # of a best-effort topic
         self.taken = Taken()
         self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
@@ -162,18 +166,27 @@ class Topic:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether it is a log."""
+        """Return whether the topic is a log."""
         return self.stored.delivery == DeliveryGuarantee.RELIABLE
 
     def partition(self, number: int) -> Partition:
-        """PartitionNotFound, NotReliable."""
+        """Return a partition of a reliable topic.
+
+        Raises:
+            PartitionNotFound: it has no such partition.
+            NotReliable: the topic is a best-effort topic.
+        """
         self.check_number(number)
         if not self.is_reliable:
             raise NotReliable(topic=str(self.name))
         return self.partitions[number]
 
     def check_number(self, number: int) -> None:
-        """PartitionNotFound."""
+        """Check that the topic has a partition of this number.
+
+        Raises:
+            PartitionNotFound: it has not.
+        """
         if not 0 <= number < self.stored.partitions:
             raise PartitionNotFound(topic=str(self.name), partition=number, partitions=self.stored.partitions)
 
@@ -205,8 +218,9 @@ class Topic:
         ownership = self.ownerships[number]
         has_values_to_check = needs_check(self.schema, self.policy, request.schema_id)
         while True:
-            # The check before the append. Whatever is awaited below is followed by another turn, so nothing is
-            # awaited between the last check and the append.
+            # The check before the write: a broker that has lost the partition must not append to its log. Whatever is
+            # awaited below is followed by another turn, so nothing is awaited between the last check and the append.
+            # The other check is before the ack (`storage.acks`): the partition may be lost while a record is written.
             ownership.check()
             if self.schema_id != checked_id:  # it changed meanwhile
                 raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
@@ -235,7 +249,7 @@ class Topic:
         return Accepted(ownership, Ack.LOCAL, pending)
 
     def _only_disk_can_refuse(self, request: PublishRequest) -> bool:
-        """Whether only the disk can still keep the records from the log, so that a memory ack is no lie."""
+        """Return whether only the disk can still keep the records from the log, so that a memory ack is honest."""
         return (
             request.txn_id is None
             and request.expected_version is None
@@ -322,7 +336,7 @@ class Topic:
     # Settings
 
     def change(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
-        """Go on by other rules. What the logs need to know is theirs to be told."""
+        """Go on with another policy and schema. The logs are told by `PartitionLogs.reconfigure`."""
         self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
         self.schema, self.schema_id, self._check_value = schema, schema.fingerprint, checker(schema)
         for subscription in self.subscriptions.values():
@@ -330,7 +344,7 @@ class Topic:
 
     @property
     def rules(self) -> DispatchRules:
-        """How deliveries go by the policy."""
+        """Return how deliveries go by the policy."""
         policy = self.policy
         assert policy.ack_timeout_seconds is not None
         assert policy.redelivery_delay_seconds is not None
@@ -342,7 +356,7 @@ class Topic:
 
     @property
     def options(self) -> TopicOptions:
-        """How deliveries to subscribers go by the policy."""
+        """Return how deliveries to subscribers go by the policy."""
         policy = self.policy
         assert policy.delivery_policy is not None
         assert policy.partition_behavior is not None
@@ -350,19 +364,23 @@ class Topic:
 
     @property
     def batch_limits(self) -> BatchLimits:
-        """What a batch may hold by the policy."""
+        """Return what a batch may hold by the policy."""
         assert self.policy.batch_bytes_max is not None
         return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max, records_max=BATCH_RECORDS_MAX)
 
     def check_served(self) -> None:
-        """NotOwner and the like, when none of its partitions is served here; LeaseExpired when that is not sure."""
+        """Check that a partition of the topic is served here.
+
+        Raises:
+            NotOwner, Draining, Recovering, LeaseExpired: none is, or that is not sure.
+        """
         served = next((ownership for ownership in self.ownerships if ownership.is_here), None)
         if served is None:
             raise self.ownerships[0].refusal()
         served.check()
 
     async def dismiss(self, error: SulinaError) -> None:
-        """Let all consumers and subscribers go, who look for another broker; cursors stay as they are."""
+        """Detach all consumers and subscribers, which look for another broker; cursors stay as they are."""
         for subscription in list(self.subscriptions.values()):
             await subscription.dismiss(error)
         self.dismiss_best_effort(error)
@@ -370,7 +388,7 @@ class Topic:
             self.release_feed(number, error)
 
     def info(self) -> TopicInfo:
-        """Its settings and state."""
+        """Return the settings and the state of the topic."""
         return TopicInfo(
             topic=str(self.name),
             settings=TopicSettings(
@@ -386,16 +404,16 @@ class Topic:
             subscriptions=sorted([*self.subscriptions, *self.best_effort]),
         )
 
-    # Consumers of a topic that keeps nothing
+    # Consumers of a best-effort topic
 
     def attach_best_effort(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
-        """The subscription comes with its first consumer."""
+        """Attach a consumer to a best-effort subscription, which exists from its first consumer on."""
         best_effort = self.best_effort.get(name) or BestEffortSubscription(self.name, name, settings)
         best_effort.attach(consumer, settings)
         self.best_effort[name] = best_effort
 
     async def detach_best_effort(self, name: str, consumer: Consumer) -> None:
-        """The subscription goes with its last consumer."""
+        """Detach a consumer from a best-effort subscription, which goes with its last consumer."""
         best_effort = self.best_effort.get(name)
         if best_effort is not None:
             best_effort.detach(consumer)
@@ -403,13 +421,13 @@ class Topic:
                 del self.best_effort[name]
 
     def release_feed(self, number: int, error: SulinaError) -> None:
-        """A partition is served elsewhere: its subscribers are let go, and look for it."""
+        """Detach the subscribers of a partition that is served elsewhere: they look for it."""
         feed = self.feeds.pop(number, None)
         if feed is not None:
             feed.close(error)
 
     def dismiss_best_effort(self, error: SulinaError) -> None:
-        """A partition is served elsewhere: let consumers go, who look for it."""
+        """Detach the consumers of a best-effort topic, of which a partition is served elsewhere: they look for it."""
         best_effort, self.best_effort = self.best_effort, {}
         for group in best_effort.values():
             group.close(error)
@@ -417,7 +435,7 @@ class Topic:
     # The end
 
     def cursor_keys(self) -> list[str]:
-        """Where the cursors of its subscriptions are stored."""
+        """Return where the cursors of its subscriptions are stored."""
         return [key for subscription in self.subscriptions.values() for key in subscription.cursor_keys()]
 
     def consumers(self) -> dict[str, list[str]]:
@@ -431,11 +449,15 @@ class Topic:
         }
 
     def check_idle(self) -> None:
-        """SubscriptionBusy when a consumer is attached here."""
+        """Check that no consumer is attached here.
+
+        Raises:
+            SubscriptionBusy: one is.
+        """
         refuse_consumers(self.name, self.consumers())
 
     async def stop_subscriptions(self, error: SulinaError) -> None:
-        """Refuse more, let consumers go: no cursor moves any more."""
+        """Refuse new records and detach all consumers: no cursor moves any more."""
         self.state = TopicState.DRAINING
         for subscription in self.subscriptions.values():
             await subscription.close(error)
@@ -445,7 +467,7 @@ class Topic:
             self.release_feed(number, error)
 
     async def close(self, error: SulinaError) -> None:
-        """Refuse more, let consumers go, finish what was taken, let go of the logs."""
+        """Refuse new records, detach all consumers, finish what was taken, and close the logs."""
         await self.stop_subscriptions(error)
         await asyncio.gather(*(partition.close() for partition in self.partitions))
         self.state = TopicState.CLOSED

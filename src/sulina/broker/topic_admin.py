@@ -74,7 +74,12 @@ class TopicAdmin:
 
     @run_to_completion
     async def put_namespace(self, namespace: str, policy: Policy) -> tuple[NamespaceInfo, bool]:
-        """Create or change it; whether it is new. Its topics follow its policy at once."""
+        """Create or change a namespace; return it, and whether it is new. Its topics follow its policy at once.
+
+        Raises:
+            InvalidSettings: its policy, or that of a topic in it, would contradict itself.
+            LimitReached: there are too many namespaces.
+        """
         checked_namespace(namespace)
         self._registry.check_policy(resolved(policy))
         async with self._registry.changing():
@@ -98,7 +103,11 @@ class TopicAdmin:
         return is_new
 
     async def namespace(self, namespace: str) -> NamespaceInfo:
-        """NamespaceNotFound."""
+        """Return a namespace.
+
+        Raises:
+            NamespaceNotFound: there is no such namespace.
+        """
         checked_namespace(namespace)
         if namespace not in self._registry.namespaces:
             raise NamespaceNotFound(namespace=namespace)
@@ -106,7 +115,7 @@ class TopicAdmin:
         return NamespaceInfo(namespace=namespace, policy=self._registry.namespaces[namespace], topics=topics)
 
     async def namespaces(self) -> list[NamespaceInfo]:
-        """All of them, by name."""
+        """Return all namespaces, by name."""
         topics = Counter(topic.name.namespace for topic in self._topics)
         return [
             NamespaceInfo(namespace=namespace, policy=policy, topics=topics[namespace])
@@ -115,7 +124,12 @@ class TopicAdmin:
 
     @run_to_completion
     async def delete_namespace(self, namespace: str) -> None:
-        """NamespaceNotEmpty."""
+        """Delete a namespace.
+
+        Raises:
+            NamespaceNotFound: there is no such namespace.
+            NamespaceNotEmpty: it has topics.
+        """
         async with self._registry.changing():
             await self._registry.agreed(namespace, partial(self._delete_namespace, namespace))
             self._registry.sync_namespace(namespace)
@@ -134,9 +148,12 @@ class TopicAdmin:
 
     @run_to_completion
     async def put_topic(self, name: TopicName, settings: TopicSettings) -> tuple[TopicInfo, bool]:
-        """Create it, or change its policy and, while it has no data, its schema; whether it is new.
+        """Create a topic, or change its policy and, while it has no data, its schema; return it, and whether it is new.
 
-        AlreadyExists, SchemaConflict, NamespaceNotFound, InvalidSettings, LimitReached.
+        Raises:
+            AlreadyExists: it has other partitions, or another delivery.
+            SchemaConflict: it has data of another schema.
+            NamespaceNotFound, InvalidSettings, LimitReached: it may not be created so.
         """
         checker(settings.value_schema)
         async with self._registry.changing():
@@ -182,11 +199,20 @@ class TopicAdmin:
             await self._catalogue.change_topic(topic.name, settings.policy, None, unchanged)
 
     async def topic(self, name: TopicName) -> TopicInfo:
-        """TopicNotFound."""
+        """Return a topic.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
         return self._registry.topic(name).info()
 
     async def topics(self, *, namespace: str | None = None, after: str | None = None, limit: int = 100) -> TopicPage:
-        """By name, some at a time."""
+        """Return a page of topics, by name.
+
+        Raises:
+            NamespaceNotFound: there is no such namespace.
+            InvalidInput: the limit is out of bounds.
+        """
         if namespace is not None:
             await self.namespace(namespace)
         if not 1 <= limit <= TOPICS_OF_A_PAGE_MAX:
@@ -205,9 +231,11 @@ class TopicAdmin:
 
     @run_to_completion
     async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:
-        """With all its data. SubscriptionBusy when consumers are attached at any broker, unless forced.
+        """Delete a topic with all its data.
 
-        OwnersNotReached when a broker that may have consumers does not answer.
+        Raises:
+            SubscriptionBusy: consumers are attached at a broker, and it was not forced.
+            OwnersNotReached: a broker that may have consumers does not answer.
         """
         if not force and name not in self._registry.deleting:
             await self._owners.check_idle(name)
@@ -225,9 +253,9 @@ class TopicAdmin:
         await self._catalogue.mark_deleting(name, topic.stored)
 
     async def finish_delete(self, name: TopicName) -> None:
-        """Delete what is left of a topic that is marked; tried again, by whoever comes next, when it fails.
+        """Delete what is left of a topic that is marked. If it fails, the next call tries it again.
 
-        Others need not wait for it, but who wants the name does.
+        Other topics need not wait for it; a new topic of the same name does.
         """
         async with self._deletes:
             stored, known = self._registry.deleting.get(name), self._catalogue.topic(name)

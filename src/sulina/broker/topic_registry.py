@@ -93,7 +93,10 @@ class TopicRegistry:
         events: EventStream,
         is_archiving: bool,
     ) -> None:
-        """`claim` makes a consumer the holder of a subscription; None: no other broker can have another holder."""
+        """Take what it needs.
+
+        `claim` makes a consumer the holder of a subscription; None: no other broker can have another holder.
+        """
         self.catalogue = catalogue
         self.topics = topics
         self.namespaces: dict[str, Policy] = {}
@@ -340,7 +343,7 @@ class TopicRegistry:
         error = TopicNotFound(topic=str(name))
         await topic.stop_subscriptions(error)
         await self._cursor_writer.forget(topic.cursor_keys())
-        async with topic.lock:  # somebody may be about to let go of a partition
+        async with topic.lock:  # a partition may be about to be released
             await topic.close(error)
             self._logs.forget(topic)
             if is_deleted:
@@ -401,7 +404,10 @@ class TopicRegistry:
     async def make_cursors(self, topic: Topic, only: int | None = None) -> None:
         """Give every subscription a cursor in every partition that is ours: the stored one, or a new one at its start.
 
-        CorruptCommit.
+        `only` names a partition that is being made ready, and not served yet.
+
+        Raises:
+            CorruptCommit: a stored cursor cannot be read.
         """
         async with topic.lock:
             for partition in topic.partitions:
@@ -418,7 +424,7 @@ class TopicRegistry:
                         await subscription.adopt(number, cursor, is_moved=known is not None)
 
     async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
-        """None: the subscription has gone meanwhile, or the partition has."""
+        """Return a new cursor at the start of a subscription; None: the subscription or the partition has gone."""
         topic, number = partition.name.topic, partition.name.partition
         cursor = Cursor(*await partition.locate_with_epoch(Position.parse(subscription.settings.start)))
         try:

@@ -34,11 +34,11 @@ class TopicTable:
         return iter(list(self._by_name.values()))
 
     def get(self, name: TopicName) -> Topic | None:
-        """Return a topic; None: there is none, as far as is known here."""
+        """Return a topic; None: it does not exist, as far as is known here."""
         return self._by_name.get(name)
 
     def named(self, text: str) -> Topic | None:
-        """Return the topic of `/ns/topic`, as a request names it; None: there is none, as far as is known here."""
+        """Return the topic of `/ns/topic`, as a request names it; None: it does not exist, as far as is known here."""
         return self._by_text.get(text)
 
     def of_namespace(self, namespace: str) -> Iterator[Topic]:

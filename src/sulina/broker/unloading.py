@@ -36,7 +36,7 @@ _logger = structlog.get_logger("sulina.unload")
 
 
 class UnloadOutcome(StrEnum):
-    """How an attempt ended."""
+    """How an attempt to unload a partition ended."""
 
     DONE = "done"
     REFUSED = "refused"  # the wish is withdrawn
@@ -44,7 +44,7 @@ class UnloadOutcome(StrEnum):
 
 
 class Unloading:
-    """One partition's, under one assignment."""
+    """The unloading of one partition, under one assignment."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Unloading:
         self._is_unassigning = False  # the answer may be lost
 
     async def run(self, unload: Unload, record_revision: int) -> UnloadOutcome:
-        """Carry out a wish."""
+        """Carry out a request to unload the partition."""
         try:
             if not unload.force and await self._is_refused(record_revision):
                 return UnloadOutcome.REFUSED
@@ -98,7 +98,7 @@ class Unloading:
         return UnloadOutcome.DONE
 
     async def _tell_failed(self, reason: str) -> None:
-        """Whoever wished for it sees what went wrong, until it is tried again."""
+        """Store what went wrong, so that an operator sees it until it is tried again."""
         _logger.warning("unload_failed", partition=str(self._ownership.name), error=reason)
         self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
         try:
@@ -165,7 +165,7 @@ class Unloading:
             self.tell_unloaded()
 
     def _has_something(self) -> bool:
-        """Whether anything may be here that is not in the archive."""
+        """Return whether anything may be here that is not in the archive."""
         if not self._topic.is_reliable:
             return False
         return self._ownership.is_archived is not True or self._topic.partitions[self._number].log_if_open is not None
@@ -265,14 +265,14 @@ class Unloading:
         self._ownership.state = TopicState.DRAINING
 
     async def _pause(self) -> None:
-        """Consumers ack what they have; then their cursors are durable."""
+        """Wait until consumers have acked what they have, and their cursors are durable."""
         subscriptions = list(self._topic.subscriptions.values())
         grace = self._options.ack_grace_seconds
         await asyncio.gather(*(subscription.pause(self._number, grace) for subscription in subscriptions))
         await asyncio.gather(*(subscription.flush(self._number) for subscription in subscriptions))
 
     async def _seal(self) -> End | None:
-        """Everything is in the archive, and the metadata says so."""
+        """Bring everything into the archive, then store that it is there."""
         if not self._topic.is_reliable:
             return None
         try:

@@ -85,8 +85,7 @@ async def test_l9_a_log_is_opened_again_when_the_disk_takes_writes_and_not_befor
     assert "No space left" in (a.unready or "")
     assert await world.values(ORDERS) == [b"0"], "what is there is read all the while"
     disk.is_full = False
-    a.logs._troubles[a.registry.topics[ORDERS].partitions[0]].due = 0.0
-    await a.logs.reopen_stopped()
+    await a.logs.reopen_stopped(at_once=True)
     assert a.logs.stopped() == {}
     assert a.info().is_ready
     await world.publish(ORDERS, b"1")
@@ -162,10 +161,8 @@ async def test_l9_a_log_that_opens_and_then_fails_again_is_not_locked_for_ever(
 
     monkeypatch.setattr(TieredLog, "fsync_and_rotate", fail_once)
     disk.is_full = False
-    trouble = a.logs._troubles[a.registry.topics[ORDERS].partitions[0]]
     for reason in (str(FULL), None):
-        trouble.due = 0.0
-        await a.logs.reopen_stopped()
+        await a.logs.reopen_stopped(at_once=True)
         assert a.logs.stopped().get(PartitionName(ORDERS, 0)) == reason
     assert await world.publish(ORDERS, b"1") == 1
 
@@ -196,14 +193,12 @@ async def test_l9_logs_are_opened_again_side_by_side_so_that_a_slow_one_holds_up
 
 async def test_a_log_that_stops_again_and_again_is_opened_less_and_less_often(world: Brokers, disk: Disk) -> None:
     a = world.running["a"]
-    partition = a.registry.topics[ORDERS].partitions[0]
     pauses = []
     for _ in range(8):
         await stopped(a, disk)
         await a.logs.reopen_stopped()
         disk.is_full = False
-        a.logs._troubles[partition].due = 0.0
-        await a.logs.reopen_stopped()
-        pauses.append(a.logs._troubles[partition].pause_seconds)
+        await a.logs.reopen_stopped(at_once=True)
+        pauses.append(a.logs.reopen_pause_seconds(PartitionName(ORDERS, 0)) or 0.0)
     assert pauses == sorted(pauses)
     assert pauses[-1] == partition_logs.REOPEN_SECONDS_MAX

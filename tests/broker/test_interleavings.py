@@ -410,7 +410,7 @@ async def test_a_deletion_or_a_seek_that_cannot_be_stored_changes_nothing(
         async def fails(**_: object) -> None:
             raise MetadataFailed(path="metadata", cause=OSError("disk full"))
 
-        monkeypatch.setattr(broker.registry.catalogue._metadata, "txn", fails)
+        monkeypatch.setattr(broker.metadata, "txn", fails)
         with pytest.raises(MetadataFailed):
             await broker.delete_subscription(ORDERS, "s")
         with pytest.raises(MetadataFailed):

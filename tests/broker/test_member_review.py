@@ -44,7 +44,7 @@ def no_answer(*_: object, **__: object) -> Any:
 
 
 async def quiet(broker: Broker) -> None:
-    await until(lambda: not broker.logs._background)
+    await until(lambda: not broker.logs.is_reconfiguring)
 
 
 async def test_of_several_changes_of_the_ack_level_the_last_one_counts(

@@ -82,7 +82,7 @@ async def test_p12_a_subscription_that_two_brokers_make_at_once_is_made_once(
                 assert await subscribe(quick, kind=SubscriptionKind.SHARED) == ATTACHED
 
             store = SlowStore(world.metadata, keys.cursor(ORDERS, "s", 0), attach_elsewhere)
-            monkeypatch.setattr(other.registry.catalogue, "_metadata", store)
+            monkeypatch.setattr(other.registry.catalogue, "metadata", store)
             assert await subscribe(slow, kind=SubscriptionKind.SHARED) == ATTACHED
             assert await is_quiet(quick), "the first consumer was told that its subscription has gone"
 
@@ -96,7 +96,7 @@ async def test_u11_a_schema_is_not_changed_by_a_broker_that_has_just_heard_of_th
         other = next(broker for broker in world.running.values() if broker is not owner)
         await until(lambda: ORDERS in other.registry.topics)
         store = SlowStore(world.metadata, keys.policy(ORDERS), lambda: world.publish(ORDERS, b"not json"))
-        monkeypatch.setattr(other.registry.catalogue, "_metadata", store)
+        monkeypatch.setattr(other.registry.catalogue, "metadata", store)
         with pytest.raises(SchemaConflict):
             await other.put_topic(ORDERS, TopicSettings(value_schema=JSON, policy=Policy(dead_letter="/default/dead")))
 
@@ -169,7 +169,7 @@ async def test_f3_a_late_answer_to_a_delete_does_not_hide_the_next_topic_of_that
             await until(lambda: ORDERS in a.registry.topics)
 
         store = SlowStore(world.metadata, keys.delivery(ORDERS), make_it_again)
-        monkeypatch.setattr(a.registry.catalogue, "_metadata", store)
+        monkeypatch.setattr(a.registry.catalogue, "metadata", store)
         await a.delete_topic(ORDERS)
         known = a.registry.catalogue.topic(ORDERS)
         assert known is not None
@@ -193,7 +193,7 @@ async def test_u11_a_late_answer_is_older_than_what_was_loaded_meanwhile(
             broker.registry.catalogue, "apply", lambda _: (set(), set())
         )  # the watch goes on after the load
         store = SlowStore(world.metadata, keys.schema_fixed(ORDERS), delete_and_load, is_put=True)
-        monkeypatch.setattr(broker.registry.catalogue, "_metadata", store)
+        monkeypatch.setattr(broker.registry.catalogue, "metadata", store)
         await broker.registry.catalogue.fix_schema(ORDERS)
         assert keys.schema_fixed(ORDERS) not in broker.registry.catalogue.entries()
 

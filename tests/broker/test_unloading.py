@@ -233,7 +233,7 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
         await world.publish(ORDERS, b"0", b"1", b"2")
         source = owner.options.broker_id
         assert isinstance(world.metadata, MemoryMetadata)
-        entries, archives = world.metadata._entries, owner._archives
+        entries, archives = world.metadata._entries, owner.archives
         assert archives is not None
         archive = archives.of(FIRST, owner.registry.topics[ORDERS].stored.topic_id)
         seen: list[tuple[bytes, int, list[str], list[str]]] = []
@@ -280,7 +280,7 @@ async def test_the_sealed_state_goes_only_after_the_new_owners_claim_is_durable_
 
         def look(_: Sequence[Put], deletes: Sequence[str]) -> None:
             if keys.sealed_state(FIRST) in deletes:
-                archives = world.running[target]._archives
+                archives = world.running[target].archives
                 assert archives is not None
                 view = archives.of(FIRST, owner.registry.topics[ORDERS].stored.topic_id).load()  # anybody may look
                 claimed.append((view.holder, view.epoch))

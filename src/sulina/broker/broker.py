@@ -119,15 +119,15 @@ class Broker:
         self.options = options
         self.counts = NodeCounts()
         self.metrics = Metrics()
-        self._metadata = metadata
-        self._archives = archives
+        self.metadata = metadata
+        self.archives = archives
         self._files = files or OsFiles()
         self._clock = clock or SystemClock()
         self._started_at = self._clock.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = ServingState()
         self._topics = TopicTable()
-        self._catalogue = Catalogue(metadata)
+        self._catalogue = Catalogue(metadata, is_followed=registration is not None)
         self.events = EventStream(self._clock)
         self.cursor_writer = CursorWriter(metadata)
         cluster_options, others = cluster_options or ClusterOptions(), others or NoOtherOwners()
@@ -166,17 +166,17 @@ class Broker:
         self, registration: Registration, options: ClusterOptions, view: ClusterView, load: NodeLoad
     ) -> "_Shared":
         memory = ClusterMemory(
-            self._metadata,
+            self.metadata,
             broker_id=registration.broker_id,
             store_id=registration.store_id,
             files=self._files,
             data=self.options.data,
-            archives=self._archives,
+            archives=self.archives,
             entries=partial(entries_to_remember, view, self._catalogue, self._topics, self.timekeeper),
             events=self.events,
         )
         cluster = Cluster(
-            self._metadata,
+            self.metadata,
             registration=registration,
             view=view,
             topics=self._topics,
@@ -187,7 +187,7 @@ class Broker:
             verify=memory.verify,
             failpoints=self.options.failpoints,
         )
-        return _Shared(cluster, memory, SharedCluster(cluster, self._metadata))
+        return _Shared(cluster, memory, SharedCluster(cluster, self.metadata))
 
     def _logs(self, threads: LogThreads) -> PartitionLogs:
         return PartitionLogs(
@@ -200,11 +200,11 @@ class Broker:
         )
 
     def _log_opener(self, threads: LogThreads) -> LogOpener:
-        if self._archives is None:
+        if self.archives is None:
             return LocalLogOpener(threads=threads, files=self._files, clock=self._clock, metrics=self.metrics)
         return ArchivedLogOpener(
-            self._archives,
-            metadata=self._metadata,
+            self.archives,
+            metadata=self.metadata,
             writer=self.cursor_writer,
             cluster=self.cluster_handle,
             options=self.options,
@@ -217,7 +217,7 @@ class Broker:
 
     def _registry(self, others: OtherOwners, claim: ClaimHolder | None) -> TopicRegistry:
         return TopicRegistry(
-            self._metadata,
+            self.metadata,
             self.options,
             catalogue=self._catalogue,
             topics=self._topics,
@@ -231,7 +231,7 @@ class Broker:
             clock=self._clock,
             metrics=self.metrics,
             events=self.events,
-            is_archiving=self._archives is not None,
+            is_archiving=self.archives is not None,
         )
 
     def _admin(self) -> TopicAdmin:
@@ -255,10 +255,10 @@ class Broker:
             options=self.options,
             events=self.events,
             clock=self._clock,
-            metadata=self._metadata,
+            metadata=self.metadata,
         )
         return ClusterMember(
-            self._metadata,
+            self.metadata,
             self.options,
             cluster=shared.cluster,
             handle=shared.handle,
@@ -267,7 +267,7 @@ class Broker:
             registry=self.registry,
             admin=self.admin,
             logs=self.logs,
-            archives=self._archives,
+            archives=self.archives,
             clock=self._clock,
         )
 
@@ -283,7 +283,7 @@ class Broker:
 
     def _readers(self) -> Readers:
         return Readers(
-            self._metadata,
+            self.metadata,
             self._catalogue,
             self.options,
             self._topics.get,
@@ -419,8 +419,8 @@ class Broker:
             topics=len(self._topics),
             connections=self.counts.connections,
             uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
-            objects=self._archives.location if self._archives is not None else None,
-            objects_endpoint=self._archives.endpoint if self._archives is not None else None,
+            objects=self.archives.location if self.archives is not None else None,
+            objects_endpoint=self.archives.endpoint if self.archives is not None else None,
         )
 
     async def inspect(self) -> NodeInfo:

@@ -57,12 +57,12 @@ class CatalogueTopic:
 class Catalogue:
     """Read with `load`, kept up to date by its own changes, by `apply` and by `refresh`."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: MetadataStore, *, is_followed: bool) -> None:
+        self.metadata = metadata
         self._namespaces: dict[str, Entry] = {}  # the policy entries
         self._topics: dict[TopicName, dict[str, Entry]] = {}  # by key
         self.producers_at_load: list[tuple[TopicName, str]] = []  # topics, and the brokers that wrote entries there
-        self.is_followed = False  # somebody watches, and calls `apply`
+        self._is_followed = is_followed  # what others store comes by `apply`
         # Keys that were deleted, at which revision, until a watch has passed it and no transaction is under way, whose
         # answer may be older.
         self._gone: dict[str, int] = {}
@@ -74,8 +74,8 @@ class Catalogue:
 
     async def load(self) -> tuple[int, int]:
         """Read everything; the revisions from which to watch namespaces and topics."""
-        namespaces = await self._metadata.list(keys.NAMESPACES)
-        topics = await self._metadata.list(keys.TOPICS)
+        namespaces = await self.metadata.list(keys.NAMESPACES)
+        topics = await self.metadata.list(keys.TOPICS)
         self._namespaces, self._topics, self._gone = {}, {}, {}
         self._loads, self._loaded = self._loads + 1, {"namespaces": namespaces.revision, "topics": topics.revision}
         split = [entry.key.split("/") for entry in topics.entries]
@@ -86,8 +86,8 @@ class Catalogue:
 
     async def refresh(self, name: TopicName) -> None:
         """Read one topic and its namespace again."""
-        namespace = await self._metadata.get(keys.namespace_policy(name.namespace))
-        listing = await self._metadata.list(keys.topic_prefix(name))
+        namespace = await self.metadata.get(keys.namespace_policy(name.namespace))
+        listing = await self.metadata.list(keys.topic_prefix(name))
         self._namespaces.pop(name.namespace, None)  # only now: who looks meanwhile must not find nothing
         self._topics.pop(name, None)
         for entry in [*([namespace] if namespace else []), *listing.entries]:
@@ -95,7 +95,7 @@ class Catalogue:
 
     async def refresh_namespace(self, namespace: str) -> None:
         """Read a namespace again; its topics stay as they are known."""
-        entry = await self._metadata.get(keys.namespace_policy(namespace))
+        entry = await self.metadata.get(keys.namespace_policy(namespace))
         self._namespaces.pop(namespace, None)
         if entry is not None:
             self._keep(entry)
@@ -152,7 +152,7 @@ class Catalogue:
 
     async def topics_of(self, namespace: str) -> int:
         """Return how many topics a namespace has in the store, also those that other brokers have created."""
-        return len((await self._metadata.list(keys.namespace_topics(namespace))).entries)
+        return len((await self.metadata.list(keys.namespace_topics(namespace))).entries)
 
     def names(self) -> list[TopicName]:
         """Return every topic of which anything is stored."""
@@ -174,12 +174,12 @@ class Catalogue:
         Raises:
             CorruptCommit: it cannot be read.
         """
-        entry = await self._metadata.get(keys.delivery(name))
+        entry = await self.metadata.get(keys.delivery(name))
         return None if entry is None else (_read(entry, StoredTopic), Compare(entry.key, entry.revision))
 
     async def read_policy(self, key: str) -> tuple[Policy, Compare]:
         """Return the policy under a key as the store has it now, and what holds while it stays so. CorruptCommit."""
-        entry = await self._metadata.get(key)
+        entry = await self.metadata.get(key)
         if entry is None:
             return Policy(), Compare(key, NO_REVISION)
         return _read(entry, Policy), Compare(key, entry.revision)
@@ -278,8 +278,8 @@ class Catalogue:
         Raises:
             Outdated: somebody else was quicker.
         """
-        entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
-        entries += [entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries]
+        entries = [entry.key for entry in (await self.metadata.list(keys.topic_prefix(name))).entries]
+        entries += [entry.key for entry in (await self.metadata.list(keys.storage_prefix(name))).entries]
         entries += [key for key in await self._reader_keys() if key.split("/")[3:5] == [name.namespace, name.topic]]
         await self._delete([key for key in entries if key != keys.delivery(name)], mark)
         deleted = Put(keys.deleted(topic_id), msgspec.json.encode(DeleteMark(topic=str(name), at_ms=now_ms)))
@@ -287,11 +287,11 @@ class Catalogue:
 
     async def is_deleted(self, topic_id: str) -> bool:
         """Return whether there is a delete mark for this very topic: its absence alone says nothing."""
-        return await self._metadata.get(keys.deleted(topic_id)) is not None
+        return await self.metadata.get(keys.deleted(topic_id)) is not None
 
     async def forget_delete_marks(self, now_ms: int) -> None:
         """Remove delete marks that are old, or more than there may be. What is not removed by then is kept on disks."""
-        marks = (await self._metadata.list(keys.DELETED)).entries
+        marks = (await self.metadata.list(keys.DELETED)).entries
         newest_first = sorted(marks, key=lambda entry: -entry.revision)
         gone = [
             entry.key
@@ -299,10 +299,10 @@ class Catalogue:
             if number >= DELETE_MARKS_MAX or _read(entry, DeleteMark).at_ms < now_ms - DELETE_MARK_MS
         ]
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):
-            await self._metadata.txn(deletes=gone[first : first + TXN_OPERATIONS_MAX])
+            await self.metadata.txn(deletes=gone[first : first + TXN_OPERATIONS_MAX])
 
     async def _reader_keys(self) -> list[str]:
-        return [entry.key for entry in (await self._metadata.list(keys.READERS)).entries]
+        return [entry.key for entry in (await self.metadata.list(keys.READERS)).entries]
 
     def mark(self, name: TopicName) -> Compare:
         """Return what holds while the topic is as it is known here."""
@@ -345,7 +345,7 @@ class Catalogue:
             CorruptCommit: it cannot be read.
         """
         key = keys.holder(name, subscription)
-        entry = await self._metadata.get(key)
+        entry = await self.metadata.get(key)
         if entry is None:
             return None, Compare(key, NO_REVISION)
         return _read(entry, Holder), Compare(key, entry.revision)
@@ -375,7 +375,7 @@ class Catalogue:
         self._under_way += 1
         loads = self._loads
         try:
-            done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
+            done = await self.metadata.txn(compares=compares, puts=puts, deletes=deletes)
         finally:
             self._under_way -= 1
         if not done.is_done:
@@ -386,7 +386,7 @@ class Catalogue:
         for key in deletes:
             if self._is_news(key, done.revision, loads):
                 self._forget(key)
-                if self.is_followed:
+                if self._is_followed:
                     self._gone[key] = done.revision
         return done.revision
 
@@ -406,7 +406,7 @@ class Catalogue:
         """Return every stored cursor of a topic, or of one of its subscriptions, by subscription and partition."""
         prefix = keys.topic_prefix(name) + "subscriptions/" + (f"{subscription}/" if subscription is not None else "")
         found = {}
-        for entry in (await self._metadata.list(prefix)).entries:
+        for entry in (await self.metadata.list(prefix)).entries:
             if keys.is_cursor(entry.key):
                 parts = entry.key.split("/")
                 found[parts[5], int(parts[7])] = Cursor.load(entry.key, entry.value)
@@ -422,7 +422,7 @@ class Catalogue:
         """
         key = keys.cursor(name, subscription, partition)
         compares = [Compare(key, NO_REVISION), *fences]
-        if not (await self._metadata.txn(compares=compares, puts=[Put(key, cursor.stored())])).is_done:
+        if not (await self.metadata.txn(compares=compares, puts=[Put(key, cursor.stored())])).is_done:
             raise Outdated(f"{key} was made by somebody else")
 
 

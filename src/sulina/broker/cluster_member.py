@@ -88,7 +88,6 @@ class ClusterMember:
         """
         await self.memory.join(await self._patiently(self._archives.seen) if self._archives is not None else [])
         await self._check_objects()
-        self._catalogue.is_followed = True
         namespaces, topics = await self._registry.load()
         self._run(self._registry.follow(keys.NAMESPACES, namespaces), "follow namespaces")
         self._run(self._registry.follow(keys.TOPICS, topics), "follow topics")

@@ -399,10 +399,20 @@ class PartitionLogs:
         self._refused = {partition: why for partition, why in self._refused.items() if partition.ownership.is_ours}
         return {partition.name: why for partition, why in self._refused.items()}
 
-    async def reopen_stopped(self) -> None:
+    @property
+    def is_reconfiguring(self) -> bool:
+        """Return whether a change of a policy has not reached every open log yet."""
+        return bool(self._background)
+
+    def reopen_pause_seconds(self, partition: PartitionName) -> float | None:
+        """Return how long a log that has stopped waits between two attempts; None: it goes well."""
+        return next((it.pause_seconds for each, it in self._troubles.items() if each.name == partition), None)
+
+    async def reopen_stopped(self, *, at_once: bool = False) -> None:
         """Open logs again that stopped because of the disk, if it takes writes. To be called every second or so.
 
-        Nothing is tried again as if it could succeed: what is on disk decides, by its checksums.
+        Nothing is tried again as if it could succeed: what is on disk decides, by its checksums. `at_once`: also those
+        that were tried a moment ago.
         """
         for partition in list(self._opened):
             log = partition.log_if_open
@@ -412,7 +422,7 @@ class PartitionLogs:
         for partition, trouble in list(self._troubles.items()):
             if not partition.ownership.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
                 del self._troubles[partition]
-            elif not trouble.is_mended and now >= trouble.due:
+            elif not trouble.is_mended and (at_once or now >= trouble.due):
                 due.append(self._mend_in_turn(partition, trouble, room))
         for ended in await asyncio.gather(*due, return_exceptions=True):
             if isinstance(ended, BaseException):

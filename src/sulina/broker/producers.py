@@ -46,6 +46,11 @@ class Producers:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def has_attached(self) -> bool:
+        """Return whether a producer is attached here."""
+        return bool(self._attached)
+
     def start(self) -> None:
         """Write what changes; first delete what an earlier life of this broker has left."""
         self._changed |= {topic for topic, broker in self._catalogue.producers_at_load if broker == self._broker_id}

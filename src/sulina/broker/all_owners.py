@@ -10,7 +10,7 @@ from typing import TypeVar
 from sulina.broker.catalogue import Catalogue, Outdated
 from sulina.broker.cluster.view import Ownership
 from sulina.broker.cluster_handle import ClusterHandle
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.other_owners import OtherOwners
 from sulina.broker.subscription import Subscription
 from sulina.broker.topic import Topic, refuse_consumers
@@ -95,7 +95,7 @@ class AllOwners:
             topic, elsewhere, lambda partition: self._others.seek(partition, subscription, position), what
         )
 
-    async def claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+    async def claim(self, topic: Topic, subscription: Subscription, consumer: ConsumerConnection) -> None:
         """Make a consumer the holder of a subscription, unless the present holder is attached at any owner.
 
         Raises:

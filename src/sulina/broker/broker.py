@@ -40,7 +40,7 @@ from sulina.broker.partition import Log
 from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLogs
 from sulina.broker.partition_owner import PartitionOwner
 from sulina.broker.producers import Producers
-from sulina.broker.pubsub.hub import Hub
+from sulina.broker.pubsub.node_pubsub import NodePubSub
 from sulina.broker.readers import Readers
 from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.serving_state import ServingState
@@ -156,7 +156,7 @@ class Broker:
         self._offer_subscriptions()
         self.registered_readers = self._readers()
         self.producers = Producers(metadata, self._catalogue, cluster=self.cluster_handle, clock=self._clock)
-        self.hub = self._hub()
+        self.pubsub = self._pubsub()
         self.registry.listen(self._topic_changed)
         self._collect_metrics()
 
@@ -292,8 +292,8 @@ class Broker:
             events=self.events,
         )
 
-    def _hub(self) -> Hub:
-        return Hub(
+    def _pubsub(self) -> NodePubSub:
+        return NodePubSub(
             self.options.broker_id,
             self._topics,
             owner_of=self.cluster_handle.owner_of,
@@ -305,8 +305,8 @@ class Broker:
     def _collect_metrics(self) -> None:
         self.metrics.collect_clock(self._clock_ahead)
         self.metrics.collect_lag(self._lags)
-        self.metrics.collect_deliveries(self.hub.delivered)
-        self.metrics.collect_batches(lambda: list(self.hub.batches_sent.items()))
+        self.metrics.collect_deliveries(self.pubsub.delivered)
+        self.metrics.collect_batches(lambda: list(self.pubsub.batches_sent.items()))
 
     # What listeners ask of a part is the part's own method
 
@@ -368,10 +368,10 @@ class Broker:
             MetadataWentBack: the metadata store has lost what this broker has seen of it.
         """
         await self.member.start(url=url, peer=peer)
-        self.member.follow_owners(self.hub.topics_changed)
+        self.member.follow_owners(self.pubsub.topics_changed)
         self.cursor_writer.start()
         self.producers.start()
-        self.hub.start()
+        self.pubsub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._tasks.append(asyncio.create_task(self._reopen_regularly(), name="reopen-logs"))
         self._serving.begin()
@@ -394,18 +394,18 @@ class Broker:
             await asyncio.wait(self._tasks)
         error = NotServing(reason="the node is stopping")
         async with self.registry.lock:
-            await self.hub.close()
+            await self.pubsub.stop()
             for topic in self._topics:
                 await topic.stop_subscriptions(error)
-            await self.cursor_writer.close()
+            await self.cursor_writer.stop()
             await asyncio.gather(*(topic.close(error) for topic in self._topics))
         self.events.emit("broker_stopped", broker_id=self.options.broker_id)
         self.events.close()
 
     def _topic_changed(self, before: Topic | None, after: Topic | None) -> None:
         if before is not None and after is not before:
-            self.hub.unplaced.add(before.taken)  # of a topic that is gone
-        self.hub.topics_changed()
+            self.pubsub.unplaced.add(before.publish_counts)  # of a topic that is gone
+        self.pubsub.topics_changed()
 
     def _clock_ahead(self) -> float:
         return self.timekeeper.ahead_seconds
@@ -493,7 +493,7 @@ class Broker:
             if known is not None:
                 known.rejected(error)
             elif (reason := reject_reason(error)) is not None:
-                self.hub.unplaced.rejected[reason] += 1
+                self.pubsub.unplaced.rejected[reason] += 1
             raise
 
     async def publish(self, name: TopicName, request: PublishRequest) -> Published:
@@ -652,7 +652,7 @@ class Broker:
         Raises:
             TopicNotFound: there is no such topic.
         """
-        return self.hub.metrics(None if name is None else self.registry.topic(name))
+        return self.pubsub.metrics(None if name is None else self.registry.topic(name))
 
     def subscribers(self, name: TopicName) -> list[SubscriberInfo]:
         """Return the subscribers of the partitions that are served here.
@@ -662,7 +662,7 @@ class Broker:
         """
         topic = self.registry.topic(name)
         topic.check_served()
-        return self.hub.subscribers(topic)
+        return self.pubsub.subscribers(topic)
 
     # Producers
 

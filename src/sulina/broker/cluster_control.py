@@ -11,7 +11,7 @@ from sulina.broker.events import EventStream
 from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.topic import Topic
 from sulina.broker.topic_registry import TopicRegistry
-from sulina.core.cluster.entries import BrokerMode, GivenUp, Step
+from sulina.core.cluster.entries import BrokerMode, GivenUp, UnloadStep
 from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy
 from sulina.ports import Clock, StoreSpace
 from sulina.types import PartitionName, TopicName
@@ -144,7 +144,7 @@ class ClusterControl:
 
         def is_heard(name: PartitionName) -> bool:
             held = view.unloads.get(name)
-            return held is None or held.value.step != Step.REQUESTED
+            return held is None or held.value.step != UnloadStep.REQUESTED
 
         await view.wait_for(lambda _: all(is_heard(name) for name in owners), REFUSED_SECONDS)
         for name, owner in owners.items():
@@ -171,7 +171,7 @@ class ClusterControl:
             reason=f"only broker {info.from_broker} had them",
             at_ms=int(self._clock.now() * 1000),
         )
-        await self._cluster.force(partition, to, given_up)
+        await self._cluster.force_recovery(partition, to, given_up)
         self._events.emit(
             "range_given_up",
             topic.name,
@@ -183,7 +183,7 @@ class ClusterControl:
         return UnloadInfo(
             topic=info.topic,
             partition=info.partition,
-            step=Step.UNASSIGNED,
+            step=UnloadStep.UNASSIGNED,
             from_broker=info.from_broker,
             to_broker=to,
             given_up=info.given_up,
@@ -219,7 +219,7 @@ class ClusterControl:
                     UnloadInfo(
                         topic=str(name),
                         partition=ownership.name.partition,
-                        step=Step.UNASSIGNED,
+                        step=UnloadStep.UNASSIGNED,
                         from_broker=waiting.value.from_broker,
                         to_broker=waiting.value.to,
                     )

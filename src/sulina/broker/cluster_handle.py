@@ -230,12 +230,12 @@ class SharedCluster:
     async def prepare_topic(self, name: TopicName, partitions: int, now_ms: int) -> int | None:
         """Remove what an earlier topic of this name has left; return since when its partitions wait for an owner."""
         # A leader that had not heard of a delete may have given what is gone to somebody.
-        await self._cluster.forget(name, partitions, Compare(keys.delivery(name), NO_REVISION))
+        await self._cluster.delete_topic(name, partitions, Compare(keys.delivery(name), NO_REVISION))
         return now_ms
 
     async def forget_topic(self, name: TopicName, partitions: int, mark: Compare) -> None:
         """Take the partitions of a topic from their owners while `mark` holds, by which it is being deleted."""
-        await self._cluster.forget(name, partitions, mark)
+        await self._cluster.delete_topic(name, partitions, mark)
 
     async def wait_placed(self, partitions: Collection[PartitionName]) -> None:
         """Return when partitions have owners that are there, or have had time enough to get them."""

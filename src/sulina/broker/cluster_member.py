@@ -104,7 +104,7 @@ class ClusterMember:
 
     async def leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and leave the cluster."""
-        await self.cluster.leaving()
+        await self.cluster.announce_leaving()
         await self.owner.stop(self._options.stop_seconds)
         try:
             async with asyncio.timeout(self._options.stop_seconds):

@@ -8,7 +8,7 @@
 import asyncio
 from typing import Protocol
 
-from sulina.core.cluster.entries import Epoch
+from sulina.core.cluster.entries import EpochEntry
 from sulina.errors import Draining, LeaseExpired, LogClosed, LogStopped, NotServing, StaleEpoch, SulinaError
 from sulina.ports import Compare
 from sulina.types import PartitionName
@@ -53,7 +53,7 @@ class PartitionOwnership:
         self.rights = rights
         self.revision = rights.first_revision  # of the assignment
         self.state = TopicState.CLOSED if self.revision == NOT_OURS else TopicState.ACTIVE
-        self.epoch: Epoch | None = None  # under which it was assigned
+        self.epoch: EpochEntry | None = None  # under which it was assigned
         self.is_closing = False  # its log is being closed, and not opened again under this assignment
         self.is_archived: bool | None = None  # what the cluster was told of it; None: it may know either
         self.archived_flag_lock = asyncio.Lock()  # while the cluster is told, and the log goes on by what it was told
@@ -124,7 +124,7 @@ class PartitionOwnership:
         """Return whether its log may be opened here."""
         return self.revision != NOT_OURS and not self.is_closing
 
-    def acquire(self, epoch: Epoch, revision: int) -> None:
+    def acquire(self, epoch: EpochEntry, revision: int) -> None:
         """Acquire the partition under an assignment. It is served once it is made ready."""
         self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
         self.is_closing = False

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sulina.broker.all_owners import AllOwners
 from sulina.broker.catalogue import Outdated
-from sulina.broker.consumer import Attachment, Consumer
+from sulina.broker.consumer import ConsumerAttachment, ConsumerConnection
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions, NodeCounts
@@ -203,8 +203,8 @@ class SubscriptionAdmin:
         return topic.consumers()
 
     async def attach(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings, consumer: Consumer
-    ) -> Attachment:
+        self, name: TopicName, subscription: str, settings: SubscriptionSettings, consumer: ConsumerConnection
+    ) -> ConsumerAttachment:
         """Attach a consumer to a subscription, which is created if it does not exist.
 
         Raises:
@@ -220,21 +220,21 @@ class SubscriptionAdmin:
         if topic.is_reliable:
             known, _ = await self._subscription(topic, subscription, settings)
             await known.attach(consumer, settings)
-            attachment = Attachment(consumer, known, partial(known.detach, consumer))
+            attachment = ConsumerAttachment(consumer, known, partial(known.detach, consumer))
         else:
             topic.attach_best_effort(subscription, settings, consumer)
-            attachment = Attachment(consumer, None, partial(topic.detach_best_effort, subscription, consumer))
+            attachment = ConsumerAttachment(consumer, None, partial(topic.detach_best_effort, subscription, consumer))
         self._counts.consumers += 1
         self._metrics.consumers.set(self._counts.consumers)
         self._events.emit("consumer_attached", name, subscription=subscription, consumer=consumer.name)
         return attachment
 
     @run_to_completion
-    async def detach(self, name: TopicName, attachment: Attachment) -> None:
+    async def detach(self, name: TopicName, attachment: ConsumerAttachment) -> None:
         """Detach a consumer: its connection has ended, or it wants no more."""
         self._counts.consumers -= 1
         self._metrics.consumers.set(self._counts.consumers)
-        await attachment.leave()
+        await attachment.detach()
         self._events.emit("consumer_detached", name, consumer=attachment.consumer.name)
 
     async def _cursors_made(self, topic: Topic, subscription: str) -> None:

@@ -14,14 +14,14 @@ from functools import partial
 import structlog
 
 from sulina.broker.channel import BestEffortSubscription, Channel
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.options import BrokerOptions, NodeCounts
 from sulina.broker.partition import Log, Opener, Partition
 from sulina.broker.partition_ownership import OwnershipRights, PartitionOwnership
-from sulina.broker.pubsub.feed import Feed
-from sulina.broker.pubsub.totals import Taken
+from sulina.broker.pubsub.feed import PartitionFeed
+from sulina.broker.pubsub.totals import PublishCounts
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.delivery.dead_letter import is_end
@@ -156,8 +156,8 @@ class Topic:
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
         self.best_effort: dict[str, BestEffortSubscription] = {}  # of a best-effort topic
-        self.taken = Taken()
-        self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
+        self.publish_counts = PublishCounts()
+        self.feeds: dict[int, PartitionFeed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == DeliveryGuarantee.RELIABLE:
             self.partitions = [Partition(ownership, opener) for ownership in self.ownerships]
@@ -315,16 +315,18 @@ class Topic:
         """Count and tell a publish that was not taken, if the fault is the message's or the moment's."""
         reason = reject_reason(error)
         if reason is not None:
-            self.taken.rejected[reason] += 1
-            self._events.tell(PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error))
+            self.publish_counts.rejected[reason] += 1
+            self._events.emit_unlogged(
+                PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error)
+            )
 
     def _count_published(self, records: int, size_bytes: int, ownership: PartitionOwnership) -> None:
-        if self._events.is_heard:
-            self._events.tell(
+        if self._events.listeners:
+            self._events.emit_unlogged(
                 PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=ownership.name.partition, count=records
             )
         self.metrics.publishes.inc()
-        self.taken.accepted += records
+        self.publish_counts.accepted += records
         self.metrics.published_records.inc(records)
         self.metrics.published_bytes.inc(size_bytes)
         self._counts.published_bytes += size_bytes
@@ -382,7 +384,7 @@ class Topic:
     async def dismiss(self, error: SulinaError) -> None:
         """Detach all consumers and subscribers, which look for another broker; cursors stay as they are."""
         for subscription in list(self.subscriptions.values()):
-            await subscription.dismiss(error)
+            await subscription.detach_all(error)
         self.dismiss_best_effort(error)
         for number in list(self.feeds):
             self.release_feed(number, error)
@@ -406,13 +408,13 @@ class Topic:
 
     # Consumers of a best-effort topic
 
-    def attach_best_effort(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
+    def attach_best_effort(self, name: str, settings: SubscriptionSettings, consumer: ConsumerConnection) -> None:
         """Attach a consumer to a best-effort subscription, which exists from its first consumer on."""
         best_effort = self.best_effort.get(name) or BestEffortSubscription(self.name, name, settings)
         best_effort.attach(consumer, settings)
         self.best_effort[name] = best_effort
 
-    async def detach_best_effort(self, name: str, consumer: Consumer) -> None:
+    async def detach_best_effort(self, name: str, consumer: ConsumerConnection) -> None:
         """Detach a consumer from a best-effort subscription, which goes with its last consumer."""
         best_effort = self.best_effort.get(name)
         if best_effort is not None:
@@ -443,7 +445,7 @@ class Topic:
         groups = {name: sub.members for name, sub in self.subscriptions.items()}
         groups |= {name: sub.members for name, sub in self.best_effort.items()}
         return {
-            name: [member.holder.id for member in members.present if isinstance(member, Consumer)]
+            name: [member.holder.id for member in members.present if isinstance(member, ConsumerConnection)]
             for name, members in groups.items()
             if members.present
         }

@@ -21,7 +21,7 @@ import structlog
 
 from sulina.broker.catalogue import Catalogue, CatalogueTopic, Outdated, StoredSubscription
 from sulina.broker.cluster_handle import ClusterHandle
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.dead_letters import check_dead_letters
 from sulina.broker.events import EventStream
@@ -66,7 +66,7 @@ NEWS_SECONDS = 0.5  # for a watch to bring a topic that exists, before it is fet
 
 Result = TypeVar("Result")
 TopicListener = Callable[[Topic | None, Topic | None], None]  # told a topic as it was, and as it is; may be the same
-ClaimHolder = Callable[[Topic, Subscription, Consumer], Coroutine[Any, Any, None]]
+ClaimHolder = Callable[[Topic, Subscription, ConsumerConnection], Coroutine[Any, Any, None]]
 
 _logger = structlog.get_logger("sulina.topics")
 
@@ -342,7 +342,7 @@ class TopicRegistry:
         self._counts.cursors -= len(topic.subscriptions) * len(topic.partitions)
         error = TopicNotFound(topic=str(name))
         await topic.stop_subscriptions(error)
-        await self._cursor_writer.forget(topic.cursor_keys())
+        await self._cursor_writer.discard(topic.cursor_keys())
         async with topic.lock:  # a partition may be about to be released
             await topic.close(error)
             self._logs.forget(topic)
@@ -351,7 +351,7 @@ class TopicRegistry:
             else:
                 kept = await self._logs.set_aside(name, topic.stored)
                 self._events.emit("topic_vanished", name, topic_id=topic.stored.topic_id, kept=kept)
-        self._metrics.forget(str(name))
+        self._metrics.remove_topic(str(name))
 
     async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:
         for name, subscription in list(topic.subscriptions.items()):
@@ -421,7 +421,7 @@ class TopicRegistry:
                     known = stored.get((subscription.name, number))
                     cursor = known or await self._new_cursor(subscription, partition)
                     if cursor is not None:
-                        await subscription.adopt(number, cursor, is_moved=known is not None)
+                        await subscription.acquire(number, cursor, is_moved=known is not None)
 
     async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
         """Return a new cursor at the start of a subscription; None: the subscription or the partition has gone."""
@@ -547,7 +547,7 @@ class TopicRegistry:
             writer=self._cursor_writer,
             clock=self._clock,
             metrics=topic.metrics,
-            bury=partial(self.bury, topic),
+            dead_letter=partial(self.bury, topic),
             claim=None if self._claim is None else partial(self._claim, topic),
         )
         topic.subscriptions[name] = Subscription(name, stored, context, topic.rules)
@@ -560,7 +560,7 @@ class TopicRegistry:
         self._counts.subscriptions -= 1
         self._counts.cursors -= len(topic.partitions)
         await subscription.close(error)
-        await self._cursor_writer.forget(subscription.cursor_keys())
+        await self._cursor_writer.discard(subscription.cursor_keys())
 
     async def bury(
         self, topic: Topic, subscription: str, partition: int, records: Sequence[Record], attempts: int

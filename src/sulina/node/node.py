@@ -123,7 +123,7 @@ class Node:
 
     async def _join(self, peers: PeerNetwork) -> None:
         settings = self.settings
-        self.broker.hub.connect(peers)
+        self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         await self.broker.start(url=settings.advertise or self.url, peer=settings.peer_address(peers.port))
         self.broker.follow_peers(

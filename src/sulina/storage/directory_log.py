@@ -295,12 +295,12 @@ class DirectoryLog:
             self._due.append(self.commits.take_checkpoint())
 
     def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:
-        self._take_back()
+        self._undo_write()
         if self._failure is not None:
             return self._stopped_for(count)
         return [VersionConflict(expected=lost.expected, current=lost.current) for _ in range(count)]
 
-    def _take_back(self) -> None:
+    def _undo_write(self) -> None:
         """Undo our write after another writer has committed in our directory, and apply its commits."""
         self._tell(self._metrics.conflicted)
         try:
@@ -400,7 +400,7 @@ class DirectoryLog:
         try:
             work()
         except VersionConflict:
-            self._take_back()
+            self._undo_write()
             raise
         except (OSError, Corrupt) as failure:
             self._failure = failure

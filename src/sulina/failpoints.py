@@ -99,7 +99,7 @@ class Failpoint(StrEnum):
     LEADER_UNASSIGNED = "leader.unassigned"  # some partitions of a dead broker wait for an owner
     LEADER_BEFORE_ASSIGN = "leader.before_assign"
     LEADER_ASSIGNED = "leader.assigned"  # some partitions have an owner again
-    LEADER_UNLOADS_WANTED = "leader.unloads_wanted"  # of a draining broker, or to balance
+    LEADER_UNLOADS_REQUESTED = "leader.unloads_requested"  # of a draining broker, or to balance
     LEADER_SWEPT = "leader.swept"  # some keys of a deleted topic are removed
 
     # A broker as the owner of a partition

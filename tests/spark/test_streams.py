@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sulina.client import SyncClient
-from sulina.spark.logs import SMALL_BYTES
+from sulina.spark.log_catalogue import SMALL_BYTES
+from tests.spark.test_data_source import fill, read, values
 from tests.spark.test_scan import half_archived
-from tests.spark.test_source import fill, read, values
 from tests.support.serving import Serving
 
 Topic = Callable[..., str]

@@ -260,7 +260,7 @@ class Tiers:
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
         """All archives of a topic that is being deleted, and what is still to be noted about them."""
-        await self._writer.forget_notes(keys.storage_prefix(topic))
+        await self._writer.discard_notes(keys.storage_prefix(topic))
         for number in range(stored.partitions):
             archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
             await asyncio.to_thread(archive.delete_all)

@@ -112,7 +112,7 @@ class Node:
         others = RemoteOwners(self.connector)
         exits.push_async_callback(others.close)
         self.broker.others = others
-        self.broker.hub.connect(peers)
+        self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         registration = Registration(
             broker_id=settings.broker_id,

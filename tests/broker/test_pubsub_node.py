@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
+from sulina.broker.pubsub.node_subscribers import LocalSubscriber, SubscriberDelivery
 from sulina.client import Client
 from sulina.config import Settings
 from sulina.core.delivery.fan_out import Payload
@@ -23,28 +23,28 @@ class Taker:
     """A subscriber in this process that acks what it is given."""
 
     node: Node
-    given: "asyncio.Queue[Delivery]" = field(default_factory=asyncio.Queue)
+    given: "asyncio.Queue[SubscriberDelivery]" = field(default_factory=asyncio.Queue)
     removed: list[SulinaError] = field(default_factory=list)
     is_broken: bool = False  # once
     handle: LocalSubscriber | None = None
 
     async def join(self) -> dict[int, int]:
-        hub = self.node.broker.hub
-        self.handle = await hub.attach(
+        pubsub = self.node.broker.pubsub
+        self.handle = await pubsub.attach(
             TOPIC, "taker", start="latest", deliver=self._deliver, removed=self.removed.append
         )
-        return {number: begin.value for number, begin in (await hub.join(self.handle, {})).items()}
+        return {number: begin.value for number, begin in (await pubsub.join(self.handle, {})).items()}
 
     def leave(self) -> None:
         assert self.handle is not None
-        self.node.broker.hub.leave(self.handle)
+        self.node.broker.pubsub.detach(self.handle)
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver(self, delivery: SubscriberDelivery) -> None:
         if self.is_broken:
             self.is_broken = False
             raise RuntimeError("a bug of ours")
         assert self.handle is not None
-        self.node.broker.hub.endpoint.acked(self.handle, delivery.number)
+        self.node.broker.pubsub.local_subscribers.acked(self.handle, delivery.number)
         self.given.put_nowait(delivery)
 
 
@@ -98,16 +98,16 @@ async def test_nothing_is_left_of_who_has_left(node: Node, client: Client) -> No
     takers = [Taker(node) for _ in range(5)]
     for taker in takers:
         await taker.join()
-    hub = node.broker.hub
+    pubsub = node.broker.pubsub
     for taker in takers:
         taker.leave()
 
     async def is_empty() -> bool:
-        return not hub.subscribers(node.broker.topic_named(str(TOPIC)))
+        return not pubsub.subscribers(node.broker.topic_named(str(TOPIC)))
 
     await until("all have left", is_empty, 10)
-    assert not hub.endpoint.subscribers
-    assert hub.endpoint.position(PartitionName(TOPIC, 0), takers[0].handle) is None  # type: ignore[arg-type]
+    assert not pubsub.local_subscribers.subscribers
+    assert pubsub.local_subscribers.position(PartitionName(TOPIC, 0), takers[0].handle) is None  # type: ignore[arg-type]
 
 
 async def test_who_is_subscribed_to_a_topic_that_goes_is_told_and_counts_for_nothing(
@@ -127,4 +127,4 @@ async def test_who_is_subscribed_to_a_topic_that_goes_is_told_and_counts_for_not
     assert isinstance(taker.removed[0], TopicNotFound)
     metrics = await client.pubsub_metrics()
     assert (metrics.accepted, metrics.delivered, metrics.active, metrics.suspended) == (1, 1, 0, 0)
-    assert not node.broker.hub.feeds
+    assert not node.broker.pubsub.feeds

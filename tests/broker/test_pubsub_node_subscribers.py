@@ -1,6 +1,6 @@
 """What a node keeps for its subscribers when owners change, die and come back under the same epoch."""
 
-from sulina.broker.pubsub.endpoint import Delivery, Endpoint, LocalSubscriber
+from sulina.broker.pubsub.node_subscribers import LocalSubscriber, NodeSubscribers, SubscriberDelivery
 from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.errors import SulinaError
 from sulina.testing.clock import VirtualClock
@@ -16,9 +16,9 @@ class World:
 
     def __init__(self, *, is_reliable: bool) -> None:
         self.sent: list[tuple[str, AnyPeerFrame]] = []
-        self.given: list[Delivery] = []
+        self.given: list[SubscriberDelivery] = []
         self.removed: list[SulinaError] = []
-        self.endpoint = Endpoint(PubSubConfig(), send=self._send, clock=VirtualClock())
+        self.endpoint = NodeSubscribers(PubSubConfig(), send=self._send, clock=VirtualClock())
         self.subscriber = self._attach()
         self.subscriber.partitions = [PARTITION]
         self.endpoint.joined(PARTITION, "a", self.subscriber, 0 if is_reliable else None)

@@ -1,13 +1,14 @@
-"""What the command line shows: results on standard output, everything else on standard error.
+"""Output of commands: results on standard output, everything else on standard error.
 
-With `--json` a result is one JSON document, a stream is one document a line, and standard output holds nothing else.
-An error is one line on standard error, a JSON document there with `--json`.
+With `--json` a result is one JSON document, a stream is one document per line, and standard output has nothing else.
+An error is one line on standard error, or one JSON document with `--json`.
 """
 
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,19 +17,19 @@ import msgspec
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-WIDE = 4000  # columns where nobody looks: a table in a pipe or a file is never cut
-BROKEN_PIPE = 141  # as the shell says it of any other program
+WIDE = 4000  # columns outside a terminal: a table in a pipe or a file is never cut
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
 
 @cache
 def out() -> "Console":
-    """For results."""
+    """Return the console for results."""
     return _console(sys.stdout.isatty(), stderr=False)
 
 
 @cache
 def err() -> "Console":
-    """For everything that is not the result: progress, hints, errors."""
+    """Return the console for everything but results: progress, hints, errors."""
     return _console(sys.stderr.isatty(), stderr=True)
 
 
@@ -43,27 +44,27 @@ def _console(is_terminal: bool, *, stderr: bool) -> "Console":
 
 
 def print_json(value: object) -> None:
-    """One document, on one line."""
+    """Print a value as a JSON document on one line."""
     write(msgspec.json.encode(value) + b"\n")
     sys.stdout.flush()
 
 
 def write(data: bytes) -> None:
-    """Bytes as they are, to standard output. `flush` is the caller's."""
+    """Write bytes to standard output as they are, without a flush."""
     sys.stdout.buffer.write(data)
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = (), rare: Sequence[str] = ()
 ) -> None:
-    """Rows under headings; the columns named in `right` are numbers, those in `rare` are left out when empty."""
+    """Print rows under headings. Columns in `right` are right-aligned; those in `rare` are left out when empty."""
     listed = list(rows)
     kept = [at for at, column in enumerate(columns) if column not in rare or any(row[at] for row in listed)]
     print_block(make_table([columns[at] for at in kept], [[row[at] for at in kept] for row in listed], right=right))
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> "RenderableType":
-    """The same, to be put somewhere."""
+    """Return rows under headings as a block that can be printed or shown live."""
     from rich.table import Table
     from rich.text import Text
 
@@ -76,7 +77,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: 
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """Names and values, one a line; what is None is not there."""
+    """Print names and values, one pair per line, without those that are None."""
     from rich.table import Table
     from rich.text import Text
 
@@ -90,7 +91,7 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def print_block(block: "RenderableType") -> None:
-    """Without the blanks that fill its lines: they disturb whoever cuts or compares them."""
+    """Print a block without trailing blanks, so that other programs can cut and compare its lines."""
     console = out()
     with console.capture() as captured:
         console.print(block)
@@ -99,14 +100,14 @@ def print_block(block: "RenderableType") -> None:
 
 
 def say(text: str) -> None:
-    """A remark, to whoever looks."""
+    """Print a remark on standard error."""
     from rich.text import Text
 
     err().print(Text(text, style="dim"), soft_wrap=True)
 
 
 def done(text: str) -> None:
-    """What has been done."""
+    """Print what has been done, on standard output."""
     from rich.text import Text
 
     out().print(Text(text), soft_wrap=True)
@@ -115,7 +116,7 @@ def done(text: str) -> None:
 def complain(
     message: str, *, hint: str | None, code: str, details: dict[str, object] | None = None, as_json: bool
 ) -> None:
-    """One error: what happened, and what to do."""
+    """Print one error: what happened, and what to do."""
     if as_json:
         error = {"code": code, "message": message, "hint": hint, "details": details or {}}
         sys.stderr.write(msgspec.json.encode({"error": error}, enc_hook=str).decode() + "\n")
@@ -129,12 +130,12 @@ def complain(
 
 
 def can_ask() -> bool:
-    """Whether somebody is there who can answer."""
+    """Return whether a person can answer a question: both standard input and standard error are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def is_confirmed(question: str) -> bool:
-    """Ask, where somebody can answer; elsewhere it was meant."""
+    """Ask, and return whether the answer is yes. Where nobody can answer, the command counts as confirmed."""
     if not can_ask():
         return True
     err().print(f"{question} [y/N] ", end="", markup=False)
@@ -142,23 +143,35 @@ def is_confirmed(question: str) -> bool:
 
 
 def end_output() -> bool:
-    """Push out what is buffered. False when nobody reads any more; then nothing will be said about it."""
+    """Flush standard output, and return whether it is still being read."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more at its end, and would complain.
+        # The interpreter flushes once more at its end, and would print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True
 
 
+@contextlib.contextmanager
+def live(show: "Callable[[], RenderableType]", *, is_silent: bool) -> Iterator[Callable[[], None]]:
+    """Yield a function that draws `show()` in place on standard error; outside a terminal it does nothing."""
+    if is_silent or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.live import Live
+
+    with Live(console=err(), auto_refresh=False, transient=True) as screen:
+        yield lambda: screen.update(show(), refresh=True)
+
+
 def program() -> str:
-    """How this program is called: by its name where the shell would find it."""
+    """Return the word that starts this program: its name where the shell finds it, else its path."""
     return "sulina" if shutil.which("sulina") else os.path.relpath(sys.argv[0])
 
 
 def bytes_text(count: int) -> str:
-    """`1.5 MiB`."""
+    """Return a number of bytes as `1.5 MiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -168,12 +181,12 @@ def bytes_text(count: int) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """`1 record`, `12,000 records`."""
+    """Return a number with its noun: `1 record`, `12,000 records`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def seconds_text(seconds: float) -> str:
-    """`42 s`, `3 min 5 s`, `2 h 10 min`, `5 d 1 h`."""
+    """Return a time as `42 s`, `3 min 5 s`, `2 h 10 min` or `5 d 1 h`."""
     whole = int(seconds)
     for size, unit, lesser_size, lesser in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

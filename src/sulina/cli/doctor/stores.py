@@ -1,4 +1,4 @@
-"""What a broker needs of its cluster, for `sulina doctor`: an etcd and an object store that answer soon and rightly."""
+"""Checks of the stores that a cluster shares: etcd and the object store answer fast and correctly."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,18 @@ SLOW_ETCD_MS, SLOW_OBJECTS_MS = 50.0, 500.0
 ETCD_VERSION_MIN = (3, 4)
 ANSWER_SECONDS_MAX = 3.0
 FULL_ADVICE = (
-    "it has used up its quota (NOSPACE) and takes no writes, so nothing fails over: a running broker compacts it and "
-    "makes room; where none does, follow `etcd's size` in docs/guides/operations.md"
+    "etcd has used up its quota (NOSPACE) and takes no writes, so nothing fails over. A running broker compacts it; "
+    "without one, follow `etcd's size` in docs/guides/operations.md"
 )
 PRESSED_ADVICE = (
-    "it is about to be full: raise --quota-backend-bytes of etcd, or find out what fills it "
+    "etcd is nearly full: raise its --quota-backend-bytes, or find out what fills it "
     "(`etcd's size` in docs/guides/operations.md)"
 )
-TIME_ADVICE = "let a time service set the clocks of both machines"
+TIME_ADVICE = "set the clocks of both machines by a time service (NTP)"
 
 
 def check_etcd(settings: Settings) -> CheckResult:
-    """Whether the members of etcd let us in, how old they are, and how long an answer takes."""
+    """Check that the members of etcd answer, their version, their size, and how long a read takes."""
     etcd = settings.etcd
     assert etcd is not None
     statuses: list[EtcdStatus] = []
@@ -64,13 +64,13 @@ def check_etcd(settings: Settings) -> CheckResult:
         figures["clock_seconds"] = round(apart, 1)
     found = (
         f"{settings.metadata}: version {version}, {len(statuses)} of {terminal.counted(len(etcd.endpoints), 'member')} "
-        f"answer, a read takes {p50:.1f} ms in the middle, {p99:.1f} ms at the 99th percentile; "
-        f"it has {terminal.bytes_text(size_bytes)}"
+        f"answer, reads take {p50:.1f} ms (median), {p99:.1f} ms (99th percentile); "
+        f"size {terminal.bytes_text(size_bytes)}"
     )
     advice = _etcd_advice(etcd, statuses, p50, apart)
     grade = Grade.WARN if advice else Grade.OK
     if _numbers(version) < ETCD_VERSION_MIN:
-        grade, advice = Grade.FAIL, "Sulina needs etcd 3.4 or newer"
+        grade, advice = Grade.FAIL, "upgrade etcd: Sulina needs 3.4 or newer"
     if any(status.is_full for status in statuses):
         grade, advice = Grade.FAIL, FULL_ADVICE
     return CheckResult(check="etcd", grade=grade, found=found, advice=advice, figures=figures)
@@ -78,10 +78,10 @@ def check_etcd(settings: Settings) -> CheckResult:
 
 def _etcd_away(settings: Settings, fault: SulinaError) -> CheckResult:
     found = f"{settings.metadata}: {fault}"
-    advice = "correct the settings that begin with metadata"
+    advice = "correct the settings --metadata…"
     if isinstance(fault, MetadataFailed):
         found = f"{settings.metadata} does not answer: {fault.cause}"
-        advice = "start it, or correct --metadata"
+        advice = "start etcd, or correct --metadata"
     return CheckResult(check="etcd", grade=Grade.FAIL, found=found, advice=advice)
 
 
@@ -89,7 +89,7 @@ async def _ask_etcd(settings: Settings) -> "tuple[EtcdStatus, list[float]]":
     from sulina.metadata.etcd import EtcdMetadata
     from sulina.node.cluster import open_metadata
 
-    logging.getLogger("sulina.metadata").setLevel(logging.CRITICAL)  # the finding says it
+    logging.getLogger("sulina.metadata").setLevel(logging.CRITICAL)  # the finding reports it
     store = await open_metadata(settings, settings.data)
     assert isinstance(store, EtcdMetadata)
     try:
@@ -106,7 +106,7 @@ async def _ask_etcd(settings: Settings) -> "tuple[EtcdStatus, list[float]]":
 def _etcd_advice(etcd: EtcdAddress, statuses: "list[EtcdStatus]", p50: float, apart: float | None) -> str | None:
     alarms = sorted({alarm for status in statuses for alarm in status.errors})
     if alarms:
-        return f"etcd is unwell: {', '.join(alarms)}"
+        return f"clear the alarms of etcd: {', '.join(alarms)}"
     if len(statuses) < len(etcd.endpoints):
         here = {status.endpoint for status in statuses}
         away = [endpoint for endpoint in etcd.endpoints if endpoint not in here]
@@ -117,14 +117,14 @@ def _etcd_advice(etcd: EtcdAddress, statuses: "list[EtcdStatus]", p50: float, ap
     ):
         return PRESSED_ADVICE
     if apart is not None and abs(apart) > CLOCK_SECONDS_MAX:
-        return f"its clock is {apart:+.0f} s from this machine's; {TIME_ADVICE}"
+        return f"etcd's clock differs from this machine's by {apart:+.0f} s; {TIME_ADVICE}"
     if p50 > SLOW_ETCD_MS:
-        return "every change of owner waits for it several times: put it nearer, on a faster disk"
+        return "every change of owner waits for etcd several times: move it nearer, or to a faster disk"
     return None
 
 
 def _etcd_clock(etcd: EtcdAddress, settings: Settings) -> float | None:
-    """By how many seconds etcd's clock is ahead; None when it does not say."""
+    """Return by how many seconds etcd's clock is ahead; None if it is unknown."""
     context = None
     if etcd.is_tls:
         try:
@@ -137,13 +137,13 @@ def _etcd_clock(etcd: EtcdAddress, settings: Settings) -> float | None:
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX, context=context) as answer:
             told = answer.headers["date"]
-        return parsedate_to_datetime(told).timestamp() - time.time() + 0.5  # it says whole seconds
+        return parsedate_to_datetime(told).timestamp() - time.time() + 0.5  # the header has whole seconds
     except (OSError, TypeError, ValueError):
         return None
 
 
 def check_objects(settings: Settings) -> CheckResult:
-    """Whether the object store takes, gives and refuses what it must, and how long that takes."""
+    """Check that the object store can put, get, list, and refuse a second put, and how long a put takes."""
     from sulina.storage.objects import open_objects
 
     assert settings.objects is not None
@@ -161,29 +161,29 @@ def check_objects(settings: Settings) -> CheckResult:
             [newest, *_] = sorted(objects.list(folder), key=lambda listed: -listed.modified)
             apart = newest.modified - time.time()
         finally:
-            with contextlib.suppress(SulinaError):  # of two that fail, the first says more
+            with contextlib.suppress(SulinaError):  # the first error says more
                 objects.delete_all(folder)
     except SulinaError as error:
         advice = "check --objects, --objects-endpoint and the credentials in the environment"
         if settings.objects.startswith("file:"):
-            advice = "choose a directory that this user may write, with --objects"
+            advice = "choose a directory that this user can write to with --objects"
         return CheckResult(check="objects", grade=Grade.FAIL, found=f"{settings.objects}: {error}", advice=advice)
     p50, p99 = _percentiles(times)
-    found = f"{settings.objects}: a put takes {p50:.1f} ms in the middle, {p99:.1f} ms at the 99th percentile"
+    found = f"{settings.objects}: puts take {p50:.1f} ms (median), {p99:.1f} ms (99th percentile)"
     figures = {"p50_ms": p50, "p99_ms": p99, "clock_seconds": round(apart, 1)}
     if not (is_first and is_refused and is_same):
         return CheckResult(
             check="objects",
             grade=Grade.FAIL,
-            found=f"{settings.objects}: of two that put the same object, both are told that they were first",
-            advice="choose a store with conditional puts (If-None-Match): owners are fenced by them",
+            found=f"{settings.objects} does not refuse a second put of the same object",
+            advice="choose a store with conditional puts (If-None-Match): they fence former owners",
             figures=figures,
         )
     warning = None
     if abs(apart) > CLOCK_SECONDS_MAX:
-        warning = f"its clock is {apart:+.0f} s from this machine's; {TIME_ADVICE}"
+        warning = f"the store's clock differs from this machine's by {apart:+.0f} s; {TIME_ADVICE}"
     elif p50 > SLOW_OBJECTS_MS:
-        warning = "acks of the level `archived`, and moves, wait for it: put it nearer"
+        warning = "acks of the level `archived`, and moves, wait for it: choose a store that is nearer"
     return CheckResult(
         check="objects", grade=Grade.WARN if warning else Grade.OK, found=found, advice=warning, figures=figures
     )

@@ -1,18 +1,17 @@
-"""Partitions on their way from one broker to another: what a command sees of it, and how it shows it.
+"""The progress of moves, as commands show it.
 
-A partition has arrived when it is served under a higher epoch than before. What was asked for goes on until then,
-whether anybody watches or not.
+The moves are carried out by the brokers: they go on when the command that shows them ends.
 """
 
 import asyncio
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sulina.cli import terminal
+from sulina.core.cluster.entries import UnloadStep
 from sulina.errors import SulinaError
 
 if TYPE_CHECKING:
@@ -22,18 +21,17 @@ if TYPE_CHECKING:
     from sulina.wire.messages import PartitionPlacement, Placement, UnloadInfo
 
 POLL_SECONDS = 0.03  # a step may be over soon
-LATE_SECONDS = 3.0  # after which a wish that has gone, with its partition where it was, counts as refused
+LATE_SECONDS = 3.0  # a move that is no longer listed, with its partition where it was, then counts as refused
 
-STEPS = ("requested", "quiesced", "paused", "sealed", "unassigned", "moved")
-MOVED = STEPS[-1]
-UNASSIGNED = "unassigned"
+MOVED = "moved"
+STEPS = (*map(str, UnloadStep), MOVED)
 RECOVERING = "recovering"
 REFUSED = "refused"
 
 
 @dataclass(slots=True, kw_only=True)
 class PartitionMove:
-    """One partition's."""
+    """The move of one partition, with the step that it has reached."""
 
     topic: str
     partition: int
@@ -43,18 +41,20 @@ class PartitionMove:
     step: str = STEPS[0]
     error: str | None = None
     given_up: tuple[int, int] | None = None
-    seconds: dict[str, float] = field(default_factory=dict)  # when each step was first seen, since it was asked for
-    gone_seconds: float | None = None  # since when nothing is known of it
+    seconds: dict[str, float] = field(default_factory=dict)  # from the request until each step was first seen
+    gone_seconds: float | None = None  # since when it is no longer listed
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it by itself."""
+        """Return whether the move has ended, or will not continue by itself."""
         return self.step in (MOVED, RECOVERING, REFUSED)
 
     def see(self, under_way: "UnloadInfo | None", place: "PartitionPlacement", seconds: float) -> bool:
-        """What there is to be seen now; whether it is something new."""
+        """Take in what brokers report, and return whether the step or the error has changed."""
+        from sulina.client.move_watch import has_moved
+
         before = (self.step, self.error)
-        if place.state == "active" and place.epoch > self.epoch:
+        if has_moved(place, self.epoch):
             self.step, self.error, self.to_broker = MOVED, None, place.broker_id
         elif under_way is not None:
             self.step, self.error = under_way.step, under_way.error
@@ -63,27 +63,30 @@ class PartitionMove:
             if self.step == RECOVERING:
                 start, end = under_way.given_up or (None, None)
                 what = (
-                    "what is not archived" if start is None else f"what follows offset {start} (up to {end}, it said)"
+                    "records that are not archived"
+                    if start is None
+                    else f"the records from offset {start} on (its last report: up to {end})"
                 )
-                self.error = f"broker {under_way.from_broker} died, and alone has {what}"
+                self.error = f"broker {under_way.from_broker} died, and only its disk has {what}"
         elif place.broker_id is None:
-            self.step, self.gone_seconds = UNASSIGNED, None
+            self.step, self.gone_seconds = UnloadStep.UNASSIGNED, None
         else:
             self.gone_seconds = seconds if self.gone_seconds is None else self.gone_seconds
             if seconds - self.gone_seconds > LATE_SECONDS:
-                self.step, self.error = REFUSED, f"broker {place.broker_id} keeps it; were consumers attached?"
+                self.step = REFUSED
+                self.error = f"broker {place.broker_id} keeps it; if consumers are attached, use --force"
         self.seconds.setdefault(self.step, round(seconds, 3))
         return before != (self.step, self.error)
 
     def line(self) -> str:
-        """For a log."""
+        """Return the step as one line of a log."""
         told = f"{self.seconds[self.step]:6.2f} s  partition {self.partition}: {self.step}"
         if self.step == MOVED:
             told += f" to {self.to_broker}"
         return f"{told}: {self.error}" if self.error else told
 
     def summary(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the move as `--json` prints it."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -97,7 +100,7 @@ class PartitionMove:
 
 
 def begun(asked: "Iterable[UnloadInfo]", before: "Placement") -> list[PartitionMove]:
-    """What was asked for, and how it was before."""
+    """Return the moves that were asked for, with the epochs from before them."""
     epochs = {place.partition: place.epoch for place in before.partitions}
     return [
         PartitionMove(
@@ -116,12 +119,9 @@ def begun(asked: "Iterable[UnloadInfo]", before: "Placement") -> list[PartitionM
 
 
 async def watch(client: "Client", topic: str, moves: list[PartitionMove], *, since: float, is_silent: bool) -> None:
-    """Show how partitions go, until each has arrived or will not. Whoever has had enough leaves it to itself.
-
-    `since` is when it was asked for, by the monotonic clock.
-    """
+    """Show the moves until each of them is over. `since` is the time of the request by the monotonic clock."""
     try:
-        with drawing(lambda: table(moves), is_silent=is_silent) as draw:
+        with terminal.live(lambda: table(moves), is_silent=is_silent) as draw:
             draw()
             for move in moves:
                 _tell(move, is_silent=is_silent)
@@ -137,10 +137,10 @@ async def watch(client: "Client", topic: str, moves: list[PartitionMove], *, sin
                     return
                 await asyncio.sleep(POLL_SECONDS)
     except asyncio.CancelledError:
-        terminal.say(f"it goes on by itself; see `sulina topic lookup {topic}`")
+        terminal.say(f"the move continues; `sulina topic lookup {topic}` shows the owners")
         raise
     except SulinaError as error:
-        error.add_note(f"what was asked for may go on by itself; see `sulina topic lookup {topic}`")
+        error.add_note(f"the move may continue; `sulina topic lookup {topic}` shows the owners")
         raise
 
 
@@ -149,20 +149,8 @@ def _tell(move: PartitionMove, *, is_silent: bool) -> None:
         terminal.say(move.line())
 
 
-@contextlib.contextmanager
-def drawing(show: "Callable[[], RenderableType]", *, is_silent: bool) -> Iterator[Callable[[], None]]:
-    """A way to show how things are now, in a terminal; elsewhere nothing."""
-    if is_silent or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.live import Live
-
-    with Live(console=terminal.err(), auto_refresh=False, transient=True) as live:
-        yield lambda: live.update(show(), refresh=True)
-
-
 def table(moves: list[PartitionMove]) -> "RenderableType":
-    """All of them, with how far each has come."""
+    """Return a table of the moves with the steps that they have reached."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -191,7 +179,7 @@ def _way(move: PartitionMove) -> Any:
 
 
 def conclude(moves: list[PartitionMove], *, as_json: bool) -> int:
-    """The result, and the exit code: 0 if all have arrived."""
+    """Print the moves, and return the exit code: 0 if all of them have ended at a new owner."""
     if as_json:
         terminal.print_json([move.summary() for move in moves])
     else:
@@ -213,22 +201,22 @@ def conclude(moves: list[PartitionMove], *, as_json: bool) -> int:
 
 
 def lost_text(info: "UnloadInfo") -> str:
-    """Say what is given up with a broker that is away: what is known, and that it may be more."""
-    begins = f"partition {info.partition} waits for broker {info.from_broker}, which alone has "
+    """Return which records would be lost with a broker that is away: those that it reported, and perhaps more."""
+    begins = f"partition {info.partition} waits for broker {info.from_broker}: only its disk has "
     if info.given_up is None:
-        return f"{begins}all that is not in the archive"
+        return f"{begins}the records that are not archived"
     start, end = info.given_up
-    known = f"it had reported {offsets_text(info.given_up)}" if end > start else "it had reported none of them"
+    known = offsets_text(info.given_up) if end > start else "no records"
     since = ""
     if info.reported_seconds is not None:
         since = (
-            f" {info.reported_seconds:.0f} seconds ago, and acknowledged more from then until its lease ended, "
-            f"{info.lease_seconds:g} seconds after it was last heard of, at the latest"
+            f", {info.reported_seconds:.0f} seconds ago; it may have acknowledged more until its lease ended, "
+            f"at most {info.lease_seconds:g} seconds after its last contact"
         )
-    return f"{begins}every record from offset {start} on: {known}{since}; how many there are is known when it is back"
+    return f"{begins}the records from offset {start} on. Its last report: {known}{since}"
 
 
 def offsets_text(given_up: tuple[int, int]) -> str:
-    """`[17, 40), 23 records`."""
+    """Return a range of offsets as `[17, 40), 23 records`."""
     start, end = given_up
     return f"[{start}, {end}), {terminal.counted(end - start, 'record')}"

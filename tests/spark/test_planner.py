@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.log.commit import SegmentRef
-from sulina.spark.logs import Logs
+from sulina.spark.log_catalogue import LogCatalogue
 from sulina.spark.options import ReadOptions
-from sulina.spark.planning import Planner
+from sulina.spark.planner import Planner
 from sulina.spark.scan import TASK_ROWS, Piece, Span, shares
 from sulina.types import Epoch, Offset, PartitionName, TopicName
 
@@ -51,7 +51,7 @@ def rows_of_tasks(rows: int, size: int, *, is_stored: bool, tasks_min: int | Non
     logs = Known({name: pieces(end, rows, size, is_stored=is_stored) for name, end in ENDS.items()})
     given = {"url": "http://127.0.0.1:1", "topic": str(ORDERS)}
     options = ReadOptions.of(given | ({"minPartitions": str(tasks_min)} if tasks_min else {}), is_stream=True)
-    tasks = Planner(options, cast(Logs, logs)).between({name: Offset(0) for name in PARTITIONS}, ENDS)
+    tasks = Planner(options, cast(LogCatalogue, logs)).between({name: Offset(0) for name in PARTITIONS}, ENDS)
     return [
         [(one.partition.partition, offset) for one in task for offset in range(one.start, one.end)] for task in tasks
     ]

@@ -1,4 +1,4 @@
-"""Records on standard output: as text to look at, as JSON, or as nothing but their values."""
+"""Records on standard output: as text for people, as JSON, or as bare values."""
 
 import base64
 import sys
@@ -15,7 +15,7 @@ SHOWN_MAX = 400  # characters of a value in text
 
 
 class PrintableRecord(Protocol):
-    """What a record of the client has, whether it was read or delivered."""
+    """The fields of a record that are printed, whether it was read or delivered."""
 
     @property
     def topic(self) -> str: ...
@@ -34,13 +34,13 @@ class PrintableRecord(Protocol):
 
 
 def printer(form: Format) -> Callable[[PrintableRecord], None]:
-    """Prints one record; `flush` pushes out what was printed."""
+    """Return a function that prints one record, without a flush."""
     show = {"text": _text, "json": _json, "raw": _raw}[form]
     return lambda record: terminal.write(show(record))
 
 
 def flush() -> None:
-    """Push out what was printed."""
+    """Flush the records that were printed."""
     sys.stdout.flush()
 
 
@@ -62,7 +62,7 @@ def _json(record: PrintableRecord) -> bytes:
 
 
 def _put(fields: dict[str, Any], name: str, data: bytes | None) -> dict[str, Any]:
-    """Text where it is text, base64 under `{name}_b64` where it is not."""
+    """Set a field to text, or `{name}_b64` to base64 if the bytes are not UTF-8."""
     try:
         fields[name] = None if data is None else data.decode()
     except UnicodeDecodeError:
@@ -80,7 +80,7 @@ def _text(record: PrintableRecord) -> bytes:
 
 
 def _shown(data: bytes) -> str:
-    """One line of text that cannot disturb a terminal."""
+    """Return bytes as one line of printable text."""
     text = data[: 4 * SHOWN_MAX].decode(errors="replace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}… ({len(data):,} bytes)"

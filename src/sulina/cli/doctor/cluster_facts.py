@@ -1,6 +1,6 @@
-"""Reads what `sulina doctor --cluster` judges: brokers by HTTP, etcd, the archive, a data directory. Changes nothing.
+"""Reads the state that `sulina doctor --cluster` judges: brokers over HTTP, etcd, the archive, a data directory.
 
-What does not answer is left out, and said; the others are read all the same.
+Changes nothing. A source that does not answer is reported, and the others are read without it.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from sulina.cli.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts
 from sulina.cli.doctor import CheckResult, Grade
+from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts
 from sulina.config import Settings
 from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Seen, partitions_of, topics_of
@@ -78,7 +78,7 @@ async def gather(
 
 
 async def ask_brokers(urls: Iterable[str]) -> list[BrokerAnswer]:
-    """Ask these, and all others that they know of."""
+    """Ask these brokers, and all others that they know of."""
     answers = list(await asyncio.gather(*map(_ask_broker, dict.fromkeys(url.rstrip("/") for url in urls))))
     known = {
         answer.node.broker_id
@@ -101,7 +101,7 @@ async def _ask_broker(url: str) -> BrokerAnswer:
         node = await _fetched(f"{url}/v1/node", NodeInfo)
         kinds = [*TroubleKind]
         if closed := [one for one in node.troubles if one.kind not in kinds and one.partition is not None]:
-            # What kept them closed may be mended by now, and nobody has used them since.
+            # The cause may be gone by now: a first use lets the owner open them.
             await asyncio.gather(*(_use(f"{url}/v1/topics{one.topic}/partitions/{one.partition}") for one in closed))
             node = await _fetched(f"{url}/v1/node", NodeInfo)
         cluster = await _fetched(f"{url}/v1/cluster", ClusterInfo)
@@ -117,7 +117,7 @@ async def _use(url: str) -> None:
 
 
 async def _asked_policies(brokers: Sequence[BrokerAnswer]) -> dict[TopicName, Policy] | None:
-    """Return the policies of all topics by the first broker that answers; None where none does."""
+    """Return the policies of all topics by the first broker that answers; None if none does."""
     for broker in brokers:
         if broker.node is None:
             continue
@@ -147,7 +147,7 @@ async def _fetched(url: str, kind: type[Answer]) -> Answer:
 
 
 async def _read_etcd(settings: Settings, data: str | None) -> "tuple[Known | None, ClusterInfo | None, str | None]":
-    """Return what etcd and archive know, the cluster as etcd has it, and why the archive could not be read."""
+    """Return what etcd and the archive know, the cluster's state by etcd, and why the archive could not be read."""
     from sulina.broker.options import BrokerOptions
     from sulina.node.cluster import open_archives, open_metadata
     from sulina.node.recovery import read_known
@@ -168,7 +168,7 @@ async def _read_etcd(settings: Settings, data: str | None) -> "tuple[Known | Non
 
 
 async def _cluster_by_etcd(metadata: "MetadataStore", known: "Known") -> ClusterInfo:
-    """Return the cluster in the words that a broker would use."""
+    """Return the state of the cluster as a broker would report it."""
     from sulina.broker.cluster.view import ClusterView
     from sulina.broker.events import EventStream
     from sulina.clock import SystemClock
@@ -181,7 +181,7 @@ async def _cluster_by_etcd(metadata: "MetadataStore", known: "Known") -> Cluster
 
 
 def stored_policies(stored: Mapping[str, bytes]) -> dict[TopicName, Policy]:
-    """Return the policies of all topics as they work, out of what the store has."""
+    """Return the effective policies of all topics by the keys of the metadata store."""
 
     def policy(key: str) -> Policy:
         return msgspec.json.decode(stored[key], type=Policy) if key in stored else Policy()
@@ -194,7 +194,11 @@ def stored_policies(stored: Mapping[str, bytes]) -> dict[TopicName, Policy]:
 
 
 def read_disk(data: str) -> BrokerDisk:
-    """Return what a data directory has, but the ends of its logs. Blocks. InvalidSettings: there is none."""
+    """Return what a data directory has, without the ends of its logs. Blocks.
+
+    Raises:
+        InvalidSettings: it is not a directory.
+    """
     from sulina.broker.cluster.memory import SEEN_FILE
     from sulina.node.cluster import STORE_ID_FILE
     from sulina.node.recovery import memory_on_disk
@@ -237,7 +241,7 @@ def _decoded(data: bytes | None) -> Seen | None:
 
 
 def _ends(data: str) -> "dict[PartitionName, End]":
-    """Return how far the logs in a data directory have come; without those that cannot be read."""
+    """Return the ends of the logs in a data directory, without logs that cannot be read."""
     from sulina.storage.files import OsFiles
     from sulina.storage.partition_directory import directory_end
 
@@ -246,7 +250,7 @@ def _ends(data: str) -> "dict[PartitionName, End]":
         try:
             found[PartitionName.from_directory(name)] = directory_end(files, os.path.join(data, name))
         except InvalidName:
-            continue  # no directory of a log
+            continue  # not a log's directory
         except (SulinaError, OSError):
-            continue  # its broker says what is wrong with it when it opens it
+            continue  # its broker reports the error when it opens the log
     return found

@@ -1,4 +1,4 @@
-"""`format("sulina-delta")`: Delta Lake tables without a jar, to read, to write, and to stream from and to.
+"""Spark's data source of Delta tables without a jar, `format("sulina-delta")`: read, write, and stream from and to.
 
 A stream's offset is the newest version whose files it has read. `files` counts those of the version after it, where a
 batch ended in the midst of one. `snapshot` says that the stream is still at its beginning: it first reads all files of
@@ -8,7 +8,7 @@ A stream with a name (option `reader`) says at the table how far it is, and a va
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,6 @@ from sulina.spark.delta_log import (
     schema_of,
     snapshot,
 )
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_pruning import pruned
 from sulina.spark.delta_readers import ReaderFile, check_reader
 from sulina.spark.delta_scan import FilePiece, ScanPlan, divided, read_pieces
@@ -43,6 +42,8 @@ from sulina.spark.delta_schema import arrow_schema
 from sulina.spark.delta_sink import DeltaStreamWriter, DeltaWriter, SinkOptions
 from sulina.spark.errors import TableRewritten
 from sulina.spark.options import Options
+from sulina.spark.push_filters import PushFilters
+from sulina.spark.table_location import TableLocation
 
 READ_OPTIONS = (
     "path", "objectsEndpoint", "version", "timestamp", "columns", "minPartitions", "start",
@@ -53,7 +54,7 @@ ENTRIES_MAX = 256  # commits that a stream remembers
 
 @dataclass(frozen=True, slots=True)
 class DeltaTask(InputPartition):
-    """What one executor core reads."""
+    """The pieces of files that one executor core reads."""
 
     pieces: tuple[FilePiece, ...]
     plan: ScanPlan
@@ -66,9 +67,9 @@ def _read(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaReadOptions:
-    """What is read of which table."""
+    """The options of a scan or a stream of a table."""
 
-    place: TablePlace
+    location: TableLocation
     version: int | None
     timestamp: str | None
     columns: tuple[str, ...] | None
@@ -92,13 +93,13 @@ class DeltaReadOptions:
         if reader is not None:
             check_reader(reader)
         if version is not None and timestamp is not None:
-            raise InvalidSettings("say one of version, timestamp")
+            raise InvalidSettings("set either option version or option timestamp, not both")
         if version is not None and not version.strip().isdecimal():
-            raise InvalidSettings(f"option version: {version!r} is no version of a table, which are 0, 1, 2, …")
+            raise InvalidSettings(f"option version: {version!r} is not a version of a table: use 0, 1, 2, …")
         if start.at not in (At.EARLIEST, At.LATEST, At.VERSION):
             raise InvalidSettings(f"option start: a table is read from earliest, latest or version:N on, not {start}")
         return cls(
-            place=TablePlace.parse(options.text("path"), options.text("objectsEndpoint")),
+            location=TableLocation.parse(options.text("path"), options.text("objectsEndpoint")),
             version=None if version is None else int(version),
             timestamp=timestamp,
             columns=options.names("columns"),
@@ -121,7 +122,7 @@ class DeltaReadOptions:
         unknown = [name for name in self.columns if name.lower() not in known]
         if unknown or not self.columns:
             raise InvalidSettings(
-                f"option columns: there is no {min(unknown, default='')!r}, only {', '.join(of_table.names)}"
+                f"option columns: {min(unknown, default='')!r} is unknown; the columns are {', '.join(of_table.names)}"
             )
         return StructType([known[name.lower()] for name in self.columns])
 
@@ -151,7 +152,7 @@ class DeltaDataSource(DataSource):
 
 
 def _opened(options: DeltaReadOptions) -> Any:
-    return open_table(options.place, version=options.version, timestamp=options.timestamp)
+    return open_table(options.location, version=options.version, timestamp=options.timestamp)
 
 
 def _nullable(schema: StructType) -> StructType:
@@ -165,33 +166,19 @@ class DeltaReader(DataSourceReader):
     def __init__(self, options: DeltaReadOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._filters: list[Filter] = []
-        # As in `source.SulinaReader`: asked where filters are pushed down, left alone where they are not.
-        self.pushFilters = _PushFilters(self._filters)  # type: ignore[method-assign]
+        self.pushFilters = PushFilters(self._filters.extend)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         table = _opened(self._options)
         columns = tuple(table.metadata().partition_columns)
-        plan = ScanPlan(self._options.place, arrow_schema(self._schema), columns)
+        plan = ScanPlan(self._options.location, arrow_schema(self._schema), columns)
         found = pruned(snapshot(table), self._filters, columns)
-        tasks = divided(files_of(self._options.place, found, columns), self._options.tasks_min)
+        tasks = divided(files_of(self._options.location, found, columns), self._options.tasks_min)
         # Without any task, Spark would make one of its own, that says nothing.
         return [DeltaTask(pieces, plan) for pieces in tasks or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
-
-
-class _PushFilters:
-    """Remembers filters; Spark applies them all to the rows that are left."""
-
-    __func__ = DataSourceReader.pushFilters
-
-    def __init__(self, filters: list[Filter]) -> None:
-        self._filters = filters
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._filters.extend(filters)
-        return filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +187,7 @@ class StreamOffset:
 
     version: int
     files: int = 0
-    snapshot: int | None = None  # what comes after it is all of this version
+    snapshot: int | None = None  # all files of this version come next
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> "StreamOffset":
@@ -220,7 +207,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: DeltaReadOptions, schema: StructType) -> None:
         if options.version is not None or options.timestamp is not None:
-            raise InvalidSettings("a stream reads no one version: say start")
+            raise InvalidSettings("options version and timestamp are for spark.read: set option start for a stream")
         self._options, self._schema = options, schema
         self._forget()
 
@@ -230,7 +217,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._entries: OrderedDict[int, tuple[TableFile, ...]] = OrderedDict()
         self._first: tuple[int, list[TableFile]] | None = None
         name = self._options.reader
-        self._reader = None if name is None else ReaderFile(self._options.place, name)
+        self._reader = None if name is None else ReaderFile(self._options.location, name)
 
     def __getstate__(self) -> Mapping[str, Any]:
         return {"_options": self._options, "_schema": self._schema}  # executors need no more
@@ -292,7 +279,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at, last = StreamOffset.of(start), StreamOffset.of(end)
         self._enter(at)
         if at.snapshot is not None and last.snapshot is None and at.snapshot > last.version:
-            # The first batch once more, after a restart: Spark asks anew where it begins, and the table has grown.
+            # The first batch again, after a restart: Spark asks again where it begins, and the table has grown.
             at = StreamOffset(at.version, snapshot=last.version)
         files: list[TableFile] = []
         while at.version < last.version:
@@ -301,7 +288,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if at.files < last.files:
             files += self._following(last)[at.files : last.files]
         columns = tuple(self._newest().metadata().partition_columns)
-        plan = ScanPlan(self._options.place, arrow_schema(self._schema), columns)
+        plan = ScanPlan(self._options.location, arrow_schema(self._schema), columns)
         return [DeltaTask(pieces, plan) for pieces in divided(files, self._options.tasks_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -319,9 +306,9 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if at.snapshot is not None:
             if self._first is None or self._first[0] != at.snapshot:
-                table = open_table(self._options.place, version=at.snapshot)
+                table = open_table(self._options.location, version=at.snapshot)
                 columns = table.metadata().partition_columns
-                self._first = at.snapshot, files_of(self._options.place, snapshot(table), columns)
+                self._first = at.snapshot, files_of(self._options.location, snapshot(table), columns)
             return self._first[1]
         version = at.version + 1
         if version not in self._entries:
@@ -331,18 +318,18 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._entries[version]
 
     def _added(self, version: int) -> tuple[TableFile, ...]:
-        place = self._options.place
-        entry: LogEntry | None = read_commit(place, version, self._newest().metadata().partition_columns)
+        location = self._options.location
+        entry: LogEntry | None = read_commit(location, version, self._newest().metadata().partition_columns)
         if entry is None:
-            raise VersionNotRetained(version=version, oldest=oldest_version(place), current=self._newest().version())
+            raise VersionNotRetained(version=version, oldest=oldest_version(location), current=self._newest().version())
         if entry.has_removed and not self._options.ignore_changes:
-            raise TableRewritten(table=place.location, version=version, operation=entry.operation)
+            raise TableRewritten(table=location.path_or_uri, version=version, operation=entry.operation)
         return entry.added
 
     def _newest(self) -> Any:
         if self._table is None:
-            self._table = open_table(self._options.place)
+            self._table = open_table(self._options.location)
         else:
             self._table.update_incremental()
-            check_readable(self._options.place, self._table)
+            check_readable(self._options.location, self._table)
         return self._table

@@ -1,10 +1,10 @@
-"""`spark.read.format("sulina")` and `spark.readStream.format("sulina")`.
+"""Spark's data source of topics: `spark.read.format("sulina")` and `spark.readStream.format("sulina")`.
 
 Spark makes these objects in Python workers of the driver, pickles them, and calls `read` in executors. Whatever is
-opened belongs to the process: see `clients` and `sources`.
+opened belongs to the process: see `clients` and `byte_source`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -27,15 +26,16 @@ from pyspark.sql.types import StructType
 
 from sulina.errors import InvalidSettings
 from sulina.failpoints import Failpoint, reach
+from sulina.spark.byte_source import ByteSource
 from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
-from sulina.spark.logs import common_schema, open_logs
+from sulina.spark.log_catalogue import common_schema, open_catalogue
 from sulina.spark.options import ReadOptions
-from sulina.spark.planning import Epochs, Offsets, Planner, Tasks, epochs_from_json, from_json, to_json
+from sulina.spark.planner import Epochs, Offsets, Planner, Tasks, epochs_from_json, from_json, to_json
+from sulina.spark.push_filters import PushFilters
 from sulina.spark.scan import Range
 from sulina.spark.schema import data_ddl, ddl
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
-from sulina.spark.sources import Source
 from sulina.spark.stream_positions import StreamPositions
 from sulina.types import Offset
 
@@ -45,15 +45,15 @@ class Task(InputPartition):
     """The ranges that one executor core reads, one after the other."""
 
     ranges: tuple[Range, ...]
-    source: Source
+    source: ByteSource
 
 
-def _tasks(found: Tasks, source: Source) -> list[InputPartition]:
+def _tasks(found: Tasks, source: ByteSource) -> list[InputPartition]:
     return [Task(ranges, source) for ranges in found]
 
 
 def _read(task: InputPartition, options: ReadOptions, decoder: Decoder | None) -> Iterator[pa.RecordBatch]:
-    from sulina.spark.rows import read_ranges, with_data  # for executors: its kernels take a second to import
+    from sulina.spark.arrow_batches import read_ranges, with_data  # for executors: its kernels take a second to import
 
     assert isinstance(task, Task)
     lacks_value = decoder is not None and "value" not in options.columns
@@ -76,7 +76,7 @@ def _decoder(options: ReadOptions) -> Decoder | None:
     """
     if options.mode is None:
         return None
-    return Decoder.of(common_schema(open_logs(options.place, options.topics)), options.mode)
+    return Decoder.of(common_schema(open_catalogue(options.location, options.topics)), options.mode)
 
 
 class SulinaDataSource(DataSource):
@@ -94,6 +94,11 @@ class SulinaDataSource(DataSource):
         return ddl(read.columns) if decoder is None else f"{ddl(read.columns)}, {data_ddl(decoder.type)}"
 
     def reader(self, schema: StructType) -> "SulinaReader":
+        """Make the reader of a scan.
+
+        Raises:
+            InvalidSettings: an option is unknown or wrong, or is for streams only.
+        """
         options = ReadOptions.of(self.options, is_stream=False)
         if options.reader is not None:
             raise InvalidSettings("option reader is for spark.readStream: a scan has no position to keep")
@@ -116,9 +121,7 @@ class SulinaReader(DataSourceReader):
         self._options = options
         self._decoder = _decoder(options)
         self._bounds = Bounds()
-        # Spark refuses a reader that defines `pushFilters` where its setting for that is off, which it is by default.
-        # One that only seems not to is asked where the setting is on, and left alone where it is not.
-        self.pushFilters = _PushFilters(self._bounds)  # type: ignore[method-assign]
+        self.pushFilters = PushFilters(self._bounds.take)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         planner = Planner.of(self._options)
@@ -129,30 +132,20 @@ class SulinaReader(DataSourceReader):
         return _read(partition, self._options, self._decoder)
 
 
-class _PushFilters:
-    """Takes filters as bounds; Spark applies them all to the rows that are left."""
-
-    __func__ = DataSourceReader.pushFilters
-
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds.take(filters)
-        return filters
-
-
 class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream, for as long as its query runs. Its offsets are those of the next records, each with the epoch of the
-    log that was read: so it is noticed when an operator has given up some of it, and its offsets are used again.
+    """One stream, for as long as its query runs.
 
-    One with a name (option `reader`) says at the brokers how far it is, and retention keeps what it has not read.
+    Its offsets are those of the next records, each with the epoch of the log that was read. So it is noticed when an
+    operator has given up some of the log, and offsets are used again.
+
+    A stream with a name (option `reader`) registers its positions at the brokers, and retention keeps what it has not
+    read.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, planner: Planner | None = None) -> None:
         self._options = options
         self._decoder = _decoder(options)
-        self._planner: Planner | None = None
+        self._planner = planner
         self._target: tuple[Offsets, Epochs] | None = None  # where a query ends that reads what is there now
         self._positions = _positions(options)
 
@@ -192,7 +185,8 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_max=self._options.rows_max if is_limited else None,
             bytes_max=self._options.bytes_max if is_limited else None,
         )
-        # Where nothing is new the position stays as it is, whoever owns the log by now: Spark would run a batch for it.
+        # Where nothing is new the position keeps its epoch, also after a change of owner: with another one, Spark would
+        # run an empty batch.
         still = {partition for partition in begun if end[partition] == begin[partition] == begun[partition]}
         found = to_json(
             end,
@@ -234,6 +228,6 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _positions(options: ReadOptions) -> StreamPositions | None:
     """Return what registers a stream's positions; None: it has no name."""
-    if options.reader is None or options.place.url is None:
+    if options.reader is None or options.location.url is None:
         return None
-    return StreamPositions(options.place.url, options.reader)
+    return StreamPositions(options.location.url, options.reader)

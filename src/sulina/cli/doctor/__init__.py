@@ -1,6 +1,6 @@
-"""`sulina doctor`: what a node needs of this machine, checked and measured, with what to do where it is not so.
+"""Command `sulina doctor`: checks that this machine can run a node, each with what to do if it fails.
 
-With `--cluster` it judges a cluster instead: `cluster_facts` reads, `diagnosis` has the rules.
+With `--cluster` it diagnoses a cluster instead: `cluster_facts` reads its state, `diagnosis` has the rules.
 """
 
 import os
@@ -23,8 +23,8 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from sulina.cli import terminal
-from sulina.cli.cluster_flags import ALONE, ClusterFlags
-from sulina.cli.remote import DEFAULT_URL
+from sulina.cli.flags.cluster import ALONE, ClusterFlags
+from sulina.cli.flags.remote import DEFAULT_URL
 from sulina.config import DEFAULT_BROKER_ID, Settings, address_text
 from sulina.config import load as load_settings
 
@@ -39,7 +39,7 @@ JAVA_VERSIONS = (17, 21)
 
 
 class Grade(StrEnum):
-    """How a check came out."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -59,35 +59,40 @@ class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def doctor(
     *,
     cluster: bool = False,
-    url: Annotated[str | None, Parameter(env_var="SULINA_URL")] = None,
+    url: Annotated[
+        str | None,
+        Parameter(
+            env_var="SULINA_URL",
+            help="With --cluster: URLs of brokers to ask, comma-separated. Default: the brokers registered in etcd, "
+            f"or {DEFAULT_URL}.",
+        ),
+    ] = None,
     data: str | None = None,
     http: str | None = None,
     flags: ClusterFlags = ALONE,
     config: str | None = None,
     json: bool = False,
 ) -> int:
-    """Check this machine for what a node needs; with --cluster find out what is wrong with a cluster.
+    """Check that this machine can run a node; with --cluster, diagnose a cluster.
 
-    With --cluster it asks the brokers of --url. With --metadata, --objects and --data it looks into etcd, the archive
-    and a data directory too, also when no broker answers. It writes nothing itself; a closed
-    partition is asked for once, so its owner opens it if it can.
+    With --cluster it asks the brokers of --url. With --metadata, --objects and --data it also reads etcd, the archive
+    and a data directory, even if no broker answers. It changes nothing; it only asks for each closed partition once,
+    which lets its owner open it if it can.
 
     Parameters
     ----------
     cluster
-        Find out what is wrong with a cluster, instead of with this machine.
-    url
-        With --cluster: brokers to ask, with commas. Without it those that etcd knows, or http://127.0.0.1:8080.
+        Diagnose a cluster instead of this machine.
     data
-        The data directory to check, found as `sulina serve` finds it; with --cluster only if it is given.
+        Data directory to check. Default: the one that `sulina serve` would use; none with --cluster.
     http
-        HOST:PORT to check, found as `sulina serve` finds it.
+        HOST:PORT to check. Default: the address that `sulina serve` would use.
     config
-        A TOML file, as for `sulina serve`.
+        TOML file with settings, as for `sulina serve`.
     json
-        The findings as JSON.
+        Print the findings as JSON.
     """
-    # Its name and whether it may be reached are no matter of this machine.
+    # The broker's ID and --insecure do not matter for these checks.
     given = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(flags)}
     settings = load_settings(given, file=config)
     findings = []
@@ -105,22 +110,22 @@ def doctor(
 def _checks(settings: Settings) -> Iterator[Callable[[Settings], CheckResult]]:
     yield from CHECKS
     if settings.etcd is not None or settings.objects is not None:
-        from sulina.cli import doctor_cluster
+        from sulina.cli.doctor import stores
 
         if settings.etcd is not None:
-            yield doctor_cluster.check_etcd
+            yield stores.check_etcd
         if settings.objects is not None:
-            yield doctor_cluster.check_objects
+            yield stores.check_objects
 
 
 def _cluster_findings(settings: Settings, url: str | None, data: str | None) -> Iterator[CheckResult]:
     import asyncio
 
-    from sulina.cli import doctor_cluster
-    from sulina.cli.cluster_facts import gather
-    from sulina.cli.diagnosis import diagnose
+    from sulina.cli.doctor import stores
+    from sulina.cli.doctor.cluster_facts import gather
+    from sulina.cli.doctor.diagnosis import diagnose
 
-    etcd = doctor_cluster.check_etcd(settings) if settings.etcd is not None else None
+    etcd = stores.check_etcd(settings) if settings.etcd is not None else None
     urls = [each.strip() for each in (url or "").split(",") if each.strip()]
     if not urls and settings.etcd is None:
         urls = [DEFAULT_URL]
@@ -128,7 +133,7 @@ def _cluster_findings(settings: Settings, url: str | None, data: str | None) -> 
     yield from diagnose(facts)
     asked = {"--metadata": settings.etcd, "--objects": settings.objects, "--data": data}
     if left := [flag for flag, value in asked.items() if value is None]:
-        terminal.say(f"not looked at, because not given: {', '.join(left)}")
+        terminal.say(f"not checked, because not given: {', '.join(left)}")
 
 
 def _is_healthy(findings: list[CheckResult]) -> bool:
@@ -147,7 +152,7 @@ def _show(finding: CheckResult) -> None:
 
 
 def check_python(_settings: Settings) -> CheckResult:
-    """The interpreter and the system under it."""
+    """Report the interpreter and the system."""
     found = (
         f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -156,11 +161,9 @@ def check_python(_settings: Settings) -> CheckResult:
 
 
 def check_data(settings: Settings) -> CheckResult:
-    """Whether the data directory can be written, and how much fits."""
+    """Check that the data directory can be written, and has room."""
     place = _existing(settings.data)
     try:
-        if not place.is_dir():
-            raise NotADirectoryError(f"{place} is not a directory")
         with _file_in(place) as number:
             os.write(number, b"sulina")
         free = shutil.disk_usage(place).free
@@ -168,21 +171,21 @@ def check_data(settings: Settings) -> CheckResult:
         return CheckResult(
             check="data",
             grade=Grade.FAIL,
-            found=f"{settings.data} cannot be written: {error.strerror or error}",
-            advice="give this user the right to write there, or choose another with --data",
+            found=f"cannot write to {settings.data}: {error.strerror or error}",
+            advice="give this user write permission, or choose another directory with --data",
         )
-    new = "" if os.path.isdir(settings.data) else " (will be made)"
-    found = f"{settings.data}{new} can be written, {terminal.bytes_text(free)} free"
+    new = "" if os.path.isdir(settings.data) else " (will be created)"
+    found = f"{settings.data}{new} is writable, {terminal.bytes_text(free)} free"
     figures = {"free_bytes": float(free)}
     if free < FREE_BYTES_LOW:
         grade = Grade.FAIL if free < FREE_BYTES_NONE else Grade.WARN
-        advice = "make room, or set retention on the topics"
+        advice = "free disk space, or set a retention for the topics"
         return CheckResult(check="data", grade=grade, found=found, advice=advice, figures=figures)
     return CheckResult(check="data", grade=Grade.OK, found=found, figures=figures)
 
 
 def check_fsync(settings: Settings) -> CheckResult:
-    """How long a small write takes to be durable: what every ack waits for."""
+    """Measure how long a small write takes to be durable, which every ack waits for."""
     place = _existing(settings.data)
     try:
         with _file_in(place) as number:
@@ -191,23 +194,23 @@ def check_fsync(settings: Settings) -> CheckResult:
         return CheckResult(
             check="fsync",
             grade=Grade.FAIL,
-            found=f"a write in {place} cannot be made durable: {error.strerror or error}",
+            found=f"cannot sync a file in {place}: {error.strerror or error}",
             advice="choose a directory on a local disk with --data",
         )
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
     figures = {"p50_ms": round(p50, 3), "p99_ms": round(p99, 3)}
-    found = f"{p50:.2f} ms in the middle, {p99:.2f} ms at the 99th percentile"
+    found = f"median {p50:.2f} ms, 99th percentile {p99:.2f} ms"
     if _is_memory(place):
-        advice = "this directory is in memory: nothing in it survives a restart; choose a disk with --data"
+        advice = "this directory is in memory and does not survive a restart; choose one on a disk with --data"
         return CheckResult(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
     if p50 > SLOW_MS:
-        advice = f"an ack takes at least {p50:.0f} ms here; batches and many producers at once make up for it"
+        advice = f"an ack takes at least {p50:.0f} ms here; use larger batches or more producers for throughput"
         return CheckResult(check="fsync", grade=Grade.WARN, found=found, advice=advice, figures=figures)
     return CheckResult(check="fsync", grade=Grade.OK, found=found, figures=figures)
 
 
 def check_clock(settings: Settings) -> CheckResult:
-    """Whether the wall clock, the file system's and the monotonic clock go together."""
+    """Check that the wall clock, the file system's clock and the monotonic clock agree."""
     place = _existing(settings.data)
     wall, steady = time.time(), time.monotonic()
     try:
@@ -215,19 +218,19 @@ def check_clock(settings: Settings) -> CheckResult:
             os.write(number, b"sulina")
             apart = os.fstat(number).st_mtime - time.time()
     except OSError:
-        apart = 0.0  # the check of the directory says so
+        apart = 0.0  # check_data reports this
     time.sleep(0.05)
     jump = (time.time() - wall) - (time.monotonic() - steady)
     figures = {"file_system_seconds": round(apart, 3), "jump_seconds": round(jump, 6)}
-    advice = "let a time service set the clock: timestamps, retention by age and leases go by it"
+    advice = "set the clock by a time service (NTP): timestamps, retention by age and leases depend on it"
     if time.gmtime(wall).tm_year < 2024:
-        found = f"it is not {time.strftime('%Y-%m-%d', time.gmtime(wall))}"
+        found = f"the clock is wrong: it shows {time.strftime('%Y-%m-%d', time.gmtime(wall))}"
         return CheckResult(check="clock", grade=Grade.FAIL, found=found, advice=advice, figures=figures)
     if abs(apart) > CLOCK_SECONDS_MAX:
-        found = f"the file system's clock is {apart:+.1f} s from this machine's"
+        found = f"the file system's clock differs from this machine's by {apart:+.1f} s"
         return CheckResult(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
     if abs(jump) > 0.02:
-        found = f"the wall clock went {1000 * jump:+.0f} ms from the monotonic one within a moment"
+        found = f"the wall clock jumped by {1000 * jump:+.0f} ms during the check"
         return CheckResult(check="clock", grade=Grade.WARN, found=found, advice=advice, figures=figures)
     return CheckResult(
         check="clock", grade=Grade.OK, found="wall, file system and monotonic clock agree", figures=figures
@@ -235,7 +238,7 @@ def check_clock(settings: Settings) -> CheckResult:
 
 
 def check_port(settings: Settings) -> CheckResult:
-    """Whether the port is free, or a node answers there."""
+    """Check that the port is free, or that a node answers there."""
     address = address_text(settings.http_host, settings.http_port)
     family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -252,16 +255,16 @@ def check_port(settings: Settings) -> CheckResult:
         check="port",
         grade=Grade.FAIL,
         found=f"cannot listen on {address}: {reason}",
-        advice="end what uses it, or choose another with --http; port 0 takes any that is free",
+        advice="stop the process that uses it, or choose another address with --http (port 0 picks a free port)",
     )
 
 
 def check_open_files(settings: Settings) -> CheckResult:
-    """How many files and connections a process may have open."""
+    """Check how many files and connections a process may have open."""
     try:
         import resource
     except ImportError:
-        return CheckResult(check="open files", grade=Grade.OK, found="no limit is known on this system")
+        return CheckResult(check="open files", grade=Grade.OK, found="this system has no known limit")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a node takes what the system grants
     if most == resource.RLIM_INFINITY:
         return CheckResult(check="open files", grade=Grade.OK, found="no limit")
@@ -278,17 +281,17 @@ def check_open_files(settings: Settings) -> CheckResult:
 
 
 def check_java(_settings: Settings) -> CheckResult:
-    """Spark needs Java; nothing else does."""
+    """Check for a Java version that Spark runs on; nothing else needs Java."""
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else "java"
-    advice = f"only Spark needs it: install Java {' or '.join(map(str, JAVA_VERSIONS))} to use sulina.spark"
+    advice = f"install Java {' or '.join(map(str, JAVA_VERSIONS))} for Spark (sulina.spark); nothing else needs it"
     try:
         told = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return CheckResult(check="java", grade=Grade.WARN, found="there is none", advice=advice)
+        return CheckResult(check="java", grade=Grade.WARN, found="not found", advice=advice)
     version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', told.stderr + told.stdout)
     if version is None:
-        return CheckResult(check="java", grade=Grade.WARN, found="its version is not known", advice=advice)
+        return CheckResult(check="java", grade=Grade.WARN, found="version unknown", advice=advice)
     number = int(version[1])
     found = f"Java {version[1]}{version[2]}"
     if number not in JAVA_VERSIONS:
@@ -308,7 +311,7 @@ CHECKS: list[Callable[[Settings], CheckResult]] = [
 
 
 def _existing(data: str) -> Path:
-    """The directory, or the nearest one above it that exists: where it would be made."""
+    """Return the directory, or the nearest existing one above it."""
     place = Path(data).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -317,7 +320,7 @@ def _existing(data: str) -> Path:
 
 @contextmanager
 def _file_in(place: Path) -> Iterator[int]:
-    """A file to try things on, gone afterwards."""
+    """Yield the descriptor of a temporary file."""
     number, name = tempfile.mkstemp(prefix=".sulina-doctor-", dir=place)
     try:
         yield number
@@ -327,7 +330,7 @@ def _file_in(place: Path) -> Iterator[int]:
 
 
 def _sync_times(number: int) -> list[float]:
-    """Milliseconds of each round, sorted."""
+    """Return the milliseconds of each write and sync, sorted."""
     sync = getattr(os, "fdatasync", os.fsync)
     block = os.urandom(FSYNC_BYTES)
     times: list[float] = []
@@ -341,7 +344,7 @@ def _sync_times(number: int) -> list[float]:
 
 
 def _is_memory(place: Path) -> bool:
-    """Whether the file system that holds the directory is in memory."""
+    """Return whether the directory is on a file system in memory."""
     if not sys.platform.startswith("linux"):
         return False
     try:

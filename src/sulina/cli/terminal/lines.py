@@ -1,4 +1,4 @@
-"""Lines of a stream that blocks, for a loop that does not: a thread reads ahead, as far as it may."""
+"""Lines of standard input or a file, read ahead by a thread so that the event loop never blocks."""
 
 import asyncio
 import contextlib
@@ -27,11 +27,15 @@ class InputLines:
         self._changed = threading.Condition()  # guards all of the above
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        # A daemon: a terminal that says nothing more must not keep the process alive.
+        # A daemon: a terminal without further input must not keep the process alive.
         threading.Thread(target=self._read, name="produce-input", daemon=True).start()
 
     async def take(self, most: int) -> list[bytes]:
-        """What there is, at least one line, about `BATCH_BYTES` at most; empty at the end. InvalidInput."""
+        """Return the lines that have been read: at least one, about `BATCH_BYTES` at most, none at the end.
+
+        Raises:
+            InvalidInput: the input cannot be read, or has a line that is too long.
+        """
         while True:
             self._news.clear()
             with self._changed:
@@ -44,7 +48,7 @@ class InputLines:
         return got
 
     def stop(self) -> None:
-        """Nothing more will be taken."""
+        """Stop reading."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -65,13 +69,13 @@ class InputLines:
                 if not self._put(line.removesuffix(b"\r")):
                     return
         except (OSError, ValueError) as error:
-            self._error = InvalidInput(f"the input cannot be read: {error}")
+            self._error = InvalidInput(f"cannot read the input: {error}")
         with self._changed:
             self._is_over = True
         self._tell()
 
     def _put(self, line: bytes) -> bool:
-        """False when nobody wants it any more."""
+        """Add a line, and return whether more are wanted."""
         with self._changed:
             while self._ahead_bytes > READ_AHEAD_BYTES and not self._is_over:
                 self._changed.wait()
@@ -88,7 +92,11 @@ class InputLines:
 
 
 def split(stream: FileIO) -> Iterator[bytes]:
-    """The lines of a stream, without their ends. ValueError for one that is too long."""
+    """Yield the lines of a stream without their line ends.
+
+    Raises:
+        ValueError: a line is longer than `LINE_BYTES_MAX`.
+    """
     pieces: list[bytes] = []
     size_bytes = 0
     while chunk := stream.read(CHUNK_BYTES):
@@ -96,7 +104,7 @@ def split(stream: FileIO) -> Iterator[bytes]:
         pieces.append(first)
         size_bytes += len(first)
         if size_bytes > LINE_BYTES_MAX:
-            raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes; --whole sends all as one record")
+            raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes; use --whole to publish it as one record")
         if others:
             yield b"".join(pieces)
             yield from others[:-1]

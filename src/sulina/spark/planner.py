@@ -1,4 +1,7 @@
-"""What a driver decides: from options and logs to offsets, and from offsets to tasks. Nothing is read here."""
+"""Planner of scans and streams, in the driver: from options and a catalogue to offsets, from offsets to tasks.
+
+No record is read here.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,13 +10,13 @@ from sulina.core.log.position import At, Position
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.filters import Bounds
-from sulina.spark.logs import Logs, checked_offset, open_logs
+from sulina.spark.log_catalogue import LogCatalogue, checked_offset, open_catalogue
 from sulina.spark.options import ReadOptions
 from sulina.spark.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 Offsets = dict[PartitionName, Offset]
-Epochs = Mapping[PartitionName, Epoch]  # of the logs in which everything before some offsets was read
+Epochs = Mapping[PartitionName, Epoch]  # the epoch in which everything before an offset was read
 JsonOffsets = Mapping[str, Mapping[str, int | str]]
 Tasks = list[tuple[Range, ...]]
 NO_EPOCHS: Epochs = {}
@@ -24,7 +27,7 @@ class Planner:
     """Plans one scan or stream. Lives in the driver."""
 
     options: ReadOptions
-    logs: Logs
+    logs: LogCatalogue
     _reached: set[Version] = field(default_factory=set)  # versions that some partition is known to have come to
 
     @classmethod
@@ -35,7 +38,7 @@ class Planner:
             InvalidSettings: the location cannot be one.
             Disconnected: no broker answers.
         """
-        return cls(options, open_logs(options.place, options.topics))
+        return cls(options, open_catalogue(options.location, options.topics))
 
     # A scan
 

@@ -1,4 +1,8 @@
-"""What a driver asks before anything is read: which partitions there are, what they hold, and where positions are."""
+"""Catalogue of the logs of some topics: what a driver asks before anything is read.
+
+It says which partitions exist, which offsets they hold, where those are stored, and which offset a position means. The
+bytes themselves come from a `ByteSource` (byte_source.py), in executors.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,21 +17,21 @@ from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.position import At, Position
 from sulina.core.topic import DeliveryGuarantee, Schema
 from sulina.errors import InvalidName, InvalidSettings, NotReliable, OffsetOutOfRange, TopicNotFound, VersionNotRetained
+from sulina.spark.byte_source import ByteSource, open_directory, open_shared
 from sulina.spark.clients import client_of
 from sulina.spark.commit_feed import COMMITS_AT_ONCE
-from sulina.spark.options import Place
+from sulina.spark.options import LogLocation
 from sulina.spark.scan import Piece, Range, Span, TopicChoice, cut
-from sulina.spark.sources import Source, open_directory, open_shared
 from sulina.storage.archive import COMMITS_FOLDER, Archive
 from sulina.storage.commit_log import CommitLog
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 from sulina.wire.messages import PartitionInfo, TopicInfo
 
-SMALL_BYTES = 8 << 20  # of what an owner has on disk and an archive too: then the owner is asked, it is quicker
+SMALL_BYTES = 8 << 20  # up to this size an owner is asked for what is archived too, which is quicker
 FROM_BROKERS = "none"
 
 
-class Logs(Protocol):
+class LogCatalogue(Protocol):
     """The catalogue of the logs of some topics, as they are now."""
 
     def partitions(self) -> list[PartitionName]:
@@ -74,7 +78,7 @@ class Logs(Protocol):
         ...
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
-        """Yield every commit that is kept, oldest first, read afresh. Missing ones are skipped.
+        """Yield every commit that is kept, oldest first, without a cache. Missing ones are skipped.
 
         Raises:
             CorruptCommit: one is damaged.
@@ -85,35 +89,37 @@ class Logs(Protocol):
         """Return the schema of a topic's values; None: it is not known here."""
         ...
 
-    def source(self) -> Source:
+    def source(self) -> ByteSource:
         """Return the source from which executors read bytes."""
         ...
 
 
-def open_logs(place: Place, topics: TopicChoice) -> Logs:
+def open_catalogue(location: LogLocation, topics: TopicChoice) -> LogCatalogue:
     """Open the catalogue of some topics.
 
     Raises:
         InvalidSettings: the location cannot be one.
         Disconnected: no broker answers.
     """
-    if place.url is not None:
-        return BrokerLogs(place, topics)
-    assert place.path is not None
-    return FileLogs(place.path, place.objects_endpoint, topics)
+    if location.url is not None:
+        return BrokerCatalogue(location, topics)
+    assert location.path is not None
+    return FileCatalogue(location.path, location.objects_endpoint, topics)
 
 
-def common_schema(logs: Logs) -> Schema:
+def common_schema(logs: LogCatalogue) -> Schema:
     """Return the one schema that the values of all topics have.
 
     Raises:
-        InvalidSettings: there is none, or several.
+        InvalidSettings: no topic has a schema that is known here, or the topics have several.
     """
     topics = {name.topic for name in logs.partitions()}
     found = {schema.fingerprint: schema for topic in topics if (schema := logs.schema(topic)) is not None}
     if len(found) != 1:
-        what = "that is known to brokers only: say url" if not found else "its topics have several"
-        raise InvalidSettings(f"to decode values needs the schema of their topic, and {what}")
+        reason = (
+            "no topic has one that is known here: set url, brokers know schemas" if not found else "there are several"
+        )
+        raise InvalidSettings(f"values can be decoded only by one schema of their topics, and {reason}")
     return next(iter(found.values()))
 
 
@@ -128,23 +134,29 @@ def checked_offset(offset: int, start: Offset, end: Offset) -> Offset:
     return Offset(offset)
 
 
-class BrokerLogs:
+class BrokerCatalogue:
     """A catalogue that asks a broker, and the archive for what is in it."""
 
-    def __init__(self, place: Place, topics: TopicChoice) -> None:
-        assert place.url is not None
-        self._url, self._topics = place.url, topics
-        self._client = client_of(place.url)
+    def __init__(self, location: LogLocation, topics: TopicChoice) -> None:
+        assert location.url is not None
+        self._url, self._topics = location.url, topics
+        self._client = client_of(location.url)
         self._known: dict[TopicName, TopicInfo] = {}
         self._archives: dict[PartitionName, Archive] = {}
-        self._objects, self._endpoint = place.objects, place.objects_endpoint
+        self._objects, self._endpoint = location.objects, location.objects_endpoint
         if self._objects is None:
             node = self._client.info()
-            self._objects, self._endpoint = node.objects, place.objects_endpoint or node.objects_endpoint
+            self._objects, self._endpoint = node.objects, location.objects_endpoint or node.objects_endpoint
         elif self._objects == FROM_BROKERS:
             self._objects = None
 
     def partitions(self) -> list[PartitionName]:
+        """Ask the broker which partitions exist.
+
+        Raises:
+            TopicNotFound: a topic that is named does not exist.
+            NotReliable: a topic that is named has no log.
+        """
         names = self._topics.names
         if names is None:
             found = [info for info in self._client.topics() if self._topics.has(TopicName.parse(info.topic))]
@@ -200,6 +212,11 @@ class BrokerLogs:
         return Offset(self._client.locate(partition.topic, position, partition.partition))
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
+        """Ask the owner where the log ended at a version.
+
+        Raises:
+            VersionNotRetained: the version is gone, or not there yet.
+        """
         found = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
         if not found:
             current = min(self._partition(partition).version, version - 1)  # it may have come since
@@ -225,8 +242,8 @@ class BrokerLogs:
         info = self._known.get(topic) or self._client.topic(topic)
         return info.settings.value_schema
 
-    def source(self) -> Source:
-        return Source(
+    def source(self) -> ByteSource:
+        return ByteSource(
             url=self._url,
             objects=self._objects,
             objects_endpoint=self._endpoint,
@@ -259,7 +276,7 @@ def _piece(stored: SegmentRef, start: int, end: int) -> Piece:
     return Piece(Offset(max(start, stored.base)), Offset(min(end, stored.next_offset)), stored.size, stored)
 
 
-class FileLogs:
+class FileCatalogue:
     """A catalogue without a broker: from an archive (a bucket or a directory), or from a data directory."""
 
     def __init__(self, path: str, endpoint: str | None, topics: TopicChoice) -> None:
@@ -272,6 +289,11 @@ class FileLogs:
         self._topic_ids: dict[TopicName, str] = {}
 
     def partitions(self) -> list[PartitionName]:
+        """List the partitions that have files.
+
+        Raises:
+            TopicNotFound: a topic that is named has none.
+        """
         found = {name: topic_id for name, topic_id in self._found() if self._topics.has(name.topic)}
         for topic in self._topics.names or ():
             if not any(name.topic == topic for name in found):
@@ -406,8 +428,8 @@ class FileLogs:
     def schema(self, topic: TopicName) -> Schema | None:
         return None
 
-    def source(self) -> Source:
-        return Source(
+    def source(self) -> ByteSource:
+        return ByteSource(
             objects=self._url if self._directory is None else None,
             objects_endpoint=self._endpoint,
             directory=self._directory,

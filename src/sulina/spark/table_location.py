@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
 from sulina.errors import InvalidSettings
-from sulina.spark.sources import open_shared
+from sulina.spark.byte_source import open_shared
 from sulina.storage.objects import Objects, open_objects
 
 LOG_FOLDER = "_delta_log"
@@ -18,35 +18,39 @@ _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az"}
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlace:
+class TableLocation:
     """The root of a table. Pickled with every task."""
 
     uri: str  # as `open_objects` takes it
     endpoint: str | None = None
 
     @classmethod
-    def parse(cls, path: str | None, endpoint: str | None = None) -> "TablePlace":
+    def parse(cls, path: str | None, endpoint: str | None = None) -> "TableLocation":
         """Read a path or URL. The store is not asked yet.
 
         Raises:
             InvalidSettings: no table can be there.
         """
         if path is None or not path.strip():
-            raise InvalidSettings("say where the table is: .load(PATH), .save(PATH), .start(PATH) or option path")
+            raise InvalidSettings(
+                "the location of the table is missing: use .load(PATH), .save(PATH), .start(PATH) or option path"
+            )
         parts = urlsplit(path)
         if parts.scheme in _SCHEMES and parts.netloc:
             uri = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"
         elif parts.scheme == _FILE:
             uri = _file_uri(unquote(parts.path))
         elif "://" in path:
-            raise InvalidSettings(f"{path} is no place for a table: say s3://BUCKET/PREFIX, gs://, az:// or a path")
+            raise InvalidSettings(
+                f"{path} is not the location of a table: use s3://BUCKET/PREFIX, gs://, az:// or a path"
+            )
         else:
             uri = _file_uri(path)
         if "%" in (unquote(uri) if uri.startswith(_FILE) else uri):
             raise InvalidSettings(f"{path} has a percent sign, which the Delta library does not find again: rename it")
-        place = cls(uri, endpoint)
-        place.objects()
-        return place
+        location = cls(uri, endpoint)
+        location.objects()
+        return location
 
     def objects(self) -> Objects:
         """Open the store of the data files. Connections to a bucket are shared by a process."""
@@ -60,7 +64,7 @@ class TablePlace:
         return unquote(urlsplit(self.uri).path) if self.uri.startswith(_FILE) else None
 
     @property
-    def location(self) -> str:
+    def path_or_uri(self) -> str:
         """Return the location for delta-rs and for messages."""
         return self.directory or self.uri
 

@@ -1,7 +1,7 @@
-"""How executors get at the bytes of a range: from its owner, from an archive, or from a data directory.
+"""Source of the bytes of ranges, for executors: the owner of a partition, an archive, or a data directory.
 
-A `Source` is pickled with every task. Nothing is ever written here. Whoever reads files reads what is committed and
-nothing else, whether a broker runs or not, and every byte is checked.
+A `ByteSource` is pickled with every task. Nothing is ever written here. A reader of files reads what is
+committed and nothing else, whether a broker runs or not, and checks every byte.
 """
 
 from collections.abc import Mapping
@@ -57,14 +57,14 @@ class RangeReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where the bytes of some topics are. Pickled with every task."""
+class ByteSource:
+    """Opens readers of ranges where the bytes of some topics are stored. Pickled with every task."""
 
     url: str | None = None
     objects: str | None = None
     objects_endpoint: str | None = None
     directory: str | None = None
-    topic_ids: Mapping[TopicName, str] = field(default_factory=dict)  # of those in the archive
+    topic_ids: Mapping[TopicName, str] = field(default_factory=dict)  # for topics in the archive
 
     def open(self, wanted: Range, *, is_fresh: bool = False) -> RangeReader:
         """Read a range that was planned on this source; if it is to be fresh, nothing comes from a cache."""
@@ -134,7 +134,7 @@ class _AtBroker:
 
 
 class _InArchive:
-    """Objects of an archive, as they were when the scan was planned; merged ones are found again."""
+    """Reads objects of an archive, as they were when the scan was planned; merged ones are found again."""
 
     def __init__(self, archive: Archive, wanted: Range) -> None:
         slices = wanted.stored
@@ -156,7 +156,7 @@ class _InArchive:
 
 
 class _InDirectory:
-    """Segments of a data directory. The files may be gone by now: then retention has taken them."""
+    """Reads segments of a data directory. A file that is gone by now was removed by retention."""
 
     def __init__(self, directory: str, wanted: Range) -> None:
         self._log = open_directory(directory, wanted.partition)

@@ -1,4 +1,4 @@
-"""From the bytes of ranges to Arrow batches with the columns of a topic."""
+"""Arrow batches of the records of ranges, with the columns of a topic. Runs in executors."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,17 +12,17 @@ from sulina.core.records.batch import BatchHeader, split
 from sulina.core.records.columns import decode_columns, origins
 from sulina.core.records.record_columns import SCHEMA
 from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange
+from sulina.spark.byte_source import ByteSource, RangeReader
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.decoding import Decoder, Mode
 from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.scan import Range
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
-from sulina.spark.sources import RangeReader, Source
 from sulina.types import Offset, PartitionName, Version
 
 
 def read_ranges(
-    source: Source,
+    source: ByteSource,
     wanted: Sequence[Range],
     columns: Sequence[str],
     *,
@@ -98,7 +98,7 @@ def _check_whole(
 
 
 def _checked(data: memoryview, partition: PartitionName) -> list[BatchHeader]:
-    """Yield the headers of batches, each checked.
+    """Return the headers of batches whose checksums are right.
 
     Raises:
         CorruptSegment: one is not what was written.
@@ -172,7 +172,7 @@ def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) ->
 
 
 class _Versions:
-    """Which commit brought which offsets. What is no longer kept is null."""
+    """Looks up the version of the commit that added an offset; null where the commit is no longer kept."""
 
     def __init__(self, reader: RangeReader, start: Offset) -> None:
         self._reader = reader

@@ -257,7 +257,7 @@ class DirectoryLog:
         self.commits.limit(options.memory)
 
     def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
-        batches = _placed(plan, appends, self.epoch)
+        batches = placed_batches(plan, appends, self.epoch)
         operations = plan.operations
         started = self._clock.monotonic()
         prepared = self.commits.prepare(operations, epoch=self.epoch)
@@ -494,7 +494,7 @@ def _holding(view: View, offset: Offset) -> SegmentRef:
     return view.segments[low]
 
 
-def _placed(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
+def placed_batches(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
     """Return the batches of a plan with their bytes: stamped with offset and epoch, otherwise unchanged."""
     placed: list[PlacedBatch] = []
     start, data = 0, memoryview(b"")

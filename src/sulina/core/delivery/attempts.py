@@ -273,7 +273,7 @@ class NodeAttempts:
     # Answers of subscribers
 
     def acked(self, handle: int, attempt: int, now: float) -> list[SendReport]:
-        """Record that a subscriber has acked a batch; an ack that comes too late only counts as late."""
+        """Note that a subscriber has acked a batch; an ack that comes too late only counts as late."""
         subscriber = self._subscribers.get(handle)
         if subscriber is None or attempt not in subscriber.pending:
             self.late_acks += 1
@@ -302,13 +302,13 @@ class NodeAttempts:
         return reports
 
     def failed(self, handle: int, attempt: int, reason: str, now: float) -> list[SendReport]:  # noqa: ARG002
-        """Record that a subscriber has failed to handle a batch; ignored if it does not have it any more."""
+        """Note that a subscriber has failed to handle a batch; ignored if it does not have it any more."""
         if not self.holds(handle, attempt):
             return []
         return self._break(handle, DeliveryStatus.OTHER_ERROR, reason)
 
     def disconnected(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
-        """Record that the connection of a subscriber is lost; it may be added again, and keeps its position."""
+        """Note that the connection of a subscriber is lost; it may be added again, and keeps its position."""
         return self._break(handle, DeliveryStatus.SUBSCRIBER_UNREACHABLE, "its connection was lost")
 
     def tick(self, now: float) -> list[SendReport]:

@@ -86,7 +86,7 @@ class FanOutPositions:
         return lost
 
     def _place(self, group: Group) -> None:
-        """Queue a group at its offset, or set it aside."""
+        """Add a group to the queue at its offset, or set it aside."""
         if self._is_full(group.unreported, group.unreported_bytes):
             self._put_aside(group)
             return

@@ -215,9 +215,9 @@ def check_records(buffer: Bytes, headers: Sequence[BatchHeader], limits: BatchLi
         if not are_worth_it(header.record_count, loaded=_RECORDS_MIN_WITH_KERNELS, unloaded=_RECORDS_MIN_FOR_KERNELS):
             newest = max(delta for delta, *_ in walk(body, header)) + header.base_timestamp
         else:
-            from sulina.core.records import _kernels
+            from sulina.core.records import kernels
 
-            newest = _kernels.check(body, header)
+            newest = kernels.check(body, header)
         if newest != header.max_timestamp:
             raise InvalidBatch(
                 f"record batch has newest timestamp {header.max_timestamp} by its header, but it is {newest}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sulina.core.records import _kernels as kernels
+from sulina.core.records import kernels
 from sulina.core.records.batch import (
     DEFAULT_LIMITS,
     HEADER_BYTES,

@@ -24,23 +24,7 @@ QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(\))?")
 MODULE_PATH = re.compile(r"([a-z]\w*)(?:/[a-z_]\w*)+/?")
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
-FILE_ENDINGS = (
-    "py",
-    "md",
-    "toml",
-    "json",
-    "jsonl",
-    "log",
-    "index",
-    "lock",
-    "txt",
-    "yml",
-    "yaml",
-    "sock",
-    "html",
-    "db",
-    "proto",
-)
+FILE_ENDINGS = re.compile(r"py|md|toml|jsonl?|log|index|lock|txt|ya?ml|sock|html|db|proto")
 SERVICE = "S3"  # the object store, which is no promise of ours
 # Files of users, in examples.
 USERS_FILES = frozenset({"app.py", "job.py", "main.py"})
@@ -78,11 +62,11 @@ class References:
         yield from (f"{found[0]!r} is a document that readers do not have" for found in ELSEWHERE.finditer(line))
         for found in FILE.findall(line):
             if not self._has_file(found, folder):
-                yield f"{found} is no file"
+                yield f"{found} is not a file of the project"
         for quoted in QUOTED.findall(line):
             if (path := MODULE_PATH.fullmatch(quoted)) and path[1] in self.packages and not self._has_module(quoted):
-                yield f"`{quoted}` is no module"
-            if DOTTED.fullmatch(quoted) and quoted.rpartition(".")[2] not in FILE_ENDINGS:
+                yield f"`{quoted}` is not a module"
+            if DOTTED.fullmatch(quoted) and not FILE_ENDINGS.fullmatch(quoted.rpartition(".")[2]):
                 yield from self._dead_name(quoted.removesuffix("()"), module)
 
     def _has_file(self, path: str, folder: str) -> bool:

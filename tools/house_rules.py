@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +27,25 @@ NOT_TOLD = {"AssertionError", "NotImplementedError", "StopIteration", "StopAsync
 # Verbs that docstrings begin with, in the imperative. A verb that is missing is added to the file.
 VERBS = frozenset((Path(__file__).parent / "docstring_verbs.txt").read_text(encoding="utf-8").split())
 ALSO_NOUNS = frozenset(
-    {"batch", "list", "map", "match", "name", "number", "order", "page", "place", "record", "set", "state", "stream"}
+    {
+        "batch",
+        "list",
+        "map",
+        "match",
+        "name",
+        "number",
+        "order",
+        "page",
+        "place",
+        "queue",
+        "record",
+        "set",
+        "state",
+        "stream",
+    }
     | {"type"}
 )
+ARTICLES = frozenset({"a", "an", "the", "this", "every", "each", "no", "all", "one"})
 OTHER_STARTS = frozenset({"called"})  # for methods that others call: "Called when the connection is lost."
 
 
@@ -156,11 +172,14 @@ def begins_with_verb(text: str) -> bool:
     words = re.findall(r"[\w'`-]+", text.splitlines()[0]) if text.strip() else []
     if not words or not words[0].isalpha():
         return False
-    first, following = words[0].lower(), words[1].lower() if len(words) > 1 else ""
+    first, following, third = (*(word.lower() for word in words[:3]), "", "")[:3]
     if first in OTHER_STARTS:
         return True
     if first in VERBS:
-        return not (first in ALSO_NOUNS and following in ("of", "that", "and", "for", "in"))
+        is_clause = (
+            following == "that" and third in ARTICLES
+        )  # "Record that a batch is stored", not "Record that is stored"
+        return is_clause or not (first in ALSO_NOUNS and following in ("of", "that", "and", "for", "in"))
     return any(base in VERBS and base not in ALSO_NOUNS for base in _base_forms(first))
 
 
@@ -197,29 +216,36 @@ def docstrings_with_bad_start(source: Source) -> list[Finding]:
     ]
 
 
-# What a class of the standard library calls public, in spite of its underscore; and `os._exit`.
-NOT_PRIVATE = frozenset({"_asdict", "_fields", "_make", "_replace", "_exit"})
+# Public methods of named tuples, in spite of the underscore.
+NOT_PRIVATE = frozenset({"_asdict", "_fields", "_make", "_replace"})
 OWN = frozenset({"self", "cls"})
+OUR_PACKAGES = frozenset({"sulina", "tests", "tools", "benchmarks"})
 MAYBE_PRIVATE = re.compile(
     r"(?<!\bself)(?<!\bcls)\._[A-Za-z]|, \"_[A-Za-z]|import .*\b_[A-Za-z]|^    _[A-Za-z]\w*,$", re.MULTILINE
 )
 
 
-def private_attributes(texts: dict[str, str]) -> list[Finding]:
-    """Find the private attributes of other objects that a module uses, replaces or imports, but for a test's own."""
+def private_attributes(texts: dict[str, str], modules: Container[str] = ()) -> list[Finding]:
+    """Find the private attributes of other objects that a module uses, replaces or imports.
+
+    Those of a library's modules and classes do not count: it may have no public way. Nor do private `modules` of ours.
+    """
     return [
         Finding(f"{name}:{line}", what)
         for name, text in texts.items()
         if MAYBE_PRIVATE.search(text)  # parsing takes longer than everything else
         for line, what in sorted({*_private(ast.parse(text))})
+        if what.rpartition(".")[2] not in modules
     ]
 
 
 def _private(module: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(module):
+    nodes = [*ast.walk(module)]
+    exempt = OWN.union(*map(_imported_from_libraries, nodes))
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             owner = node.value
-            if not (isinstance(owner, ast.Name) and owner.id in OWN) and not _is_super(owner):
+            if not (isinstance(owner, ast.Name) and owner.id in exempt) and not _is_super(owner):
                 yield node.lineno, f"{ast.unparse(owner)}.{node.attr}"
         elif isinstance(node, ast.Call) and len(node.args) > 1 and _is_setattr(node.func):
             name = node.args[1]
@@ -227,6 +253,12 @@ def _private(module: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{ast.unparse(node.args[0])}.{name.value}"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sulina"):
             yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names if _is_private(name.name))
+
+
+def _imported_from_libraries(node: ast.AST) -> Iterator[str]:
+    is_ours = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUR_PACKAGES
+    if isinstance(node, ast.Import | ast.ImportFrom) and not is_ours:
+        yield from (alias.asname or alias.name for alias in node.names if alias.name.split(".")[0] not in OUR_PACKAGES)
 
 
 def _is_private(name: str) -> bool:

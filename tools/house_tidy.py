@@ -33,7 +33,7 @@ def findings(tree: Path, source: Source | None = None) -> dict[str, list[Finding
         RAISES: rules.functions_that_raise(source)[1],
         WORDS: [found for lines in rules.words_to_avoid(source.texts | documents).values() for found in lines],
         REFERENCES: [*references.dead(source.texts, is_code=True), *references.dead(present, is_code=False)],
-        PRIVATE: rules.private_attributes(tests_of(tree)),
+        PRIVATE: rules.private_attributes(tests_of(tree), {Path(name).stem for name in source.modules}),
     }
 
 

@@ -126,7 +126,7 @@ async def test_u2_how_far_an_unload_has_come_outlives_its_owners_process() -> No
 
 
 @in_virtual_time
-async def test_a_wish_that_changed_while_it_was_carried_out_is_heard() -> None:
+async def test_a_request_that_changed_while_it_was_carried_out_is_heard() -> None:
     async with World() as world:
         a, b, name = await one_served(world)
         await world.join("c")

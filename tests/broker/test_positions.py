@@ -64,7 +64,7 @@ async def test_u10_a_position_with_an_epoch_is_found_where_the_log_goes_on(clien
 async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given_up(node: Node, client: Client) -> None:
     await client.create_subscription(TOPIC, "s", start="earliest")
     subscription = node.broker.topic_named(str(TOPIC)).subscriptions["s"]
-    cursor = subscription._cursors[0]
+    cursor = subscription.cursors[0]
     assert (cursor.offset, cursor.epoch) == (0, 7)
     stored = Cursor(2, epoch=0)
     stored.ack(3, 8)
@@ -72,7 +72,7 @@ async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given
     async with client.subscribe(TOPIC, "s") as messages:
         assert [(await anext(messages)).offset for _ in range(7)] == [2, *range(4, 10)]
     await client.seek(TOPIC, "s", "offset:8@0")
-    cursor = subscription._cursors[0]
+    cursor = subscription.cursors[0]
     assert (cursor.offset, cursor.epoch) == (4, 7)
 
 

@@ -12,33 +12,33 @@ PARTITION = PartitionName(TOPIC, 0)
 
 
 class World:
-    """One endpoint, what it sends, and what its subscriber is given."""
+    """The subscribers of one node, what it sends, and what a subscriber is given."""
 
     def __init__(self, *, is_reliable: bool) -> None:
         self.sent: list[tuple[str, AnyPeerFrame]] = []
         self.given: list[SubscriberDelivery] = []
         self.removed: list[SulinaError] = []
-        self.endpoint = NodeSubscribers(PubSubConfig(), send=self._send, clock=VirtualClock())
+        self.subscribers = NodeSubscribers(PubSubConfig(), send=self._send, clock=VirtualClock())
         self.subscriber = self._attach()
         self.subscriber.partitions = [PARTITION]
-        self.endpoint.joined(PARTITION, "a", self.subscriber, 0 if is_reliable else None)
+        self.subscribers.joined(PARTITION, "a", self.subscriber, 0 if is_reliable else None)
 
     def _send(self, node: str, frame: AnyPeerFrame) -> bool:
         self.sent.append((node, frame))
         return True
 
     def _attach(self) -> LocalSubscriber:
-        return self.endpoint.attach(TOPIC, "s", self.given.append, self.removed.append)
+        return self.subscribers.attach(TOPIC, "s", self.given.append, self.removed.append)
 
     def deliver(self, attempt: int, start: int, fence: Fence, owner: str = "a") -> None:
         """One record, at its offset."""
         packed = pack_handles([self.subscriber.handle])
         frame = DeliverBatch(str(TOPIC), 0, fence, attempt, start, start + 1, packed, memoryview(b"x"))
-        self.endpoint.deliver(owner, PARTITION, frame)
+        self.subscribers.deliver(owner, PARTITION, frame)
 
     def ack_all(self) -> None:
         for number in list(self.subscriber.given):
-            self.endpoint.acked(self.subscriber, number)
+            self.subscribers.acked(self.subscriber, number)
 
     @property
     def reports(self) -> list[Reported]:
@@ -87,6 +87,6 @@ def test_what_a_subscriber_may_not_ack_any_more_is_forgotten() -> None:
     world.deliver(1, 0, (7, 100))
     world.deliver(1, 0, (8, 300), owner="b")
     assert len(world.subscriber.given) == 1  # of the new owner
-    world.endpoint.detach(world.subscriber)
+    world.subscribers.detach(world.subscriber)
     assert not world.subscriber.given
-    assert world.endpoint.position(PARTITION, world.subscriber) is None
+    assert world.subscribers.position(PARTITION, world.subscriber) is None

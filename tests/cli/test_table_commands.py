@@ -71,7 +71,7 @@ def test_s5_mistakes_are_named(table: Path, capfd: pytest.CaptureFixture[str]) -
     above = told(capfd, "table", "history", str(table.parent), "--json")
     assert above.error["code"] == "table_not_found"
     assert above.error["hint"] == "tables in this folder: orders"
-    assert "no place for a table" in told(capfd, "table", "vacuum", "ftp://x/y").err
+    assert "is not the location of a table" in told(capfd, "table", "vacuum", "ftp://x/y").err
     column = told(capfd, "table", "optimize", str(table), "--z-order", "m")
     assert "column 'm' is unknown" in column.err
     assert "names no column" in told(capfd, "table", "optimize", str(table), "--z-order", ",").err

@@ -319,4 +319,4 @@ async def test_what_is_wrong_with_a_choice_of_events_is_said(
     http: httpx.AsyncClient, broker: Broker, query: str, status: int, code: str
 ) -> None:
     refused(await http.get(f"{EVENTS}?{query}"), status, code)
-    assert not broker.events.is_heard
+    assert not broker.events.listeners

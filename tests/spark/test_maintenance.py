@@ -129,7 +129,11 @@ def test_s5_a_z_order_keeps_all_rows_and_makes_files_narrow_in_every_column(
     corner = [row for row in found.to_pylist() if row["min.x"] < 50 and row["min.y"] < 0.05]
     assert len(corner) <= 2  # the others cannot have a row of it; before, all had
     location = location_of(tmp_path)
-    for wrong, message in ((["z"], "no column 'z', only x"), (["flags"], "did you mean flag"), (["x", "X"], "twice")):
+    for wrong, message in (
+        (["z"], "'z' is unknown; the columns"),
+        (["flags"], "did you mean flag"),
+        (["x", "X"], "twice"),
+    ):
         with pytest.raises(InvalidSettings, match=message):
             optimize(location, z_order=wrong)
 

@@ -355,7 +355,7 @@ def test_s3_a_checkpoint_says_what_is_done_and_where_it_ended(tmp_path: Path, mo
     for batch in (9, 10):
         (tmp_path / "offsets" / str(batch)).write_text(f'v1\n{{"conf": {{}}}}\n{{"/d/t": {{"0": {batch}}}}}')
     monkeypatch.setattr(checkpoints, "POLL_SECONDS", 0.0)
-    with pytest.raises(BatchUnfinished, match="its batch 0, and nobody"):
+    with pytest.raises(BatchUnfinished, match="its batch 0, and no run"):
         checkpoint.wait_done(clock=itertools.count(0.0, 40.0).__next__)
     for name in ("9", "10", ".10.crc"):
         (tmp_path / "commits" / name).write_text("v1\n{}")

@@ -132,7 +132,7 @@ def test_s1_a_limit_divides_what_is_read_into_batches(
     [
         ("select 1 as value, 2 as colour", {}, "colour"),
         ("select 'x' as key", {}, "column value"),
-        ("select 'x' as value, '/default/t' as topic", {}, "say the topic once"),
+        ("select 'x' as value, '/default/t' as topic", {}, "exactly one of them is needed"),
         ("select 'x' as value, 99 as partition", {}, "partitions"),
     ],
 )

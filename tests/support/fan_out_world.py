@@ -66,7 +66,7 @@ class Home:
     attempts: NodeAttempts
     is_up: bool = False
     is_blocked: bool = False
-    is_new_life: bool = True
+    has_restarted: bool = True
     subs: dict[int, Sub] = field(default_factory=dict)
     inbox: deque[Any] = field(default_factory=deque)  # from the owner
     outbox: deque[Any] = field(default_factory=deque)
@@ -372,12 +372,12 @@ class World:
         if restarts:
             for sub in list(home.subs.values()):
                 self._end(sub)
-            home.attempts, home.is_new_life = self._attempts(), True
+            home.attempts, home.has_restarted = self._attempts(), True
 
     def _heal(self, home: Home) -> None:
         home.is_up = True
-        self._flushed(home, self.fan_out.node_up(home.name, self.now, is_new_life=home.is_new_life))
-        home.is_new_life = False
+        self._flushed(home, self.fan_out.node_up(home.name, self.now, has_restarted=home.has_restarted))
+        home.has_restarted = False
         for sub in home.subs.values():
             self._join(home, sub)
 

@@ -42,9 +42,9 @@ class EventStream:
         self.emit_unlogged(type_, name, **fields)
 
     @property
-    def is_heard(self) -> bool:
-        """Whether there is a listener."""
-        return bool(self._listeners)
+    def listeners(self) -> int:
+        """Number of listeners."""
+        return len(self._listeners)
 
     def emit_unlogged(self, type_: str, name: str | None, **fields: Any) -> None:
         """Pass an event to all listeners without logging it: it may happen with every batch."""

@@ -92,7 +92,7 @@ class Subscription:
         self.settings = stored.settings
         self.members = Members(stored.settings.kind)
         self.revision = stored.revision
-        self._cursors: dict[int, Cursor] = {}  # of the partitions that are served here
+        self.cursors: dict[int, Cursor] = {}  # of the partitions that are served here
         self._released: dict[int, Cursor] = {}  # of partitions that were released, as they were then
         self._context = context
         self._rules = rules
@@ -251,22 +251,22 @@ class Subscription:
             chosen = [p for p in self._context.partitions if self._is_sought(p, partition)]
             moved = {p.name.partition: Cursor(*await p.locate_with_epoch(position)) for p in chosen}
             await self._detach_all(CursorMoved(topic=str(self._context.topic), subscription=self.name))
-            former = {number: self._cursors[number] for number in moved}
-            self._cursors.update(moved)
+            former = {number: self.cursors[number] for number in moved}
+            self.cursors.update(moved)
             try:
                 await asyncio.gather(*(self._durable(number) for number in moved))
             except BaseException:
                 # It is not known what was stored: the former cursors are used, and written again.
-                self._cursors.update(former)
+                self.cursors.update(former)
                 for number, cursor in former.items():
                     self._write(number, cursor)
                 raise
 
     def _is_sought(self, partition: Partition, wanted: int | None) -> bool:
         if wanted is None:
-            return partition.name.partition in self._cursors
+            return partition.name.partition in self.cursors
         if wanted == partition.name.partition:
-            partition.place.check()
+            partition.ownership.check()
         return wanted == partition.name.partition
 
     def _check_open(self) -> None:
@@ -289,12 +289,12 @@ class Subscription:
 
     def lacks(self, number: int) -> bool:
         """Return whether the subscription has no cursor in a partition."""
-        return number not in self._cursors
+        return number not in self.cursors
 
     async def acquire(self, number: int, cursor: Cursor, *, is_moved: bool) -> None:
         """Serve a partition from now on; with `is_moved` its consumers were attached to another broker."""
         async with self._lock:
-            self._cursors[number] = cursor
+            self.cursors[number] = cursor
             self._released.pop(number, None)
             if is_moved:
                 self._moved_at = self._context.clock.monotonic()
@@ -305,7 +305,7 @@ class Subscription:
                 try:
                     await self._start()
                 except BaseException:
-                    self._cursors.pop(
+                    self.cursors.pop(
                         number, None
                     )  # the partition is acquired again, and the dispatchers are started then
                     raise
@@ -323,7 +323,7 @@ class Subscription:
 
     def follow(self, number: int, log: Log) -> None:
         """Use this log from now on. Offsets that were given up after their ack have other records, to be delivered."""
-        cursor = self._cursors.get(number)
+        cursor = self.cursors.get(number)
         if cursor is None:
             return
         former = cursor.offset
@@ -341,7 +341,7 @@ class Subscription:
     async def release(self, number: int, error: SulinaError) -> None:
         """Stop serving a partition. Consumers are detached, and attach at the next owner."""
         async with self._lock:
-            if (cursor := self._cursors.pop(number, None)) is not None:
+            if (cursor := self.cursors.pop(number, None)) is not None:
                 self._released[number] = cursor
                 if self.members.present:
                     await self._detach_all(error)
@@ -358,17 +358,17 @@ class Subscription:
         Raises:
             NotServing: it cannot be written.
         """
-        if number in self._cursors:
+        if number in self.cursors:
             await self._durable(number)
 
     async def _start(self) -> None:
         for partition in self._context.partitions:
             number = partition.name.partition
-            if number in self._dispatchers or number not in self._cursors:
+            if number in self._dispatchers or number not in self.cursors:
                 continue
             async with partition.using() as log:
                 self.follow(number, log)
-                cursor = self._cursors[number]
+                cursor = self.cursors[number]
                 dispatcher = Dispatcher(
                     partition.name, log, cursor, self.members, self._rules, self._dispatcher_context(number)
                 )
@@ -382,7 +382,7 @@ class Subscription:
             await asyncio.wait(tasks)
 
     def _dispatcher_context(self, number: int) -> DispatcherContext:
-        cursor, place = self._cursors[number], self._context.partitions[number].place
+        cursor, ownership = self.cursors[number], self._context.partitions[number].ownership
 
         async def dead_letter(records: Sequence[Record], attempts: int) -> None:
             await self._context.dead_letter(self.name, number, records, attempts)
@@ -392,7 +392,7 @@ class Subscription:
             metrics=self._context.metrics,
             dead_letter=dead_letter,
             changed=lambda: self._write(number, cursor),
-            may_send=partial(place.may_ack, place.revision),
+            may_send=partial(ownership.may_ack, ownership.revision),
             members_changed=self.wake,
         )
 
@@ -425,19 +425,19 @@ class Subscription:
 
     def _durable(self, partition: int) -> asyncio.Future[None]:
         key = keys.cursor(self._context.topic, self.name, partition)
-        return self._context.writer.durable(key, self._cursors[partition].stored, self.fences(partition))
+        return self._context.writer.durable(key, self.cursors[partition].stored, self.fences(partition))
 
     def fences(self, number: int) -> list[Compare]:
         """Return what must hold for this node to write the cursor of a partition.
 
         The node owns the partition, the subscription exists, and the consumer that it delivers to holds it.
         """
-        fence = self._context.partitions[number].place.fence
-        if fence is None:
+        fences = self._context.partitions[number].ownership.fences
+        if not fences:
             return []
         held = self._holder_revision != NO_REVISION
         key = keys.holder(self._context.topic, self.name)
-        return [fence, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
+        return [*fences, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
 
     def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)
@@ -457,17 +457,17 @@ class Subscription:
 
         When the metadata store is lost, the next owner may not have its cursor yet.
         """
-        topic, known = self._context.topic, {**self._released, **self._cursors}
+        topic, known = self._context.topic, {**self._released, **self.cursors}
         return {keys.cursor(topic, self.name, number): cursor.stored() for number, cursor in known.items()}
 
     def cursor_keys(self) -> list[str]:
         """Return the keys under which the cursors are stored."""
-        return [keys.cursor(self._context.topic, self.name, number) for number in self._cursors]
+        return [keys.cursor(self._context.topic, self.name, number) for number in self.cursors]
 
     def lag(self) -> int | None:
         """Return the number of records that are not acked; None: the log of a partition is not open."""
         total = 0
-        for number, cursor in list(self._cursors.items()):
+        for number, cursor in list(self.cursors.items()):
             log = self._context.partitions[number].log_if_open
             if log is None:
                 return None
@@ -477,10 +477,10 @@ class Subscription:
     async def info(self) -> SubscriptionInfo:
         """Return the consumers and cursors as they are now."""
         cursors = []
-        for number in sorted(self._cursors):
+        for number in sorted(self.cursors):
             async with self._context.partitions[number].using() as log:
                 end_offset = log.view.next_offset
-            cursor, dispatcher = self._cursors.get(number), self._dispatchers.get(number)
+            cursor, dispatcher = self.cursors.get(number), self._dispatchers.get(number)
             if cursor is None:  # the partition was released meanwhile
                 continue
             cursors.append(

@@ -111,6 +111,8 @@ class EtcdWatches:
                     queue.fail(refused.as_error(self._endpoints.path))
             except MetadataWentBack as error:
                 queue.fail(error)
+            except MetadataFailed as failure:  # a stream was opened, and nobody could confirm what it shows
+                _logger.info("etcd_watch_broken prefix=%s seen=%d error=%s", queue.prefix, queue.seen, failure)
             except Exception as error:  # noqa: BLE001
                 # Nobody awaits this task: without this its reader would wait for ever.
                 queue.fail(MetadataFailed(path=self._endpoints.path, cause=error))
@@ -123,7 +125,14 @@ class EtcdWatches:
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
     async def _feed_once(self, queue: WatchQueue, first: bytes, end: bytes, *, is_again: bool) -> None:
-        """Fill a queue with one stream, until either ends. EtcdRefused, Unanswered, MetadataWentBack."""
+        """Fill a queue with one stream, until either ends.
+
+        Raises:
+            EtcdRefused: etcd did not accept the watch.
+            Unanswered: the stream broke.
+            MetadataFailed: no quorum confirmed in time that the stream can be believed.
+            MetadataWentBack: the store shows an older state than before.
+        """
         create = pb.WatchCreateRequest(
             key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
         )

@@ -40,7 +40,6 @@ class Program:
 
     code: list[list[int]] = field(default_factory=list)
     nulls: list[int] = field(default_factory=list)  # slots, in runs: those that get a null together
-    slots: dict[int, int] = field(default_factory=dict)  # the slot of a part, by the instruction that fills it
     slot_count: int = 0
     has_repeats: bool = False
 

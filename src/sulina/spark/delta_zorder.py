@@ -32,7 +32,7 @@ def z_columns(names: Sequence[str], schema: pa.Schema, partition_columns: Sequen
         column = known.get(name.lower())
         if column is None:
             close = get_close_matches(name.lower(), list(known), n=1)
-            hint = f"; did you mean {known[close[0]]}?" if close else f", only {', '.join(schema.names)}"
+            hint = f"; did you mean {known[close[0]]}?" if close else f"; the columns are {', '.join(schema.names)}"
             raise InvalidSettings(f"z-order: column {name!r} is unknown{hint}")
         if column in partition_columns:
             raise InvalidSettings(f"z-order: {column} is a partition column, of which a file has one value anyway")

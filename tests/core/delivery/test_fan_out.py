@@ -28,7 +28,7 @@ def fan_out_of(*members: tuple[str, int], is_reliable: bool = False, offset: int
     """With these members, whose nodes are up."""
     fan_out = FanOut(PubSubConfig(**config), is_reliable=is_reliable, local="a", topic="/default/news")
     for node in sorted({node for node, _ in members} - {"a"}):
-        fan_out.node_up(node, 0.0, is_new_life=True)
+        fan_out.node_up(node, 0.0, has_restarted=True)
     for node, handle in members:
         fan_out.add(SubscriberId(node, handle), f"{node}{handle}", offset if is_reliable else None, 0.0)
     return fan_out
@@ -177,7 +177,7 @@ def test_what_is_for_a_lost_node_waits_and_is_sent_in_order_before_anything_newe
         effects = fan_out.publish(batch(start, start + 1), WAITS, 1.0)
         assert sends(effects) == [("a", start + 1, start, (1,))], "local delivery goes on"
         assert told(effects) == [Event.BATCH_QUEUED]
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert resumed(effects) == [("b", (1,))]
     assert isinstance(effects[0], ResumeAt), "before anything is sent to it"
     assert sends(effects) == [("b", 1, 0, (1,)), ("b", 2, 1, (1,)), ("b", 3, 2, (1,))]
@@ -190,12 +190,12 @@ def test_what_is_new_never_passes_what_still_waits_p6_p9() -> None:
     fan_out.node_down("b", 1.0, "no answer")
     for start in range(4):
         fan_out.publish(batch(start, start + 1), WAITS, 1.0)
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "the rest follows the reports"
     effects = fan_out.publish(batch(4, 5), WAITS, 2.0)
     assert (sends(effects), told(effects)) == ([], [Event.BATCH_QUEUED])
     fan_out.node_down("b", 3.0, "no answer")
-    effects = fan_out.node_up("b", 4.0, is_new_life=False)
+    effects = fan_out.node_up("b", 4.0, has_restarted=False)
     assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "what was on its way comes before what waits"
     found = []
     for attempt in range(1, 6):
@@ -207,7 +207,7 @@ def test_only_the_members_of_the_node_that_is_back_are_tried_again_p8() -> None:
     fan_out = fan_out_of(("b", 1), ("c", 2))
     fan_out.node_down("b", 1.0, "no answer")
     fan_out.node_down("c", 1.0, "no answer")
-    fan_out.node_up("c", 2.0, is_new_life=False)
+    fan_out.node_up("c", 2.0, has_restarted=False)
     assert statuses(fan_out) == {1: SubscriberStatus.SUSPENDED, 2: SubscriberStatus.ACTIVE}
 
 
@@ -220,7 +220,7 @@ def test_what_was_on_its_way_is_sent_again_under_its_number_or_counts_as_failed_
     assert told(effects) == [Event.DELIVERY_FAILED, Event.SUBSCRIBER_SUSPENDED]
     assert fan_out.counts.failed_records[DeliveryStatus.SUBSCRIBER_UNREACHABLE] == 2
     fan_out.publish(batch(4, 5), WAITS, 1.0)
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert [send[1:3] for send in sends(effects)] == [(1, 0), (3, 3), (4, 4)]
     assert fan_out.counts.redelivered_batches == 2
 
@@ -267,7 +267,7 @@ def test_who_left_meanwhile_is_left_out_and_who_came_later_too_p3() -> None:
     fan_out.remove(SubscriberId("b", 2), 0.0)
     fan_out.add(SubscriberId("b", 2), "b2", None, 0.0)
     fan_out.publish(batch(1, 2), WAITS, 0.0)
-    effects = fan_out.node_up("b", 1.0, is_new_life=False)
+    effects = fan_out.node_up("b", 1.0, has_restarted=False)
     assert sends(effects) == [("b", 2, 1, (3, 2))]
     assert Event.BATCH_DROPPED in told(effects)
 
@@ -309,7 +309,7 @@ def test_of_what_waits_half_of_what_a_subscriber_may_have_is_sent_at_once(bound:
     fan_out.node_down("b", 0.0, "no answer")
     for start in range(10):
         fan_out.publish(batch(start, start + 1), WAITS, 0.0)
-    assert [send[2] for send in sends(fan_out.node_up("b", 1.0, is_new_life=False))] == [0, 1, 2, 3]
+    assert [send[2] for send in sends(fan_out.node_up("b", 1.0, has_restarted=False))] == [0, 1, 2, 3]
     assert [send[2] for send in sends(fan_out.reported("b", DeliveryReport(1), 1.0))] == [4], "the rest by and by"
 
 
@@ -403,7 +403,7 @@ def test_while_its_node_is_away_a_subscriber_has_all_the_time_there_is_p8() -> N
 def test_in_a_new_life_nobody_is_left_of_the_old_one_p9() -> None:
     fan_out = fan_out_of(("b", 1))
     fan_out.publish(batch(0, 1), WAITS, 0.0)
-    effects = fan_out.node_up("b", 1.0, is_new_life=True)
+    effects = fan_out.node_up("b", 1.0, has_restarted=True)
     assert sends(effects) == []
     assert Event.SUBSCRIBER_REMOVED in told(effects)
     assert fan_out.info() == []
@@ -435,7 +435,7 @@ def test_a_member_of_a_node_that_is_not_up_waits_for_it_p8() -> None:
         Event.SUBSCRIBER_SUSPENDED,
     ]
     fan_out.publish(batch(0, 1), WAITS, 0.0)
-    assert sends(fan_out.node_up("b", 1.0, is_new_life=False)) == [("b", 1, 0, (1,))]
+    assert sends(fan_out.node_up("b", 1.0, has_restarted=False)) == [("b", 1, 0, (1,))]
 
 
 def test_there_may_be_only_so_many_and_who_comes_back_is_no_other() -> None:
@@ -517,7 +517,7 @@ def test_a_lost_node_goes_back_to_what_it_has_not_reported_p9() -> None:
     fan_out.reported("b", DeliveryReport(1), 0.0)
     fan_out.node_down("b", 1.0, "no answer")
     assert [send[0] for send in read_all(fan_out, 4)] == ["a"]
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert resumed(effects) == [("b", (1,))]
     assert [send[:3] for send in read_all(fan_out, 4)] == [("b", 4, 1), ("b", 5, 2), ("b", 6, 3)]
 
@@ -527,7 +527,7 @@ def test_who_joins_again_after_a_break_goes_on_where_its_node_says() -> None:
     read_all(fan_out, 3)
     fan_out.node_down("b", 1.0, "no answer")
     assert fan_out.add(SubscriberId("b", 1), "b1", 2, 1.5) == [], "it still waits for its node"
-    fan_out.node_up("b", 2.0, is_new_life=False)
+    fan_out.node_up("b", 2.0, has_restarted=False)
     assert [send[2] for send in read_all(fan_out, 4)] == [2, 3]
     assert fan_out.add(SubscriberId("b", 1), "b1", 3, 2.0) == [], "it is being sent that already"
     assert read_all(fan_out, 4) == []

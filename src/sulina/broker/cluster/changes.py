@@ -188,7 +188,7 @@ class LeaderWriter:
         if leader is None or leader.revision != self._leader.revision:
             raise NotLeading("this broker does not lead any more")
         if not is_split or len(changes) == 1:
-            _logger.debug("ownership_change_outrun", keys=[put.key for put in changes[0].puts])
+            _logger.debug("ownership_change_conflicted", keys=[put.key for put in changes[0].puts])
             return NO_REVISION
         half = len(changes) // 2
         return max(await self.write(changes[:half]), await self.write(changes[half:]))

@@ -26,7 +26,7 @@ _logger = structlog.get_logger("sulina.cluster")
 
 
 class Election:
-    """`run` tries to become the leader whenever there is none."""
+    """`run` tries to become the leader whenever the cluster has no leader."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Election:
         self._wake.set()
 
     async def run(self) -> None:
-        """Campaign whenever there is no leader."""
+        """Try to become the leader whenever the cluster has no leader."""
         while True:
             self._wake.clear()
             if not self._is_free():

@@ -437,7 +437,7 @@ def _revision(entry: Entry | None) -> int:
 
 
 def _sealed_epoch(entry: Entry | None) -> int | None:
-    """Return the sealed epoch; None: there is none, or the entry is unreadable."""
+    """Return the sealed epoch; None: there is no entry, or it is unreadable."""
     if entry is None:
         return None
     try:

@@ -104,6 +104,11 @@ class Membership:
         """Return whether this broker still owns what it was assigned, by the clock; to be called before each ack."""
         return self._is_seen and self._clock.monotonic() < self.valid_until
 
+    def announce(self, *, url: str | None, peer: str | None) -> None:
+        """Register with these addresses from now on; None: with the one that is known."""
+        known = self._registration
+        self._registration = replace(known, url=url or known.url, peer=peer or known.peer)
+
     async def register(self) -> None:
         """Register this broker with a new lease.
 
@@ -224,7 +229,7 @@ class Membership:
             async with asyncio.timeout(self._options.lease_seconds):
                 await self.register()
         except Exception as error:  # noqa: BLE001
-            _logger.warning("not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            _logger.warning("broker_not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
             return self._retry_seconds
         self._events.emit("lease_renewed", broker_id=self.broker_id)
         return self.ttl / KEEP_ALIVES_PER_LEASE

@@ -78,7 +78,7 @@ class PartitionJoins:
         return self._owner
 
     def joined(self, subscriber: LocalSubscriber, owner: str, begin: Position | None) -> None:
-        """Record that an owner sends to a subscriber, unless it was removed or the owner has changed meanwhile."""
+        """Note that an owner sends to a subscriber, unless it was removed or the owner has changed meanwhile."""
         if subscriber in self._wanted and self._owner == owner:
             del self._wanted[subscriber]
             self._joined[subscriber] = begin

@@ -192,7 +192,7 @@ class NodeSubscribers:
     # Answers of subscribers
 
     def acked(self, subscriber: LocalSubscriber, number: int) -> None:
-        """Record that a subscriber has acked a delivery. An ack that comes too late only counts as late."""
+        """Note that a subscriber has acked a delivery. An ack that comes too late only counts as late."""
         given = subscriber.given.pop(number, None)
         if given is None:
             self._late_acks += 1
@@ -201,7 +201,7 @@ class NodeSubscribers:
         self._report(shared, shared.attempts.acked(subscriber.handle, attempt, self._clock.monotonic()))
 
     def failed(self, subscriber: LocalSubscriber, number: int, reason: str) -> None:
-        """Record that a subscriber has failed to handle a delivery."""
+        """Note that a subscriber has failed to handle a delivery."""
         given = subscriber.given.pop(number, None)
         if given is not None:
             shared, attempt = given

@@ -41,7 +41,7 @@ class MetricsSnapshots:
 
     def tick(self, now: float) -> None:
         """Emit what is due at this time."""
-        if not self._events.is_heard:
+        if not self._events.listeners:
             self._told.clear()
             self._waiting.clear()
             self._due = None

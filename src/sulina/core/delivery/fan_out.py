@@ -212,15 +212,15 @@ class FanOut:
 
     # Connections with nodes
 
-    def node_up(self, name: str, now: float, *, is_new_life: bool, is_blocked: bool = False) -> list[Effect]:
+    def node_up(self, name: str, now: float, *, has_restarted: bool, is_blocked: bool = False) -> list[Effect]:
         """Send to a node again: it is connected. With `is_blocked` its send queue is full already.
 
-        With `is_new_life` the node has restarted, and its former subscribers are removed.
+        With `has_restarted` the node has restarted, and its former subscribers are removed.
         """
         assert name != self._local
         node = self._node(name)
         effects = self.node_down(name, now, "its node reconnected") if node.is_up else []
-        if is_new_life:
+        if has_restarted:
             self._drop_queue(node, effects)
             for subscriber in list(node.members.values()):
                 effects += self._remove(node, subscriber, "its node restarted")

@@ -72,7 +72,7 @@ class FanOutPositions:
             self._place(group)
 
     def slow(self, node: SubscriberNode, handles: Iterable[int]) -> None:
-        """Record which subscribers of a node are far behind the others."""
+        """Note which subscribers of a node are far behind the others."""
         node.slow = frozenset(handles)
         for group in [group for group in self._aside if group.node is node]:
             self._split(group)
@@ -86,7 +86,7 @@ class FanOutPositions:
         return lost
 
     def _place(self, group: Group) -> None:
-        """Add a group to the queue at its offset, or set it aside."""
+        """Put a group at its offset, or set it aside."""
         if self._is_full(group.unreported, group.unreported_bytes):
             self._put_aside(group)
             return

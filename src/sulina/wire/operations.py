@@ -167,7 +167,7 @@ Namespace = Annotated[
     Meta(
         max_length=500,
         description="The namespace. `default` always exists.",
-        examples=["default"],
+        examples=["examples"],
         extra_json_schema={"pattern": f"^{NAMESPACE_PATTERN}$", "maxLength": 200},
     ),
 ]
@@ -182,7 +182,12 @@ Reader = Annotated[
 ]
 Broker = Annotated[
     str,
-    Meta(max_length=500, description="The name of the broker.", examples=["b1"], extra_json_schema=_NAME_SCHEMA),
+    Meta(
+        max_length=500,
+        description="The name of the broker.",
+        examples=["example-broker"],
+        extra_json_schema=_NAME_SCHEMA,
+    ),
 ]
 Partition = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX - 1, description="The number of the partition.", examples=[0])]
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -415,7 +420,7 @@ CREATE_NAMESPACE = Operation(
         answer=_EXISTED,
         created=_IS_NEW,
         body="policy",
-        body_example={"retention_seconds": 86400},
+        body_example={"retention_seconds": 604800},
     ),
 )
 DELETE_NAMESPACE = Operation(
@@ -651,7 +656,7 @@ PUBSUB_METRICS = Operation(
         tag="pubsub",
         answer="The counts.",
         example={
-            "topic": "/default/orders",
+            "topic": "/examples/orders",
             "accepted": 18,
             "rejected": {"InvalidPayload": 1},
             "delivered": 36,
@@ -750,7 +755,7 @@ MOVE_TOPIC = Operation(
         tag="cluster",
         status=202,
         answer="The moves have begun.",
-        body_example={"to": "b2", "force": True},
+        body_example={"to": "b2"},
     ),
 )
 MOVES = Operation(

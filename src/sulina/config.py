@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from sulina.errors import InvalidSettings
+from sulina.addresses import address_text, split_address
+from sulina.errors import InvalidName, InvalidSettings
+from sulina.types import checked_broker
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -159,11 +161,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def address_text(host: str, port: int) -> str:
-    """`host:port`, as it is given and shown."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def environment_name(key: str) -> str:
     """The variable that sets `key`: `SULINA_BROKER_ID`, `SULINA_LIMITS_TOPICS_MAX`."""
     return PREFIX + key.replace(".", "_").upper()
@@ -273,9 +270,10 @@ def _text(value: Any, name: str) -> str:
 
 
 def _broker_id(value: Any, name: str) -> str:
-    if not re.fullmatch(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", _text(value, name), re.ASCII):
-        raise InvalidSettings(f"{name}: {value!r} must be of letters, digits, '.', '_' and '-', at most 200")
-    return str(value)
+    try:
+        return checked_broker(_text(value, name))
+    except InvalidName as error:
+        raise InvalidSettings(f"{name}: {error}") from None
 
 
 def _yes_or_no(value: Any, name: str) -> bool:
@@ -377,10 +375,13 @@ def _etcd_address(url: str, name: str) -> EtcdAddress:
 
 
 def _etcd_endpoint(text: str, name: str) -> str:
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::(\d{1,5}))?", text, re.ASCII)
-    if found is None or not 0 < int(found[2] or ETCD_PORT) < 65536:
-        raise InvalidSettings(f"{name}: {text!r} is no HOST:PORT of an etcd, such as 127.0.0.1:{ETCD_PORT}")
-    return f"{found[1]}:{found[2] or ETCD_PORT}"
+    try:
+        host, port = split_address(text, default_port=ETCD_PORT)
+    except InvalidSettings:
+        host, port = "", 0
+    if not port:
+        raise InvalidSettings(f"{name}: {text!r} is not HOST:PORT of an etcd server, such as 127.0.0.1:{ETCD_PORT}")
+    return address_text(host, port)
 
 
 def _objects(value: Any, name: str) -> str:
@@ -412,13 +413,11 @@ def _advertise(value: Any, name: str) -> str:
 
 
 def _address(value: str, name: str) -> tuple[str, int]:
-    """`host:port`, `[v6]:port`, `:port` or `port`; without a host it is loopback."""
-    host, colon, port = value.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    is_bare_v6 = colon and ":" in host and not value.startswith("[")
-    if is_bare_v6 or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535 or re.search(r"[\s/\[\]]", host):
-        raise InvalidSettings(f"{name}: must be HOST:PORT such as {DEFAULT_HTTP}, not {value!r}")
-    return host or "127.0.0.1", int(port)
+    """Read `host:port`, `[v6]:port`, `:port` or `port`; without a host it is loopback."""
+    try:
+        return split_address(value, default_host="127.0.0.1")
+    except InvalidSettings:
+        raise InvalidSettings(f"{name}: must be HOST:PORT such as {DEFAULT_HTTP}, not {value!r}") from None
 
 
 def _host(value: Any, name: str) -> str:
@@ -438,8 +437,11 @@ def _port(value: Any, name: str) -> int:
 
 def _peer_advertise(value: Any, name: str) -> str:
     text = _text(value, name)
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+):(\d{1,5})", text, re.ASCII)
-    if found is None or not 0 < int(found[2]) < 65536 or found[1].strip("[]") in _EVERYWHERE:
+    try:
+        host, port = split_address(text)
+    except InvalidSettings:
+        host, port = "", 0
+    if not port or host in _EVERYWHERE:
         raise InvalidSettings(f"{name}: must be HOST:PORT such as broker-1.example:9090, not {value!r}")
     return text
 

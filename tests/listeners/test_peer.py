@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import trustme
 
-from sulina.errors import InvalidSettings
-from sulina.listeners.peer import PeerLimits, PeerStats, split_address
+from sulina.addresses import split_address
+from sulina.listeners.peer import PeerLimits, PeerStats
 from sulina.listeners.peer_link import HELLO_BYTES_MAX
 from sulina.wire.peer import FRAME_BYTES_MAX, LENGTH, AnyPeerFrame, DeliverBatch, Hello, Ping, Pong, encode_peer
 from tests.listeners.peer_world import HOST, QUICK, Logged, Node, Stranger, a_node, a_stranger, batch, connect
@@ -291,7 +291,7 @@ def hello(broker_id: str = "a", to: str = "b", **more: int) -> bytes:
         (hello("x"), "x is no member"),
         (hello("b"), "b is no member"),
         (hello("c"), "c is to be dialled by b"),
-        (hello(protocol=2), "a speaks protocol 2"),
+        (hello(protocol=1), "a speaks protocol 1"),
         (bytes(encode_peer(Ping(1))), "Ping before Hello"),
         (bytes(encode_peer(batch(1))), "DeliverBatch before Hello"),
         (b"GET / HTTP/1.1\r\nhost: b\r\n\r\n", "bytes"),
@@ -520,17 +520,3 @@ async def test_the_end_waits_for_nobody_who_does_not_read_dial_or_say_hello() ->
             assert not b.network._tasks
             assert not b.network._links
             await b.network.close()  # once more does no harm
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:9", ("::1", 9)), ("b.example:1", ("b.example", 1))],
-)
-def test_addresses_are_read_as_brokers_register_them(text: str, address: tuple[str, int]) -> None:
-    assert split_address(text) == address
-
-
-@pytest.mark.parametrize("text", ["", "b", ":1", "b:", "b:x", "b:123456", "b:-1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSettings):
-        split_address(text)

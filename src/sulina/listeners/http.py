@@ -19,7 +19,7 @@ from sulina.listeners.http_operations import Handler, OperationRoutes
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
 from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
-from sulina.listeners.http_publish import Publisher
+from sulina.listeners.http_publish import HttpPublisher
 from sulina.listeners.http_request import HttpRequest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class HttpApp:
         self._websocket = websocket
         self._errors = broker.metrics.errors
         self._targets = Targets()
-        self._publisher = Publisher(broker, limits)
+        self._publisher = HttpPublisher(broker, limits)
         self._fetcher = Fetcher(broker, limits)
         self._events = EventFeed(broker, limits)
         routes = Pages(broker, limits).routes() | OperationRoutes(broker, limits).routes()

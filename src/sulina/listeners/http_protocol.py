@@ -29,6 +29,7 @@ from sulina.listeners.http_problem import (
     RETRY_AFTER_STATUSES,
     http_problem,
 )
+from sulina.listeners.listening_socket import bound_socket
 
 OPEN_FILES_RESERVED = 1024  # for the logs and the metadata store
 TICKS_OF_A_SWEEP = 10  # of a tenth of a second
@@ -311,7 +312,7 @@ class HttpServer(uvicorn.Server):
         """Listen. OSError when the address is taken or is not this machine's."""
         if not self.config.loaded:
             self.config.load()
-        self._socket = await _bound(self.config.host, self.config.port)
+        self._socket = await bound_socket(self.config.host, self.config.port)
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[self._socket])
         self._ticking = asyncio.create_task(self.main_loop(), name="http-ticks")
@@ -394,21 +395,6 @@ def make_server(
         timeout_graceful_shutdown=limits.shutdown_seconds,
     )
     return HttpServer(config, before_shutdown)
-
-
-async def _bound(host: str, port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind(address)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def _connections_possible() -> int:

@@ -36,7 +36,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Publisher:
+class HttpPublisher:
     """Answers POST …/records and …/batch."""
 
     def __init__(self, broker: "Broker", limits: HttpLimits, clock_ms: Callable[[], int] = now_ms) -> None:

@@ -5,7 +5,7 @@ import itertools
 
 from sulina.broker.broker import Broker
 from sulina.errors import Disconnected
-from sulina.listeners.session import Session
+from sulina.listeners.session import ServerSession
 from sulina.wire.frames import FromClient, FromNode
 
 URL = "in-process"
@@ -16,7 +16,7 @@ class LocalConnection:
     """What `client.Connection` asks for."""
 
     def __init__(self, broker: Broker) -> None:
-        self._session = Session(broker, name=f"local-{next(_numbers)}")
+        self._session = ServerSession(broker, name=f"local-{next(_numbers)}")
         self._turn = asyncio.Lock()
         self._is_closed = False
 

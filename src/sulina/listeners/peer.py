@@ -8,25 +8,27 @@
 
 import asyncio
 import random
-import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from sulina.broker.pubsub.peers import PeerEvents
 from sulina.core.backoff import Backoff
-from sulina.errors import InvalidSettings, ProtocolError
+from sulina.errors import ProtocolError
+from sulina.listeners.listening_socket import bound_socket
 from sulina.listeners.peer_link import PeerLimits, PeerLink, PeerStats
-from sulina.wire.peer import PROTOCOL, AnyPeerFrame, Hello
+from sulina.listeners.peer_requests import Answers, PeerRequests, refuse_requests
+from sulina.wire.peer import PROTOCOL, AnyPeerFrame, Hello, PeerAnswer, PeerCall, PeerFailed, PeerPublish, PeerRequest
 
 BACKLOG = 128
 SWEEPS = 4  # in the shortest of the times that are kept
 
 _logger: structlog.stdlib.BoundLogger = structlog.get_logger("sulina.peer")
 
-__all__ = ["PeerLimits", "PeerNetwork", "PeerStats", "split_address"]
+__all__ = ["PeerLimits", "PeerNetwork", "PeerStats"]
 
 
 class PeerNetwork:
@@ -41,8 +43,13 @@ class PeerNetwork:
         server_tls: ssl.SSLContext | None = None,
         client_tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
+        answer: Answers = refuse_requests,
     ) -> None:
-        """`server_tls` is for those who dial us, `client_tls` for those whom we dial; none: in clear text."""
+        """Prepare connections; nothing is opened yet.
+
+        `server_tls` is for brokers that dial this one, `client_tls` for those that it dials; None: in clear text.
+        `answer` returns the results of requests of other brokers.
+        """
         self.broker_id = broker_id
         self.started_ms = started_ms
         self.limits = limits or PeerLimits()
@@ -58,6 +65,7 @@ class PeerNetwork:
         self._links: set[PeerLink] = set()  # all that are connected
         self._strangers: set[PeerLink] = set()  # of them, those who called and have not said hello
         self._up: dict[str, PeerLink] = {}
+        self._requests = PeerRequests(self, answer, first_id=started_ms << 20)  # not ids of this broker's life before
         self._turned_away = 0  # strangers, since the last sweep
         self._sweeping: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
@@ -73,7 +81,7 @@ class PeerNetwork:
         """Take connections; port 0 is any that is free. OSError when the address is taken or is not this machine's."""
         assert self._events is not None, "nobody listens"
         loop = asyncio.get_running_loop()
-        listener = await _bound(host, port)
+        listener = await bound_socket(host, port)
         try:
             self._server = await loop.create_server(
                 lambda: PeerLink(self, dialled=None),
@@ -129,6 +137,16 @@ class PeerNetwork:
         link = self._up.get(broker_id)
         return link is not None and link.send(frame)
 
+    async def ask(self, broker_id: str, request: Callable[[int], PeerRequest]) -> Any:
+        """Send a request, made with the number that it gets, and return its result. The caller bounds the time.
+
+        Raises:
+            NotServing: there is no connection, or too much waits to be sent. Nothing was sent.
+            Disconnected: the connection was lost before the answer came, so the outcome is unknown.
+            SulinaError: the other broker refused.
+        """
+        return await self._requests.ask(broker_id, request)
+
     def stats(self, broker_id: str) -> PeerStats:
         """As it is now; all zero for one that is no member."""
         link = self._up.get(broker_id)
@@ -157,6 +175,7 @@ class PeerNetwork:
             for link in links:
                 link.abort()
         await asyncio.gather(*self._tasks, *(link.lost.wait() for link in links), return_exceptions=True)
+        await self._requests.close()
         if self._server is not None:
             await self._server.wait_closed()
 
@@ -252,8 +271,13 @@ class PeerNetwork:
 
     def link_frame(self, link: PeerLink, frame: AnyPeerFrame) -> None:
         """What is raised ends the link."""
-        assert self._events is not None
-        self._events.frame(link.broker_id, frame)
+        if isinstance(frame, PeerCall | PeerPublish):
+            self._requests.serve(link.broker_id, frame)
+        elif isinstance(frame, PeerAnswer | PeerFailed):
+            self._requests.answered(frame)
+        else:
+            assert self._events is not None
+            self._events.frame(link.broker_id, frame)
 
     def link_room(self, link: PeerLink) -> None:
         """What is raised ends the link here too."""
@@ -298,6 +322,7 @@ class PeerNetwork:
         assert self._events is not None
         del self._up[link.broker_id]
         _logger.info("peer_down", peer=link.broker_id, reason=link.reason)
+        self._requests.lost(link.broker_id, link.reason)
         try:
             self._events.down(link.broker_id, link.reason)
         except Exception:
@@ -322,27 +347,3 @@ class PeerNetwork:
         if self._turned_away:
             _logger.warning("peer_strangers_turned_away", count=self._turned_away, limit=self.limits.strangers_max)
             self._turned_away = 0
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6]:port`, as brokers register them. InvalidSettings."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5):
-        raise InvalidSettings(f"{text!r} is no HOST:PORT of a broker")
-    return host, int(port)
-
-
-async def _bound(host: str, port: int) -> socket.socket:
-    """The first address that the host has: a name may have several, and one port has to do for all who connect."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind(address)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

@@ -10,8 +10,9 @@ from typing import Protocol, cast
 
 import structlog
 
+from sulina.byte_budget import FillLevel
 from sulina.errors import ProtocolError
-from sulina.listeners.peer_outbox import Outbox
+from sulina.listeners.peer_buffer import FrameBuffer
 from sulina.listeners.peer_reader import FrameReader
 from sulina.wire.peer import FRAME_BYTES_MAX, LENGTH, AnyPeerFrame, Hello, Ping, Pong, decode_peer, encode_peer
 
@@ -84,15 +85,15 @@ class PeerLink(asyncio.BufferedProtocol):
         self.stats = PeerStats()
         self.is_up = False
         self.is_over = False
-        self.is_full = False  # from past the bound until half of it
         self.reason = ""  # why it is over
         self.lost = asyncio.Event()
         self._owner = owner
         self._outbox_bytes_max = owner.limits.outbox_bytes_max
+        self._level = FillLevel(self._outbox_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(HELLO_BYTES_MAX)
-        self._outbox = Outbox()
+        self._waiting = FrameBuffer()
         self._is_flushing = False  # it has been arranged
         self._is_paused = False  # the transport has enough
         self._stranger_seconds = 0.0  # that it has been one, and
@@ -104,10 +105,15 @@ class PeerLink(asyncio.BufferedProtocol):
     # Out
 
     @property
+    def is_full(self) -> bool:
+        """Return whether so much waits to be sent that nothing should be added."""
+        return self._level.is_full
+
+    @property
     def waiting_bytes(self) -> int:
         """To be sent, here and in the transport."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self._outbox.size_bytes + waiting
+        return self._waiting.size_bytes + waiting
 
     @property
     def address(self) -> str:
@@ -131,8 +137,7 @@ class PeerLink(asyncio.BufferedProtocol):
         if waiting > 2 * self._outbox_bytes_max:
             self.end("it does not take what it is sent")
             return False
-        if waiting + size_bytes > self._outbox_bytes_max:
-            self.is_full = True
+        self._level.grown(waiting + size_bytes)
         self._put(data)
         self.stats.frames_sent += 1
         self.stats.bytes_sent += size_bytes
@@ -144,7 +149,7 @@ class PeerLink(asyncio.BufferedProtocol):
             self._put(encode_peer(frame))
 
     def _put(self, data: bytearray) -> None:
-        self._outbox.put(data)
+        self._waiting.put(data)
         if not self._is_flushing and not self._is_paused:
             self._flush_soon()
 
@@ -156,12 +161,10 @@ class PeerLink(asyncio.BufferedProtocol):
         self._is_flushing = False
         if self.is_over or self._transport is None:
             return
-        while self._outbox.size_bytes and not self._is_paused:
-            self._transport.writelines(self._outbox.take(WRITE_BYTES))
-        if self.is_full and self.waiting_bytes < self._outbox_bytes_max // 2:
-            self.is_full = False
-            if self.is_up:
-                self._owner.link_room(self)
+        while self._waiting.size_bytes and not self._is_paused:
+            self._transport.writelines(self._waiting.take(WRITE_BYTES))
+        if self._level.shrunk(self.waiting_bytes) and self.is_up:
+            self._owner.link_room(self)
 
     def pause_writing(self) -> None:
         """The transport has enough."""
@@ -256,8 +259,8 @@ class PeerLink(asyncio.BufferedProtocol):
         if not self.is_over:
             self.is_over, self.reason = True, reason
             if self._transport is not None:
-                if self._outbox.size_bytes:
-                    self._transport.writelines(self._outbox.take(self._outbox.size_bytes))
+                if self._waiting.size_bytes:
+                    self._transport.writelines(self._waiting.take(self._waiting.size_bytes))
                 self._transport.close()
 
     def abort(self) -> None:

@@ -7,8 +7,7 @@
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,10 +32,12 @@ from sulina.errors import (
     from_code,
 )
 from sulina.listeners.calls import call
+from sulina.listeners.outbox import Outbox
 from sulina.listeners.session_subscribers import SessionListeners, SessionSubscribers
 from sulina.types import TopicName, checked_producer
 from sulina.waiting import wait_or_timeout
 from sulina.wire.frames import (
+    CREDIT_MAX,
     AckBatch,
     AckRecords,
     AddCredit,
@@ -49,7 +50,6 @@ from sulina.wire.frames import (
     Failed,
     Fetch,
     FromClient,
-    FromNode,
     Join,
     Listen,
     NackRecords,
@@ -81,68 +81,7 @@ class SessionLimits:
     wait_seconds_max: float = 30.0
 
 
-class Outbox:
-    """Frames that wait to be sent. It tells when it is full, and when there is room again."""
-
-    def __init__(self, bytes_max: int, on_full: Callable[[bool], None]) -> None:
-        self._frames: deque[tuple[FromNode, int]] = deque()
-        self._size_bytes = 0
-        self._bytes_max = bytes_max
-        self._on_full = on_full
-        self._some = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._is_over = False
-
-    def put(self, frame: FromNode, size_bytes: int = 100) -> None:
-        """Add a frame; never waits."""
-        if self._is_over:
-            return
-        self._frames.append((frame, size_bytes))
-        self._size_bytes += size_bytes
-        self._some.set()
-        if self._size_bytes > self._bytes_max and self._room.is_set():
-            self._room.clear()
-            self._on_full(True)
-
-    def take(self) -> FromNode | None:
-        """The oldest frame, or None."""
-        if not self._frames:
-            self._some.clear()
-            return None
-        frame, size_bytes = self._frames.popleft()
-        self._size_bytes -= size_bytes
-        if self._size_bytes <= self._bytes_max // 2 and not self._room.is_set():
-            self._room.set()
-            self._on_full(False)
-        return frame
-
-    async def wait(self) -> bool:
-        """Return when there is a frame; False when there will be no more."""
-        while not self._frames:
-            if self._is_over:
-                return False
-            self._some.clear()
-            await self._some.wait()
-        return True
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should be put."""
-        return not self._room.is_set()
-
-    async def wait_room(self) -> None:
-        """Return when it is not full."""
-        await self._room.wait()
-
-    def close(self) -> None:
-        """Nothing more is put; what is there may still be taken."""
-        self._is_over = True
-        self._some.set()
-        self._room.set()
-
-
-class Session:
+class ServerSession:
     """`handle` every frame that comes, send every frame of the `outbox`, then `close`."""
 
     def __init__(self, broker: Broker, limits: SessionLimits | None = None, name: str = "") -> None:
@@ -339,7 +278,7 @@ class Session:
                 version=frame.version,
                 epoch=frame.epoch,
             )
-            self.outbox.put(Answer(frame.id, fetched), 100 + len(fetched.data))
+            self.outbox.put(Answer(frame.id, fetched), len(fetched.data))
 
     async def _call(self, frame: Call) -> None:
         self.outbox.put(Answer(frame.id, await call(self._broker, frame.method, frame.arguments)))
@@ -382,7 +321,7 @@ class Session:
 
     def _deliver(self, number: int, delivery: Delivery) -> None:
         frame = Deliver(number, delivery.partition, delivery.attempt, delivery.data, delivery.ranges)
-        self.outbox.put(frame, 100 + len(delivery.data))
+        self.outbox.put(frame, len(delivery.data))
 
     def _dismissed(self, number: int, error: SulinaError) -> None:
         """The broker has let the consumer go."""
@@ -412,7 +351,7 @@ class Session:
 
     async def _add_credit(self, frame: AddCredit) -> None:
         _, attachment = self._attached(frame.consumer)
-        attachment.consumer.credit = min(attachment.consumer.credit + frame.records, 1_000_000)
+        attachment.consumer.credit = min(attachment.consumer.credit + frame.records, CREDIT_MAX)
         if attachment.subscription is not None:
             attachment.subscription.wake()
 

@@ -122,7 +122,7 @@ class SessionSubscribers:
 
     def _deliver(self, number: int, given: Delivery) -> None:
         frame = Deliver(number, given.partition, given.number, given.data, given.ranges, given.epoch)
-        self._outbox.put(frame, 100 + len(given.data))
+        self._outbox.put(frame, len(given.data))
 
     def _removed(self, number: int, error: SulinaError) -> None:
         """The topic has let the subscriber go."""

@@ -6,6 +6,7 @@ was taken is finished, cursors are written, logs are closed, the metadata store 
 
 import asyncio
 import contextlib
+import functools
 import resource
 import tempfile
 import time
@@ -16,11 +17,12 @@ from importlib.metadata import version
 import structlog
 from starlette.types import ASGIApp
 
+from sulina.addresses import address_text, split_address
 from sulina.broker.broker import Broker
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, no_span
 from sulina.broker.standing import Standing
-from sulina.config import Settings, address_text
+from sulina.config import Settings
 from sulina.core.cluster.entries import Registration
 from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.core.records.batch import validate
@@ -32,11 +34,11 @@ from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
 from sulina.listeners.local import LocalConnection
-from sulina.listeners.peer import PeerNetwork, split_address
+from sulina.listeners.peer import PeerNetwork
+from sulina.listeners.peer_owners import PeerOwners, answer_peer
 from sulina.listeners.websocket import WebSocketListener
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node.cluster import open_archives, open_metadata, take_directory
-from sulina.node.remote import RemoteOwners
 from sulina.node.tracing import Tracing
 from sulina.ports import Files, MetadataStore
 from sulina.storage.files import OsFiles, VolatileFiles
@@ -95,23 +97,23 @@ class Node:
             node = cls(settings, broker, warming)
             if standing is None:
                 await broker.start()
-            peers = PeerNetwork(settings.broker_id, int(time.time() * 1000))
+            peers = PeerNetwork(
+                settings.broker_id, int(time.time() * 1000), answer=functools.partial(answer_peer, broker)
+            )
             exits.push_async_callback(peers.close)  # when the broker has said what it has to say
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)
             if listen:
                 await node._listen(exits, tracing)
             if standing is not None:
-                await node._join(store_id, peers, exits)
+                await node._join(store_id, peers)
             _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
         return node
 
-    async def _join(self, store_id: str, peers: PeerNetwork, exits: contextlib.AsyncExitStack) -> None:
+    async def _join(self, store_id: str, peers: PeerNetwork) -> None:
         settings = self.settings
-        others = RemoteOwners(self.connector)
-        exits.push_async_callback(others.close)
-        self.broker.others = others
+        self.broker.others = PeerOwners(self.broker, peers)
         self.broker.hub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         registration = Registration(

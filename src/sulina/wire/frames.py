@@ -34,10 +34,11 @@ from sulina.wire.messages import Name
 
 FRAME_BYTES_MAX = 72 << 20  # the largest batch, and what is around it
 RANGES_MAX = 10_000
+CREDIT_MAX = 1_000_000  # records that a consumer can be sent before it adds credit
 
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=RANGES_MAX)]
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Credit = Annotated[int, Meta(ge=0, le=1_000_000)]
+Credit = Annotated[int, Meta(ge=0, le=CREDIT_MAX)]
 Positions = Annotated[dict[int, int], Meta(max_length=PARTITIONS_OF_A_TOPIC_MAX)]
 Reason = Annotated[str, Meta(max_length=500)]
 EventTypes = Annotated[list[Name], Meta(max_length=100)]

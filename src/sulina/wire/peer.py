@@ -15,7 +15,7 @@ from sulina.core.delivery.pubsub import DeliveryReport
 from sulina.errors import ProtocolError, SulinaError, from_code
 from sulina.wire.messages import Name
 
-PROTOCOL = 1
+PROTOCOL = 2  # 1: without requests
 FRAME_BYTES_MAX = 72 << 20
 LENGTH = struct.Struct(">I")
 
@@ -52,7 +52,7 @@ class Pong(PeerFrame, frozen=True, tag="pong"):
 # From a subscriber's home to a partition's owner
 
 
-class Join(PeerFrame, frozen=True, tag="join"):
+class JoinPartition(PeerFrame, frozen=True, tag="join"):
     """A subscriber wants what is published from `start` on, or from `offset` on. Answered by Joined or Refused.
 
     Repeated after a break: a handle that is known already is the same subscriber.
@@ -154,9 +154,53 @@ class Removed(PeerFrame, frozen=True, tag="removed"):
         return from_code(self.code, self.message, self.details)
 
 
+# Requests to the owner of a partition, and their answers
+
+
+class PeerCall(PeerFrame, frozen=True, tag="call"):
+    """Ask for an operation of `wire.operations`, by its name and arguments."""
+
+    id: Id
+    operation: Name
+    arguments: dict[str, Any] = {}
+
+
+class PeerPublish(PeerFrame, frozen=True, tag="publish"):
+    """Append batches to one partition, once for their txn_id. Answered when they are as durable as the topic wants."""
+
+    id: Id
+    topic: Name
+    partition: int
+    data: memoryview
+    txn_id: str
+    schema_id: str
+
+
+class PeerAnswer(PeerFrame, frozen=True, tag="answer"):
+    """The result of a request: plain values."""
+
+    id: Id
+    result: Any = None
+
+
+class PeerFailed(PeerFrame, frozen=True, tag="failed"):
+    """Why a request failed. Nothing was done, unless the error says otherwise."""
+
+    id: Id
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    def error(self) -> SulinaError:
+        """Return the error that was raised at the other broker."""
+        return from_code(self.code, self.message, self.details)
+
+
+PeerRequest = PeerCall | PeerPublish
 AnyPeerFrame = (
-    Hello | Ping | Pong | Present | Join | Leave | Reported | Joined | Refused | DeliverBatch | Resume | Removed
-)
+    Hello | Ping | Pong | Present | JoinPartition | Leave | Reported | Joined | Refused | DeliverBatch | Resume
+    | Removed | PeerCall | PeerPublish | PeerAnswer | PeerFailed
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyPeerFrame] = msgspec.msgpack.Decoder(AnyPeerFrame)

@@ -32,8 +32,8 @@ from sulina.wire.messages import PubSubMetrics
 from sulina.wire.peer import (
     AnyPeerFrame,
     DeliverBatch,
-    Join,
     Joined,
+    JoinPartition,
     Leave,
     Present,
     Refused,
@@ -229,7 +229,7 @@ class Hub:
         self._asked[request] = _Asked(owner, name, subscriber, answer)
         start, relay = self._starts.get(subscriber.handle, "latest"), self._relays.get(name)
         try:
-            frame = Join(
+            frame = JoinPartition(
                 request,
                 str(name.topic),
                 name.partition,
@@ -373,7 +373,7 @@ class Hub:
                 live = frozenset(unpack_handles(frame.handles))
                 for feed in self.feeds.values():
                     self._spawn(feed.keep_only(source, live))
-            case Join():
+            case JoinPartition():
                 self._spawn(self._join(source, frame))
             case Leave():
                 self._spawn(self._leave(source, frame))
@@ -384,7 +384,7 @@ class Hub:
             case Removed():
                 self._removed(_partition(frame.topic, frame.partition), frame)
 
-    async def _join(self, source: str, frame: Join) -> None:
+    async def _join(self, source: str, frame: JoinPartition) -> None:
         try:
             await self._knows.topic_when_known(TopicName.parse(frame.topic), KNOWN_SECONDS)
             name = _partition(frame.topic, frame.partition)

@@ -9,7 +9,7 @@ SMALL_BYTES = 16 << 10  # up to here a frame is put together with others
 TOGETHER_BYTES_MAX = 64 << 10
 
 
-class Outbox:
+class FrameBuffer:
     """Bytes in, buffers out, in order."""
 
     __slots__ = ("_buffers", "_is_open", "size_bytes")

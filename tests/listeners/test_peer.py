@@ -220,7 +220,7 @@ async def test_a_broker_that_comes_late_is_found_by_dialling_on(a: Node, b: Node
         await logs.until("peer_unreachable")
         proxy.heal()  # it does not know us yet
         await logs.until("peer_refused")
-        assert logs.reasons("peer_refused")[0] == "a is no member"
+        assert logs.reasons("peer_refused")[0] == "a is not a member"
         b.network.set_members({"a": a.address})
         await a.until_told("up", "b", 22)
     assert len(logs.reasons("peer_unreachable")) <= 4, "said once for each reason, not for each attempt"
@@ -229,11 +229,11 @@ async def test_a_broker_that_comes_late_is_found_by_dialling_on(a: Node, b: Node
 async def test_who_is_no_member_any_more_is_disconnected_until_it_is_one_again(a: Node, b: Node) -> None:
     await connect(a, b)
     a.network.set_members({})
-    assert a.told[-1] == ("down", "b", "it is no member any more")
+    assert a.told[-1] == ("down", "b", "it is not a member any more")
     await b.until_told("down", "a")
     await connect(a, b)
     b.network.set_members({"b": b.address})
-    assert b.told[-1] == ("down", "a", "it is no member any more")
+    assert b.told[-1] == ("down", "a", "it is not a member any more")
     await a.until_told("down", "b", times=2)
     await connect(a, b)
     assert (a.count("up"), b.count("up")) == (3, 3)
@@ -288,8 +288,8 @@ def hello(broker_id: str = "a", to: str = "b", **more: int) -> bytes:
     ("first", "says"),
     [
         (hello(to="x"), "a means x, and this is b"),
-        (hello("x"), "x is no member"),
-        (hello("b"), "b is no member"),
+        (hello("x"), "x is not a member"),
+        (hello("b"), "b is not a member"),
         (hello("c"), "c is to be dialled by b"),
         (hello(protocol=1), "a speaks protocol 1"),
         (bytes(encode_peer(Ping(1))), "Ping before Hello"),

@@ -39,7 +39,7 @@ _ROUTES = {
 
 
 def make_app(broker: "Broker", limits: HttpLimits = DEFAULT_HTTP_LIMITS, *, websocket: ASGIApp) -> "HttpApp":
-    """The application; `websocket` answers the WebSockets at /v1/ws."""
+    """Return the application; `websocket` answers the WebSockets at /v1/ws."""
     return HttpApp(broker, limits, websocket)
 
 
@@ -65,12 +65,12 @@ class HttpApp:
         )
 
     def stop_waiting(self) -> None:
-        """The node is on its way out: end event streams, and tell those who wait for records."""
+        """End event streams, and refuse requests that wait for records: the node is stopping."""
         self._events.stop()
         self._fetcher.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or one WebSocket."""
+        """Answer one request, or one WebSocket."""
         if scope["type"] != "http":
             await self._other(scope, receive, send)
             return
@@ -100,7 +100,7 @@ class HttpApp:
             try:
                 await self._publisher.publish(target, exchange)
             except NotOwner as error:
-                # Whoever goes there must not choose once more: a repeat would find another partition.
+                # The client must not choose a partition again at the owner: a repeat would find another one.
                 path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
                 topic = target.topic
                 scope[AT_OWNER] = path.format(

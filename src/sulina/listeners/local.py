@@ -21,14 +21,22 @@ class LocalConnection:
         self._is_closed = False
 
     async def send(self, frame: FromClient) -> None:
-        """Hand over a frame, after those that came before; waits while the session has too much under way."""
+        """Hand over a frame, after those before it; wait while the session has too much under way.
+
+        Raises:
+            Disconnected: the connection is closed.
+        """
         async with self._turn:
             if self._is_closed:
                 raise Disconnected(url=URL, reason="the connection was closed")
             await self._session.handle(frame)
 
     async def receive(self) -> FromNode:
-        """The next frame from the node."""
+        """Return the next frame from the node.
+
+        Raises:
+            Disconnected: the connection is closed.
+        """
         while True:
             frame = self._session.outbox.take()
             if frame is not None:

@@ -63,13 +63,13 @@ _logger = structlog.get_logger("sulina.session")
 
 _Producing = tuple[str, str, str | None]  # topic, producer, and which topic of that name it is
 
-# What a client sends again, rather than tell whoever published it.
+# Errors after which a client sends again, instead of failing the publish.
 _SENT_AGAIN = (ArchiveFailed, MetadataFailed, NotServing, QueueFull, TopicNotFound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What one client may have under way."""
+    """Limits on what one client has under way."""
 
     requests_max: int = 4096  # that have not been answered
     requests_bytes_max: int = 64 << 20
@@ -108,14 +108,14 @@ class ServerSession:
         broker.metrics.connections.set(broker.counts.connections)
 
     async def finish(self, seconds: float) -> None:
-        """Let what was asked for be answered, for so long at most; nothing more is handled."""
+        """Answer the requests under way, for this many seconds at most; no frame is handled any more."""
         for fetch in self._fetches:  # nothing is lost by it: the reader asks again
             fetch.cancel()
         await wait_or_timeout(self._idle, seconds)
         self.outbox.close()
 
     async def close(self) -> None:
-        """The client has gone: its consumers too."""
+        """Detach all consumers and subscribers of the client, which has gone."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -245,7 +245,7 @@ class ServerSession:
             self.outbox.put(Failed(request, "internal", "the node failed to do this; its log says why"))
 
     def _break_run(self, run: int, error: SulinaError) -> None:
-        """What the client will send again must not be overtaken by what it has sent already."""
+        """Refuse the rest of a run: what the client sends again must not be overtaken by what it has sent already."""
         if run and isinstance(error, _SENT_AGAIN):
             self._broken_runs.setdefault(run, error)
             if len(self._broken_runs) > self._limits.requests_max:
@@ -324,7 +324,7 @@ class ServerSession:
         self.outbox.put(frame, len(delivery.data))
 
     def _dismissed(self, number: int, error: SulinaError) -> None:
-        """The broker has let the consumer go."""
+        """Tell the client that the broker has detached a consumer."""
         self.outbox.put(Detached(number, error.code, str(error), error.details()))
         gone = self._attachments.pop(number, None)
         if gone is not None:
@@ -384,7 +384,7 @@ class ServerSession:
             self.outbox.put(Failed(request, "internal", "the cursor could not be written; the node's log says why"))
 
     def _block(self, is_full: bool) -> None:
-        """The connection takes no more, or takes more again."""
+        """Stop deliveries when the connection takes no more, and start them when it does again."""
         for _, attachment in self._attachments.values():
             attachment.consumer.is_blocked = is_full
             if not is_full and attachment.subscription is not None:

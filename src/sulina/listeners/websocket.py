@@ -35,7 +35,7 @@ class WebSocketListener:
         self._is_closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection, from its handshake to its end."""
+        """Serve one connection, from its handshake to its end."""
         message = await receive()
         if message["type"] != "websocket.connect":
             return

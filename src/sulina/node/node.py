@@ -63,7 +63,7 @@ class Node:
 
     @classmethod
     async def start(cls, settings: Settings, *, listen: bool = True, volatile: bool = False) -> "Node":
-        """A node that serves. `volatile`: it keeps its data while it lives, in a directory of its own."""
+        """Return a node that serves. A `volatile` one keeps its data while it lives, in a directory of its own."""
         files_max = _raise_file_limit()
         async with contextlib.AsyncExitStack() as exits:
             files: Files = VolatileFiles() if volatile else OsFiles()
@@ -92,7 +92,9 @@ class Node:
             if settings.etcd is not None and not volatile:
                 standing = Standing(settings.broker_id)
                 lock, store_id = await asyncio.to_thread(take_directory, files, data)
-                exits.callback(lock.close)  # after the broker has stopped: whoever has it next takes us for dead
+                exits.callback(
+                    lock.close
+                )  # after the broker has stopped: the next holder of the lock takes this broker for dead
             broker = Broker(metadata, options, threads=threads, files=files, standing=standing, archives=archives)
             node = cls(settings, broker, warming)
             if standing is None:
@@ -158,7 +160,7 @@ class Node:
 
     @property
     def connector(self) -> Callable[[], Awaitable[LocalConnection]]:
-        """Makes connections within this process."""
+        """Return a function that makes connections within this process."""
 
         async def connect() -> LocalConnection:
             if self._stopping is not None:
@@ -174,7 +176,7 @@ class Node:
             await connection.close()
 
     async def stop(self) -> None:
-        """Once is enough. A caller that is cancelled does not leave it half done."""
+        """Stop the node, once. It is stopped also when the caller is cancelled."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._exits.aclose(), name="node-stop")
         await asyncio.shield(self._stopping)
@@ -212,7 +214,7 @@ def _use_kernels() -> None:
 
 
 def _raise_file_limit() -> int:
-    """Every open log has a few files, every client a socket: take what the system grants. How many files that is."""
+    """Raise the limit on open files as far as the system grants, for logs and sockets; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.core.cluster import keys
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.holder import Admission, Holder, admit
@@ -44,11 +44,11 @@ async def test_p12_the_cursor_of_a_former_holder_is_not_written(tmp_path: Path) 
         a = world.running["a"]
         await a.put_topic(ONE, TopicSettings())
         await world.publish(ONE, b"0")
-        consumer = Consumer(name="one", id="1", credit=1)
+        consumer = ConsumerConnection(name="one", id="1", credit=1)
         await a.attach(ONE, "s", SubscriptionSettings(start="earliest"), consumer)
         subscription = a._topics[ONE].subscriptions["s"]
         fences = subscription.fences(0)
-        await a._claim(a._topics[ONE], subscription, Consumer(name="one", id="2"))
+        await a._claim(a._topics[ONE], subscription, ConsumerConnection(name="one", id="2"))
         cursor = Cursor(1)
         with pytest.raises(NotServing):
             await a._writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, fences)

@@ -12,7 +12,7 @@ import pytest_asyncio
 from sulina.broker import broker, logs
 from sulina.broker.broker import Broker
 from sulina.broker.partition import Partition
-from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
+from sulina.cli.doctor.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
 from sulina.core.records.record import Record
 from sulina.core.topic import TopicSettings
 from sulina.errors import LogStopped, NotServing
@@ -115,11 +115,11 @@ async def test_l9_a_log_that_a_full_disk_keeps_from_opening_is_opened_when_there
 @pytest.mark.parametrize(
     ("code", "kind", "advice"),
     [
-        (errno.ENOSPC, "disk_full", "make room on that disk"),
-        (errno.EDQUOT, "disk_full", "make room on that disk"),
-        (errno.EFBIG, "disk_full", "make room on that disk"),
-        (errno.EIO, "log_stopped", "see to that fault"),
-        (errno.EACCES, "log_stopped", "see to that fault"),
+        (errno.ENOSPC, "disk_full", "free space on that disk"),
+        (errno.EDQUOT, "disk_full", "free space on that disk"),
+        (errno.EFBIG, "disk_full", "free space on that disk"),
+        (errno.EIO, "log_stopped", "correct that fault"),
+        (errno.EACCES, "log_stopped", "correct that fault"),
     ],
     ids=errno.errorcode.get,
 )

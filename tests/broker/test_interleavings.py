@@ -29,6 +29,7 @@ from sulina.errors import (
 )
 from sulina.metadata.sqlite import SqliteMetadata
 from sulina.ports import Put
+from sulina.storage.partition_log import PartitionLog
 from sulina.types import TopicName
 from sulina.wire.frames import AckRecords, AddCredit, Answer, Call, Deliver, Failed, Fetch, NackRecords, Subscribe
 from sulina.wire.messages import SubscriptionSettings
@@ -85,9 +86,7 @@ async def test_a_seek_is_whole_whenever_its_client_leaves(tmp_path: Path) -> Non
         assert (await broker.subscription(ORDERS, "s")).lag == 8
 
 
-async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_more(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(ack=Ack.MEMORY)))
         with pytest.raises(VersionConflict):
@@ -98,8 +97,8 @@ async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_mor
         await broker.fetch(ORDERS, 0, 2, wait_seconds=10)
         assert await values(broker) == [b"1", b"1", b"1"]
         log = broker._topics[ORDERS].partitions[0].log_if_open
-        assert log is not None
-        monkeypatch.setattr(log._log, "_failure", OSError("the disk has gone"))
+        assert isinstance(log, PartitionLog)
+        log.stop(OSError("the disk has gone"))
         with pytest.raises(LogStopped):
             await broker.publish_records(ORDERS, [Record(value=b"lost")])
 
@@ -187,7 +186,7 @@ async def test_a_cursor_that_cannot_be_written_is_nobody_elses_trouble_p3(
             await subscribe(connection, consumer=2, subscription="bad")
             await publish(broker, b"1")
             await received(connection, 2)
-            bad = broker._topics[ORDERS].subscriptions["bad"]._cursors[0]
+            bad = broker._topics[ORDERS].subscriptions["bad"].cursors[0]
             monkeypatch.setattr(bad, "stored", lambda: b"x" * (2 << 20))
             await connection.send(AckRecords(6, 2, 0, [(0, 1)]))
             await connection.send(AckRecords(7, 1, 0, [(0, 1)]))
@@ -350,7 +349,7 @@ async def test_a_cursor_beyond_the_end_of_the_log_does_not_swallow_what_comes(tm
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings())
-        broker._topics[ORDERS].subscriptions["s"]._cursors[0].ack(0, 50)
+        broker._topics[ORDERS].subscriptions["s"].cursors[0].ack(0, 50)
         async with connected(broker) as connection:
             await subscribe(connection)
             await publish(broker, b"1")

@@ -10,7 +10,7 @@ import pytest
 
 from sulina.broker.cluster.load_manager import LoadManager
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import FIRST_EPOCH, Epoch, Sealed
+from sulina.core.cluster.entries import FIRST_EPOCH, EpochEntry, Sealed
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import Record, encode
@@ -239,7 +239,7 @@ async def test_a_cursor_of_an_old_owner_does_not_overrule_the_new_ones(tmp_path:
         owner = await world.owner(ORDERS)
         await owner.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
         stale = owner._topics[ORDERS].subscriptions["s"]
-        fences, old = stale.fences(0), stale._cursors[0]
+        fences, old = stale.fences(0), stale.cursors[0]
         target = other(world, owner.options.broker_id)
         await owner.unload(ORDERS, to=target)
         served = await world.moved(ORDERS, target)
@@ -319,7 +319,7 @@ async def test_a_deleted_topic_leaves_nothing_and_its_name_begins_anew(tmp_path:
             assert await world.values(carts, 1) == [value]
             entry = await world.metadata.get(keys.epoch(PartitionName(carts, 1)))
             assert entry is not None
-            epochs.append(msgspec.json.decode(entry.value, type=Epoch).epoch)
+            epochs.append(msgspec.json.decode(entry.value, type=EpochEntry).epoch)
             await b.delete_topic(carts)
             with pytest.raises(TopicNotFound):
                 await b.topic(carts)
@@ -536,7 +536,7 @@ async def test_a_policy_that_asks_for_more_holds_from_then_on(tmp_path: Path) ->
 
         async def is_archived() -> bool:
             entry = await world.metadata.get(keys.epoch(FIRST))
-            return entry is not None and msgspec.json.decode(entry.value, type=Epoch).is_archived
+            return entry is not None and msgspec.json.decode(entry.value, type=EpochEntry).is_archived
 
         assert not await is_archived(), "what only one disk has was said to be safe"
         await owner.put_topic(ORDERS, ARCHIVED)

@@ -10,7 +10,7 @@ import pytest
 
 from sulina.broker.broker import Broker
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch
+from sulina.core.cluster.entries import EpochEntry
 from sulina.core.records.record import Record
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import MetadataFailed, NotServing, TopicNotFound
@@ -27,10 +27,10 @@ LOCAL = TopicSettings(policy=Policy(ack=Ack.LOCAL))
 ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
 
 
-async def epoch_of(world: Brokers) -> Epoch:
+async def epoch_of(world: Brokers) -> EpochEntry:
     entry = await world.metadata.get(keys.epoch(FIRST))
     assert entry is not None
-    return msgspec.json.decode(entry.value, type=Epoch)
+    return msgspec.json.decode(entry.value, type=EpochEntry)
 
 
 def log_of(broker: Broker) -> TieredLog:

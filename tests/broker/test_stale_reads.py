@@ -31,7 +31,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 def cut_off(broker: Broker) -> None:
     """Its lease has ended, and it has not heard what became of its partitions."""
-    broker._cluster.membership._valid_until = 0.0
+    broker._cluster.membership.valid_until = 0.0
 
 
 async def test_u14_without_a_lease_nothing_is_read_that_may_be_old(world: Brokers) -> None:

@@ -58,7 +58,7 @@ async def test_u14_a_publisher_at_an_owner_that_was_overtaken_may_try_again(tmp_
         await world.publish(ORDERS, b"0")
         log = a._topics[ORDERS].partitions[0].log_if_open
         assert isinstance(log, TieredLog)
-        newer = Archive(world.objects, log._archive.path)
+        newer = Archive(world.objects, log.archive.path)
         newer.load()
         newer.claim(Epoch(log.view.epoch + 1), "b", lambda _: "another directory")
         with pytest.raises(LeaseExpired) as refused:

@@ -71,7 +71,7 @@ async def acked(owner: Broker, subscription: str, count: int, connection: Any) -
     await received(connection, 10)
     await connection.send(AckRecords(0, 1, 0, [(0, count)]))
     subscriptions = owner._topics[ORDERS].subscriptions
-    await until(lambda: subscriptions[subscription]._cursors[0].offset == count)
+    await until(lambda: subscriptions[subscription].cursors[0].offset == count)
 
 
 async def test_r10_a_broker_remembers_the_last_cursor_of_a_partition_that_it_gave_away(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
     """U3: with force it goes on though a consumer holds records; with or without consumers, acks are not lost."""
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
-        owner._writer._delay_seconds = NEVER_SECONDS  # only who asks for it has a cursor written
+        owner._writer.delay_seconds = NEVER_SECONDS  # only who asks for it has a cursor written
         monkeypatch.setattr(owner._writer, "write_notes", no_notes)
         await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
         async with connected(owner) as connection:
@@ -149,7 +149,7 @@ async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_la
     monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.01)
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
-        owner._writer._delay_seconds = 0.01
+        owner._writer.delay_seconds = 0.01
         await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
         async with connected(owner) as connection:
             await acked(owner, "s", 5, connection)

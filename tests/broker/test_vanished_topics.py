@@ -9,7 +9,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current
 from sulina.core.topic import TopicSettings
 from sulina.ports import Put
-from sulina.storage.leftovers import STAMP_FILE
+from sulina.storage.partition_directory import STAMP_FILE
 from sulina.types import PartitionName, TopicName
 from tests.support.brokers import brokers, until
 

@@ -142,7 +142,7 @@ class Owners:
     async def start(self, *names: str) -> None:
         for name, broker in zip(names, await self.world.start(*names), strict=True):
             network = self.networks[name] = PeerNetwork(name, 1, limits=QUICK, answer=partial(answer_peer, broker))
-            broker.hub.connect(network)
+            broker.pubsub.connect(network)
             broker.others = PeerOwners(broker, network)
             await network.start(HOST, 0)
         self.connect()

@@ -158,3 +158,20 @@ async def test_what_does_not_fit_is_not_half_delivered(monkeypatch: pytest.Monke
     large = sent(*((11, f"/{number}") for number in range(50)))
     (changes,) = await follow(monkeypatch, Script([large]), 1, queue_changes_max=5)
     assert len(changes) == 50  # a single revision may have more
+
+
+async def test_f2_a_stream_that_nobody_confirms_in_time_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member without a quorum may open a stream; the watch goes on when there is a quorum again."""
+    answers: list[BaseException | None] = [None, MetadataFailed(path="etcd://x", cause=Unanswered("no quorum"))]
+
+    async def believe(_: EtcdEndpoints, *, deadline: float) -> None:
+        if answers and (failure := answers.pop(0)) is not None:
+            raise failure
+
+    monkeypatch.setattr(EtcdEndpoints, "believe", believe)
+    script = Script([sent((11, "/a")), Unanswered("it broke")], [sent((12, "/b"))], [sent((12, "/b"))])
+    found = await follow(monkeypatch, script, 2)
+    assert [change.revision for changes in found for change in changes] == [11, 12]
+    assert len(script.starts) == 3

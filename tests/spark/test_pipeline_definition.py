@@ -43,7 +43,7 @@ def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
         ({"path": "/x"}, "either url"),
         ({"colour": 1}, "unknown field `colour`"),
         ({"bronze": [{"table": "raw"}]}, "missing required field `topic` - at `bronze"),
-        ({"bronze": [{"table": "Raw!", "topic": "/a/b"}]}, "'Raw!' is no name"),
+        ({"bronze": [{"table": "Raw!", "topic": "/a/b"}]}, "'Raw!' is not a valid name"),
         ({"bronze": [{"table": "raw", "topic": "orders"}]}, "bronze table raw"),
         ({"bronze": [BRONZE | {"start": "soon"}]}, "none of earliest"),
         ({"bronze": [BRONZE, BRONZE]}, "table raw is made twice"),

@@ -120,7 +120,7 @@ def test_u14_after_a_claim_an_older_epoch_adds_nothing_more(world: World) -> Non
 
 def test_u14_a_lower_epoch_claims_nothing(world: World) -> None:
     world.owned(5)
-    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by 5"):
+    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by epoch 5"):
         world.owned(4)
 
 
@@ -349,7 +349,7 @@ def test_large_objects_are_read_by_blocks_and_the_cache_stays_small(
     world.archive.store(world.next())
     reader = world.reader(bytes_max=4096)
     assert offsets_in(reader, max_bytes=700) == list(range(world.log.view.next_offset))
-    assert reader._cache.size_bytes <= 4096
+    assert reader.cache.size_bytes <= 4096
     for offset in random.Random(3).sample(range(world.log.view.next_offset), 40):
         found = reader.read(Offset(offset), 500)
         assert found.start_offset <= offset < found.next_offset

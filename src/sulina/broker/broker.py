@@ -14,14 +14,14 @@ from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Outdated
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Touched
-from sulina.broker.consumer import Attachment, Consumer
+from sulina.broker.consumer import ConsumerAttachment, ConsumerConnection
 from sulina.broker.member import ClusterMember
 from sulina.broker.options import BrokerOptions
 from sulina.broker.other_owners import OtherOwners
 from sulina.broker.partition import Log
 from sulina.broker.producers import Producers
-from sulina.broker.pubsub.hub import Hub
-from sulina.broker.pubsub.totals import Taken
+from sulina.broker.pubsub.node_pubsub import NodePubSub
+from sulina.broker.pubsub.totals import PublishCounts
 from sulina.broker.readers import Readers
 from sulina.broker.standing import Standing
 from sulina.broker.subscription import Subscription
@@ -103,13 +103,13 @@ class Broker(ClusterMember):
         self.producers = Producers(
             metadata, self._catalogue, broker_id=options.broker_id, present=self._present, clock=self._clock
         )
-        self.hub = Hub(options.broker_id, self, config=options.pubsub, clock=self._clock, events=self.events)
-        self._unplaced = Taken()  # rejects that are of no topic
+        self.pubsub = NodePubSub(options.broker_id, self, config=options.pubsub, clock=self._clock, events=self.events)
+        self._unplaced = PublishCounts()  # rejects that are of no topic
         self._tasks: list[asyncio.Task[None]] = []
         self._started_at = self._clock.monotonic()
         self.metrics.collect_lag(self._lags)
-        self.metrics.collect_deliveries(self.hub.delivered)
-        self.metrics.collect_batches(lambda: list(self.hub.batches_sent.items()))
+        self.metrics.collect_deliveries(self.pubsub.delivered)
+        self.metrics.collect_batches(lambda: list(self.pubsub.batches_sent.items()))
 
     # Its life
 
@@ -144,14 +144,14 @@ class Broker(ClusterMember):
 
     def _owners_changed(self, touched: Touched) -> None:
         if touched.partitions or touched.brokers:
-            self.hub.topics_changed()
+            self.pubsub.topics_changed()
 
     async def _sync_topic(self, name: TopicName) -> None:
         before = self._topics.get(name)
         await super()._sync_topic(name)
         if before is not None and self._topics.get(name) is not before:
-            self._unplaced.add(before.taken)  # of a topic that is gone
-        self.hub.topics_changed()
+            self._unplaced.add(before.publish_counts)  # of a topic that is gone
+        self.pubsub.topics_changed()
 
     def follow_peers(self, tell: Callable[[Mapping[str, str]], None]) -> None:
         """Tell where the brokers of the cluster take connections of others, now and whenever that changes."""
@@ -167,7 +167,7 @@ class Broker(ClusterMember):
     def _begin(self) -> None:
         self._writer.start()
         self.producers.start()
-        self.hub.start()
+        self.pubsub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._tasks.append(asyncio.create_task(self._reopen_regularly(), name="reopen-logs"))
         self._state = "ready"
@@ -190,10 +190,10 @@ class Broker(ClusterMember):
             await asyncio.wait(self._tasks)
         error = NotServing(reason="the node is stopping")
         async with self._lock:
-            await self.hub.close()
+            await self.pubsub.stop()
             for topic in self._topics.values():
                 await topic.stop_subscriptions(error)
-            await self._writer.close()
+            await self._writer.stop()
             await asyncio.gather(*(topic.close(error) for topic in self._topics.values()))
         self.events.emit("broker_stopped", broker_id=self.options.broker_id)
         self.events.close()
@@ -565,8 +565,8 @@ class Broker(ClusterMember):
         return known
 
     async def attach(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings, consumer: Consumer
-    ) -> Attachment:
+        self, name: TopicName, subscription: str, settings: SubscriptionSettings, consumer: ConsumerConnection
+    ) -> ConsumerAttachment:
         """Send records to a consumer from now on; the subscription is made if there is none."""
         self._check_serving()
         topic = self._topic(name)
@@ -577,34 +577,34 @@ class Broker(ClusterMember):
         if topic.is_reliable:
             known, _ = await self._subscription(topic, subscription, settings)
             await known.attach(consumer, settings)
-            attachment = Attachment(consumer, known, partial(known.detach, consumer))
+            attachment = ConsumerAttachment(consumer, known, partial(known.detach, consumer))
         else:
             topic.attach_passing(subscription, settings, consumer)
-            attachment = Attachment(consumer, None, partial(topic.detach_passing, subscription, consumer))
+            attachment = ConsumerAttachment(consumer, None, partial(topic.detach_passing, subscription, consumer))
         self.counts.consumers += 1
         self.metrics.consumers.set(self.counts.consumers)
         self.events.emit("consumer_attached", name, subscription=subscription, consumer=consumer.name)
         return attachment
 
     @whole
-    async def detach(self, name: TopicName, attachment: Attachment) -> None:
+    async def detach(self, name: TopicName, attachment: ConsumerAttachment) -> None:
         """The consumer's connection has ended, or it has had enough."""
         self.counts.consumers -= 1
         self.metrics.consumers.set(self.counts.consumers)
-        await attachment.leave()
+        await attachment.detach()
         self.events.emit("consumer_detached", name, consumer=attachment.consumer.name)
 
     # Subscribers
 
     def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
         """What became of messages, of one topic or of all, on this node. TopicNotFound."""
-        return self.hub.metrics(None if name is None else self._topic(name), self._unplaced)
+        return self.pubsub.metrics(None if name is None else self._topic(name), self._unplaced)
 
     def subscribers(self, name: TopicName) -> list[SubscriberInfo]:
         """Of the partitions that are served here. TopicNotFound, NotOwner."""
         topic = self._topic(name)
         topic.check_served()
-        return self.hub.subscribers(topic)
+        return self.pubsub.subscribers(topic)
 
     # Producers
 

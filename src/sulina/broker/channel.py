@@ -6,7 +6,7 @@ A subscription here is only a name under which consumers share records by its ki
 import struct
 from typing import Protocol
 
-from sulina.broker.consumer import Consumer, Delivery, replaced_by, taken_over
+from sulina.broker.consumer import ConsumerConnection, ConsumerDelivery, connections_to_replace, replaced_error
 from sulina.broker.metrics import TopicMetrics
 from sulina.core.delivery.fan_out import Payload
 from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
@@ -80,7 +80,7 @@ class Channel:
         self._send(member, data, [whole], count)
 
     def _pass_on_by_key(self, group: Members, data: memoryview) -> None:
-        ranges: dict[Consumer, list[Range]] = {}
+        ranges: dict[ConsumerConnection, list[Range]] = {}
         position = 0
         for header in split(data, check_crc=False):
             for record in decode(data, header, position):
@@ -88,17 +88,17 @@ class Channel:
                 if owner is None or not owner.is_able:
                     self._metrics.dropped_records.inc()
                     continue
-                assert isinstance(owner, Consumer)
+                assert isinstance(owner, ConsumerConnection)
                 ranges.setdefault(owner, []).append((record.offset, record.offset + 1))
             position += header.size_bytes
         for consumer, mine in ranges.items():
             self._send(consumer, data, mine, len(mine))
 
     def _send(self, member: object, data: memoryview, ranges: list[Range], count: int) -> None:
-        assert isinstance(member, Consumer)
+        assert isinstance(member, ConsumerConnection)
         member.credit -= count
         self._metrics.delivered_records.inc(count)
-        member.deliver(Delivery(self._partition, 1, data, ranges))
+        member.deliver(ConsumerDelivery(self._partition, 1, data, ranges))
 
 
 class PassingSubscription:
@@ -114,15 +114,15 @@ class PassingSubscription:
         self.members = Members(settings.kind)
         self._topic = topic
 
-    def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
+    def attach(self, consumer: ConsumerConnection, settings: SubscriptionSettings) -> None:
         """SubscriptionBusy, AlreadyExists when the subscription is of another kind."""
         topic = str(self._topic)
-        for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
+        for older in connections_to_replace(self.members, consumer, settings.kind, topic=topic, name=self.name):
             self.members.detach(older)
-            older.dismissed(taken_over(topic, self.name))
+            older.detached(replaced_error(topic, self.name))
         self.members.attach(consumer)
 
-    def detach(self, consumer: Consumer) -> None:
+    def detach(self, consumer: ConsumerConnection) -> None:
         """Send it no more."""
         if consumer in self.members.present:
             self.members.detach(consumer)
@@ -130,6 +130,6 @@ class PassingSubscription:
     def close(self, error: SulinaError) -> None:
         """Let every consumer go."""
         for consumer in list(self.members.present):
-            assert isinstance(consumer, Consumer)
+            assert isinstance(consumer, ConsumerConnection)
             self.members.detach(consumer)
-            consumer.dismissed(error)
+            consumer.detached(error)

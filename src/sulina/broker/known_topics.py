@@ -15,7 +15,7 @@ import structlog
 
 from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue, CatalogueTopic, Outdated, StoredSubscription
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.logs import Logs
@@ -272,7 +272,7 @@ class KnownTopics(ABC):
         self.counts.cursors -= len(topic.subscriptions) * len(topic.partitions)
         error = TopicNotFound(topic=str(name))
         await topic.stop_subscriptions(error)
-        await self._writer.forget(topic.cursor_keys())
+        await self._writer.discard(topic.cursor_keys())
         async with topic.lock:  # somebody may be about to let go of a partition
             await topic.close(error)
             self._logs.forget(topic)
@@ -281,7 +281,7 @@ class KnownTopics(ABC):
             else:
                 kept = await self._logs.set_aside(name, topic.stored)
                 self.events.emit("topic_vanished", name, topic_id=topic.stored.topic_id, kept=kept)
-        self.metrics.forget(str(name))
+        self.metrics.remove_topic(str(name))
 
     async def _sync_subscriptions(self, topic: Topic, known: CatalogueTopic) -> None:
         for name, subscription in list(topic.subscriptions.items()):
@@ -342,7 +342,7 @@ class KnownTopics(ABC):
                     known = stored.get((subscription.name, number))
                     cursor = known or await self._new_cursor(subscription, partition)
                     if cursor is not None:
-                        await subscription.adopt(number, cursor, is_moved=known is not None)
+                        await subscription.acquire(number, cursor, is_moved=known is not None)
 
     async def _new_cursor(self, subscription: Subscription, partition: Partition) -> Cursor | None:
         """None: the subscription has gone meanwhile, or the partition has."""
@@ -412,7 +412,7 @@ class KnownTopics(ABC):
             writer=self._writer,
             clock=self._clock,
             metrics=topic.metrics,
-            bury=partial(self._bury, topic),
+            dead_letter=partial(self._bury, topic),
             claim=None if self._standing is None else partial(self._claim, topic),
         )
         topic.subscriptions[name] = Subscription(name, stored, context, topic.rules)
@@ -425,10 +425,10 @@ class KnownTopics(ABC):
         self.counts.subscriptions -= 1
         self.counts.cursors -= len(topic.partitions)
         await subscription.close(error)
-        await self._writer.forget(subscription.cursor_keys())
+        await self._writer.discard(subscription.cursor_keys())
 
     @abstractmethod
-    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: ConsumerConnection) -> None:
         """Make a consumer the holder of a subscription, if it may be."""
 
     @abstractmethod

@@ -31,7 +31,7 @@ from sulina.errors import InvalidName, LimitReached, NotOwner, NotServing, Stale
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.leftovers import ensure_stamp, read_stamp, set_aside_in, set_directory_aside
+from sulina.storage.partition_directory import ensure_stamp, read_stamp, set_aside_in, set_directory_aside
 from sulina.storage.partition_log import LogThreads, PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, PartitionName, TopicName
@@ -219,7 +219,7 @@ class Logs:
     async def _own_directory(self, partition: PartitionName, topic_id: str) -> None:
         """Take back the directory of a topic that has returned; keep that of another topic of the same name."""
         directory = self.directory(partition)
-        if await asyncio.to_thread(orphans.take_back, self._files, directory, topic_id):
+        if await asyncio.to_thread(orphans.restore, self._files, directory, topic_id):
             self._events.emit("directory_taken_back", partition.topic, partition=partition.partition, path=directory)
 
     async def kept(self) -> list[tuple[PartitionName, str, str]]:

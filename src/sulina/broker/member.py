@@ -15,7 +15,7 @@ from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import Ownership
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.known_topics import AGREE_TRIES
 from sulina.broker.options import BrokerOptions
 from sulina.broker.other_owners import OtherOwners
@@ -27,7 +27,7 @@ from sulina.broker.timekeeper import Timekeeper
 from sulina.broker.topic import Topic, refuse_consumers
 from sulina.broker.topics import Topics
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import BrokerMode, GivenUp, LoadReport, Registration, Step
+from sulina.core.cluster.entries import BrokerMode, GivenUp, LoadReport, Registration, UnloadStep
 from sulina.core.delivery.holder import Admission, Holder, admit
 from sulina.core.log.position import LATEST
 from sulina.core.topic import DeliveryGuarantee, TopicSettings
@@ -143,7 +143,7 @@ class ClusterMember(Topics):
         cluster = Cluster(
             self._metadata,
             registration=registration,
-            owner=self._owner,
+            assignee=self._owner,
             topics=self,
             events=self.events,
             clock=self._clock,
@@ -214,7 +214,7 @@ class ClusterMember(Topics):
     async def _leave(self) -> None:
         """Give back what is ours in good order, as far as there is time, and be gone."""
         if self._standing is not None and self._standing.cluster is not None:
-            await self._standing.cluster.leaving()
+            await self._standing.cluster.announce_leaving()
         if self._owner is not None:
             await self._owner.stop(self.options.stop_seconds)
         if self._memory is not None:
@@ -228,7 +228,7 @@ class ClusterMember(Topics):
 
     async def _delete_remains(self, name: TopicName, stored: StoredTopic, mark: Compare) -> None:
         if self._standing is not None:
-            await self._cluster.forget(name, stored.partitions, mark)  # its owners let go
+            await self._cluster.delete_topic(name, stored.partitions, mark)  # its owners let go
         await self._logs.delete_archives(name, stored)
         await super()._delete_remains(name, stored, mark)
 
@@ -236,7 +236,7 @@ class ClusterMember(Topics):
         if self._standing is not None:
             # A leader that had not heard of a delete may have given what is gone to somebody.
             gone = Compare(keys.delivery(name), NO_REVISION)
-            await self._cluster.forget(name, settings.partitions, gone)
+            await self._cluster.delete_topic(name, settings.partitions, gone)
         await super()._create_topic(name, settings)
 
     async def _tidy_regularly(self) -> None:
@@ -448,7 +448,7 @@ class ClusterMember(Topics):
             # A consumer may have moved along, from who had not been asked to who had.
         raise OwnersNotReached(topic=str(name), partitions=owners, what=what, reason="they keep moving")
 
-    async def _claim(self, topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
+    async def _claim(self, topic: Topic, subscription: Subscription, consumer: ConsumerConnection) -> None:
         """Make a consumer the holder of a subscription, unless the one that there is is attached at any owner.
 
         SubscriptionBusy when it is, NotServing while that is not known.
@@ -677,7 +677,7 @@ class ClusterMember(Topics):
 
         def is_heard(name: PartitionName) -> bool:
             held = view.unloads.get(name)
-            return held is None or held.value.step != Step.REQUESTED
+            return held is None or held.value.step != UnloadStep.REQUESTED
 
         await view.wait_for(lambda _: all(is_heard(name) for name in owners), REFUSED_SECONDS)
         for name, owner in owners.items():
@@ -708,7 +708,7 @@ class ClusterMember(Topics):
             reason=f"only broker {info.from_broker} had them",
             at_ms=int(self._clock.now() * 1000),
         )
-        await self._cluster.force(partition, to, given_up)
+        await self._cluster.force_recovery(partition, to, given_up)
         self.events.emit(
             "range_given_up",
             topic.name,
@@ -720,7 +720,7 @@ class ClusterMember(Topics):
         return UnloadInfo(
             topic=info.topic,
             partition=info.partition,
-            step=Step.UNASSIGNED,
+            step=UnloadStep.UNASSIGNED,
             from_broker=info.from_broker,
             to_broker=to,
             given_up=info.given_up,
@@ -758,7 +758,7 @@ class ClusterMember(Topics):
                     UnloadInfo(
                         topic=str(name),
                         partition=place.name.partition,
-                        step=Step.UNASSIGNED,
+                        step=UnloadStep.UNASSIGNED,
                         from_broker=waiting.value.from_broker,
                         to_broker=waiting.value.to,
                     )

@@ -20,7 +20,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
 from sulina.broker.unloading import Outcome, Unloading
-from sulina.core.cluster.entries import Epoch, LoadReport, Unload
+from sulina.core.cluster.entries import EpochEntry, LoadReport, UnloadRequest
 from sulina.errors import NotServing, SulinaError
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock, MetadataStore
@@ -68,9 +68,9 @@ class Catalogue(Protocol):
 class _Wanted:
     """What the cluster wants of a partition."""
 
-    epoch: Epoch | None = None  # None: nothing, it is another's
+    epoch: EpochEntry | None = None  # None: nothing, it is another's
     revision: int = 0  # of the assignment
-    unload: Unload | None = None
+    unload: UnloadRequest | None = None
     unload_revision: int = 0
     task: asyncio.Task[None] | None = None
     held: int | None = None  # the revision under which it was taken
@@ -116,7 +116,7 @@ class Owner:
 
     # What the cluster says
 
-    def assigned(self, partition: PartitionName, epoch: Epoch, revision: int) -> None:
+    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
         wanted = self._partitions.setdefault(partition, _Wanted())
         wanted.epoch, wanted.revision = epoch, revision
         self._converge_soon(partition, wanted)
@@ -131,7 +131,7 @@ class Owner:
             topic.places[partition.partition].lose()  # at once: nothing more is acknowledged
         self._converge_soon(partition, wanted)
 
-    def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
+    def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         wanted = self._partitions.get(partition)
         if wanted is not None and wanted.epoch is not None:
             wanted.unload, wanted.unload_revision = unload, revision
@@ -275,7 +275,7 @@ class Owner:
             # It lies there until somebody looks for leftovers, or opens it: what is ours again must not wait for that.
             _logger.warning("directory_not_let_go", partition=str(partition), error=str(error))
 
-    async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: Unload) -> None:
+    async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: UnloadRequest) -> None:
         topic = self._catalogue.topic_if_known(partition.topic)
         if topic is None or wanted.held is None:
             raise NotServing(reason=f"there is no topic {partition.topic} any more")

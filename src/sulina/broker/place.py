@@ -7,7 +7,7 @@ that broker's lease holds; everybody else says where to go.
 import asyncio
 from typing import Protocol
 
-from sulina.core.cluster.entries import Epoch
+from sulina.core.cluster.entries import EpochEntry
 from sulina.errors import Draining, LeaseExpired, LogClosed, LogStopped, NotServing, StaleEpoch, SulinaError
 from sulina.ports import Compare
 from sulina.types import PartitionName
@@ -45,7 +45,7 @@ class Place:
         self.name = name
         self.rights = rights  # None: the node is alone
         self.state = TopicState.ACTIVE if rights is None else TopicState.CLOSED
-        self.epoch: Epoch | None = None  # under which it is ours
+        self.epoch: EpochEntry | None = None  # under which it is ours
         self.revision = NOT_OURS  # of the assignment
         self.is_archived: bool | None = None  # what the cluster was told of it; None: it may know either
         self.saying = asyncio.Lock()  # while the cluster is told, and the log goes on by what it was told
@@ -104,7 +104,7 @@ class Place:
         """Whether its log may be opened here."""
         return self.state is TopicState.ACTIVE if self.rights is None else self.revision != NOT_OURS
 
-    def take(self, epoch: Epoch, revision: int) -> None:
+    def take(self, epoch: EpochEntry, revision: int) -> None:
         """It is ours from now on, and made ready to be served."""
         self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
         self.is_archived = epoch.is_archived

@@ -192,7 +192,7 @@ class Readers:
                 lowest.setdefault(partition, NeededOffsets()).add(offset, epoch)
         self._needed = lowest
         try:
-            await self._sweep(found, [reader for reader in found.readers.values() if reader.is_forgotten(now_ms)])
+            await self._sweep(found, [reader for reader in found.readers.values() if reader.is_deletable(now_ms)])
         except (SulinaError, OSError) as error:
             _logger.warning("readers_not_swept", error=str(error))
 

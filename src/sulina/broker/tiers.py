@@ -29,7 +29,7 @@ from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFou
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock, Compare, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.leftovers import Fate, Leftover, let_go
+from sulina.storage.partition_directory import Fate, Leftover, release_directory
 from sulina.storage.partition_log import LogThreads
 from sulina.storage.tiered_log import ArchiveHooks, Archiving, TieredLog
 from sulina.types import Epoch, PartitionName, TopicName
@@ -225,7 +225,12 @@ class Tiers:
         self._topic_ids.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
         left = await asyncio.to_thread(
-            let_go, directory, archive, topic_id=topic_id, files=self._files, failpoints=self._options.failpoints
+            release_directory,
+            directory,
+            archive,
+            topic_id=topic_id,
+            files=self._files,
+            failpoints=self._options.failpoints,
         )
         self.tell_leftover(partition, left)
 
@@ -255,7 +260,7 @@ class Tiers:
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
         """All archives of a topic that is being deleted, and what is still to be noted about them."""
-        await self._writer.forget_notes(keys.storage_prefix(topic))
+        await self._writer.discard_notes(keys.storage_prefix(topic))
         for number in range(stored.partitions):
             archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
             await asyncio.to_thread(archive.delete_all)

@@ -14,14 +14,14 @@ from functools import partial
 import structlog
 
 from sulina.broker.channel import Channel, PassingSubscription
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.options import BrokerOptions, Counts
 from sulina.broker.partition import Log, Opener, Partition
 from sulina.broker.place import Place, Rights
-from sulina.broker.pubsub.feed import Feed
-from sulina.broker.pubsub.totals import Taken
+from sulina.broker.pubsub.feed import PartitionFeed
+from sulina.broker.pubsub.totals import PublishCounts
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.delivery.dead_letter import is_end
@@ -150,8 +150,8 @@ class Topic:
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
         self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
-        self.taken = Taken()
-        self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
+        self.publish_counts = PublishCounts()
+        self.feeds: dict[int, PartitionFeed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == DeliveryGuarantee.RELIABLE:
             self.partitions = [Partition(place, opener) for place in self.places]
@@ -299,16 +299,18 @@ class Topic:
         """Count and tell a publish that was not taken, if the fault is the message's or the moment's."""
         reason = reject_reason(error)
         if reason is not None:
-            self.taken.rejected[reason] += 1
-            self._events.tell(PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error))
+            self.publish_counts.rejected[reason] += 1
+            self._events.emit_unlogged(
+                PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error)
+            )
 
     def _count_published(self, records: int, size_bytes: int, place: Place) -> None:
-        if self._events.is_heard:
-            self._events.tell(
+        if self._events.listeners:
+            self._events.emit_unlogged(
                 PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=place.name.partition, count=records
             )
         self.metrics.publishes.inc()
-        self.taken.accepted += records
+        self.publish_counts.accepted += records
         self.metrics.published_records.inc(records)
         self.metrics.published_bytes.inc(size_bytes)
         self._counts.published_bytes += size_bytes
@@ -362,7 +364,7 @@ class Topic:
     async def dismiss(self, error: SulinaError) -> None:
         """Let all consumers and subscribers go, who look for another broker; cursors stay as they are."""
         for subscription in list(self.subscriptions.values()):
-            await subscription.dismiss(error)
+            await subscription.detach_all(error)
         self.dismiss_passing(error)
         for number in list(self.feeds):
             self.release_feed(number, error)
@@ -386,13 +388,13 @@ class Topic:
 
     # Consumers of a topic that keeps nothing
 
-    def attach_passing(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
+    def attach_passing(self, name: str, settings: SubscriptionSettings, consumer: ConsumerConnection) -> None:
         """The subscription comes with its first consumer."""
         passing = self.passing.get(name) or PassingSubscription(self.name, name, settings)
         passing.attach(consumer, settings)
         self.passing[name] = passing
 
-    async def detach_passing(self, name: str, consumer: Consumer) -> None:
+    async def detach_passing(self, name: str, consumer: ConsumerConnection) -> None:
         """The subscription goes with its last consumer."""
         passing = self.passing.get(name)
         if passing is not None:
@@ -423,7 +425,7 @@ class Topic:
         groups = {name: sub.members for name, sub in self.subscriptions.items()}
         groups |= {name: sub.members for name, sub in self.passing.items()}
         return {
-            name: [member.holder.id for member in members.present if isinstance(member, Consumer)]
+            name: [member.holder.id for member in members.present if isinstance(member, ConsumerConnection)]
             for name, members in groups.items()
             if members.present
         }

@@ -21,7 +21,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.broker.standing import Standing
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, Step, Unload
+from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, UnloadRequest, UnloadStep
 from sulina.core.log.commit import timestamp_text
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.resume import DIRECTORY
@@ -76,7 +76,7 @@ class Unloading:
         self._was_served = False  # when it began; a partition may leave that could not be made ready
         self._is_unassigning = False  # the answer may be lost
 
-    async def run(self, unload: Unload, record_revision: int) -> Outcome:
+    async def run(self, unload: UnloadRequest, record_revision: int) -> Outcome:
         """Carry out a wish."""
         try:
             if not unload.force and await self._is_refused(record_revision):
@@ -203,7 +203,7 @@ class Unloading:
         is_here = not isinstance(error, NotServing) or isinstance(error.__cause__, OSError)
         return is_here and self._place.is_archived is True
 
-    async def _give_up(self, unload: Unload, missing: LogIncomplete) -> None:
+    async def _give_up(self, unload: UnloadRequest, missing: LogIncomplete) -> None:
         """Go on without records that were reported and are missing: expect them no more, under a higher epoch.
 
         What this broker's directory has is kept: the log goes on from it, or it is set aside.
@@ -239,20 +239,24 @@ class Unloading:
             end=missing.end,
         )
 
-    async def _let_go(self, unload: Unload, record_revision: int) -> None:
+    async def _let_go(self, unload: UnloadRequest, record_revision: int) -> None:
         name = self._place.name
         async with asyncio.timeout(self._options.unload_seconds_max):
             with self._span("quiesce"):
                 await self._quiesce()
-                record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.QUIESCED)
+                record_revision = await self._cluster.advance_unload(
+                    name, unload, record_revision, step=UnloadStep.QUIESCED
+                )
                 self._options.failpoints(Failpoint.UNLOAD_QUIESCED)
             with self._span("commit"):
                 await self._pause()
-                record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.PAUSED)
+                record_revision = await self._cluster.advance_unload(
+                    name, unload, record_revision, step=UnloadStep.PAUSED
+                )
                 self._options.failpoints(Failpoint.UNLOAD_PAUSED)
             with self._span("seal"):
                 self._drained = await self._seal()
-                await self._cluster.advance_unload(name, unload, record_revision, step=Step.SEALED)
+                await self._cluster.advance_unload(name, unload, record_revision, step=UnloadStep.SEALED)
             with self._span("unassign"):
                 self._is_unassigning = True
                 is_done = await self._cluster.unassign(name, self._revision, reason=Reason.UNLOADED, to=unload.to)

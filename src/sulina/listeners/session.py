@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from sulina.broker.broker import Broker
-from sulina.broker.consumer import Attachment, Consumer, Delivery
+from sulina.broker.consumer import ConsumerAttachment, ConsumerConnection, ConsumerDelivery
 from sulina.broker.topic import Accepted
 from sulina.core.delivery.pubsub import PublishOptions
 from sulina.core.log.publish_request import NO_OPTIONS, PublishRequest
@@ -89,7 +89,7 @@ class ServerSession:
         self._limits = limits or SessionLimits()
         self._name = name
         self.outbox = Outbox(self._limits.outbox_bytes_max, self._block)
-        self._attachments: dict[int, tuple[TopicName, Attachment]] = {}
+        self._attachments: dict[int, tuple[TopicName, ConsumerAttachment]] = {}
         self._subscribers = SessionSubscribers(broker, self.outbox, name)
         self._listeners = SessionListeners(broker, self.outbox)
         self._producers: set[_Producing] = set()
@@ -124,7 +124,7 @@ class ServerSession:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        while self._attachments:  # others may be dismissed meanwhile
+        while self._attachments:  # others may be detached meanwhile
             _, (topic, attachment) = self._attachments.popitem()
             await self._broker.detach(topic, attachment)
         for topic_text, producer, _ in self._producers:
@@ -299,12 +299,12 @@ class ServerSession:
         self._check_free(frame.consumer)
         topic = TopicName.parse(frame.topic)
         await self._broker.hear_of(topic)
-        consumer = Consumer(
+        consumer = ConsumerConnection(
             name=frame.name or f"{self._name}/{frame.consumer}",
             credit=frame.credit,
             id=frame.consumer_id,
             deliver=partial(self._deliver, frame.consumer),
-            dismissed=partial(self._dismissed, frame.consumer),
+            detached=partial(self._detached, frame.consumer),
         )
         settings = SubscriptionSettings(kind=frame.kind, start=frame.start)
         # The answer is in the outbox before the first delivery is.
@@ -319,11 +319,11 @@ class ServerSession:
         if attachment.subscription is not None:
             attachment.subscription.wake()
 
-    def _deliver(self, number: int, delivery: Delivery) -> None:
+    def _deliver(self, number: int, delivery: ConsumerDelivery) -> None:
         frame = Deliver(number, delivery.partition, delivery.attempt, delivery.data, delivery.ranges)
         self.outbox.put(frame, len(delivery.data))
 
-    def _dismissed(self, number: int, error: SulinaError) -> None:
+    def _detached(self, number: int, error: SulinaError) -> None:
         """Tell the client that the broker has detached a consumer."""
         self.outbox.put(Detached(number, error.code, str(error), error.details()))
         gone = self._attachments.pop(number, None)
@@ -343,7 +343,7 @@ class ServerSession:
         if frame.id:
             self.outbox.put(Answer(frame.id))
 
-    def _attached(self, number: int) -> tuple[TopicName, Attachment]:
+    def _attached(self, number: int) -> tuple[TopicName, ConsumerAttachment]:
         known = self._attachments.get(number)
         if known is None:
             raise ConsumerNotFound(consumer=number)

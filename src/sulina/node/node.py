@@ -116,7 +116,7 @@ class Node:
     async def _join(self, store_id: str, peers: PeerNetwork) -> None:
         settings = self.settings
         self.broker.others = PeerOwners(self.broker, peers)
-        self.broker.hub.connect(peers)
+        self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         registration = Registration(
             broker_id=settings.broker_id,

@@ -12,7 +12,7 @@ from sulina.core.log.resume import (
     check_continues,
     check_joins,
     check_witnesses,
-    standing,
+    directory_state,
     witnesses,
 )
 from sulina.errors import CorruptLog, LogIncomplete
@@ -41,12 +41,12 @@ OURS = Stamp(topic_id="t1", holder="h1")
 def test_u8_precedence_is_by_claim_not_by_file_age(
     exists: bool, stamp: Stamp | None, claimed_by: str | None, is_adopted: bool, expected: DirectoryState
 ) -> None:
-    found = standing(exists=exists, stamp=stamp, topic_id="t1", claimed_by=claimed_by, is_adopted=is_adopted)
+    found = directory_state(exists=exists, stamp=stamp, topic_id="t1", claimed_by=claimed_by, is_adopted=is_adopted)
     assert found is expected
 
 
 def test_u8_a_directory_without_stamp_is_adopted_only_where_that_is_said() -> None:
-    assert standing(exists=True, stamp=None, topic_id="t1", claimed_by=None) is DirectoryState.FOREIGN
+    assert directory_state(exists=True, stamp=None, topic_id="t1", claimed_by=None) is DirectoryState.FOREIGN
 
 
 def archive(next_offset: int, log_version: int) -> ArchiveView:

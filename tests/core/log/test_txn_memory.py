@@ -52,7 +52,7 @@ def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
             return super().get(number, default)
 
     memory = filled(1)
-    memory._runs = Forgetting(memory._runs)
+    memory.runs = Forgetting(memory.runs)
     assert memory.find("t0", 0, LIMITS) is None
 
 
@@ -89,8 +89,8 @@ def test_runs_that_are_over_go_and_make_room_l13() -> None:
 
 def test_what_is_forgotten_takes_no_memory_l13() -> None:
     memory = filled(1000, every_ms=MINUTE_MS)
-    assert sum(map(len, memory._shards)) == len(memory) <= 15 + 1 + LIMITS.run_max
-    assert len(memory._runs) == len(memory.sealed) + 1
+    assert sum(map(len, memory.shards)) == len(memory) <= 15 + 1 + LIMITS.run_max
+    assert len(memory.runs) == len(memory.sealed) + 1
 
 
 def test_a_run_that_is_over_before_it_is_full_goes_too_l13() -> None:

@@ -1,15 +1,15 @@
 """Walks over the records of batches, compiled by Numba: `batch.walk` in bulk.
 
-- No byte outside the records of a batch is read, whatever the bytes say: each number and each length is
+- Only bytes of the records of a batch are read, even if the batch is malformed: each number and each length is
   checked before it is used.
-- Accepts and refuses the same bytes as `batch.walk`; a test holds the two together.
+- The kernels accept and refuse the same bytes as `batch.walk`; a test compares the two.
 - Inside, a position is an address: passing arrays around would count references for each record, at a fifth
   of the speed.
 - A kernel never raises: it returns a fault, which `raise_fault` turns into InvalidBatch.
-- The lock of the interpreter is free while a kernel of bulk runs: the buffer must not change meanwhile. Those for
-  small batches keep it, as giving it away and getting it back takes longer than all that they do.
+- A bulk kernel releases the interpreter lock: the buffer must not change meanwhile. Kernels for small batches keep the
+  lock, because releasing and acquiring it takes longer than their work.
 
-Importing this takes a second, and the first use compiles (the result is cached on disk).
+Importing this module takes a second, and the first use compiles (the result is cached on disk).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
-# A fault is negative, so that it can stand in place of a position.
+# A fault is negative, so that it can be returned in place of a position.
 BAD_LENGTH, BAD_TIMESTAMP, BAD_OFFSET, BAD_KEY, BAD_VALUE, BAD_HEADERS, BAD_END, TRAILING, BAD_INPUT = range(-9, 0)
 _FAULTS = {
     BAD_LENGTH: "its length is wrong",
@@ -45,11 +45,11 @@ _FAULTS = {
     BAD_INPUT: "its columns do not fit each other, or its timestamp is too far from the first",
 }
 
-# Rows of the table that `decode_batches` takes: one column for each batch.
+# Rows of the table that is an argument of `decode_batches`: one column for each batch.
 START, END, COUNT, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIMESTAMP, IS_APPEND_TIME = range(7)
 BATCH_FIELDS = 7
 
-# Where `decode_batches` has got to; it goes on from there when called again for another buffer.
+# Progress of `decode_batches`, which continues from there when called again for another buffer.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, KEY_NULLS, VALUE_NULLS = range(8)
 STATE_FIELDS = 8
 
@@ -58,21 +58,29 @@ _SHORT_BYTES_MAX = 256 << 10
 
 
 def raise_fault(fault: int, row: int) -> None:
-    """InvalidBatch, if a kernel returned a fault."""
+    """Raise the error for the fault that a kernel returned, if it returned one.
+
+    Raises:
+        InvalidBatch: `fault` is a fault.
+    """
     if fault < 0:
         raise InvalidBatch(f"record {row} of the batch is not valid: {_FAULTS[fault]}")
 
 
 def as_array(buffer: Bytes) -> U8:
-    """The same bytes, read-only: kernels are compiled for one type of array."""
+    """Return the same bytes as a read-only array: kernels are compiled for one type of array."""
     array = np.frombuffer(buffer, np.uint8)
     array.flags.writeable = False
     return array
 
 
 def check(body: Bytes, header: BatchHeader) -> int:
-    """Check every record of a batch; the answer is the newest timestamp. InvalidBatch."""
-    # Letting go of the interpreter for a few microseconds can mean waiting milliseconds to have it back.
+    """Check every record of a batch, and return the newest timestamp.
+
+    Raises:
+        InvalidBatch: a record is malformed.
+    """
+    # Releasing the interpreter lock for microseconds can mean waiting milliseconds to acquire it again.
     checked = _check_short if len(body) < _SHORT_BYTES_MAX else _check
     fault, row, newest = checked(as_array(body), header.record_count, header.base_timestamp)
     raise_fault(fault, row)
@@ -80,12 +88,12 @@ def check(body: Bytes, header: BatchHeader) -> int:
 
 
 def kernel(function: Function) -> Function:
-    """Compile it, once for all processes where a directory can be written."""
+    """Compile a function, once for all processes if a directory for the cache can be written."""
     return _compiled(function)
 
 
 def _inlined(function: Function) -> Function:
-    # A call that returns many numbers costs more than all that is done in it.
+    # A call that returns many numbers costs more than the work in it.
     return _compiled(function, forceinline=True)
 
 
@@ -107,7 +115,7 @@ def _intrinsic(function: Function) -> Any:
 
 @_intrinsic
 def _byte(_context: Any, _address: Any) -> Any:
-    """The byte at an address."""
+    """Read the byte at an address."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], cgutils.voidptr_t))
@@ -150,7 +158,7 @@ def _long_varint(position: int, end: int, bits: int) -> tuple[int, int]:
 
 @_inlined
 def _varint(position: int, end: int, bits: int) -> tuple[int, int]:
-    """A zigzag varint, and where it ends, or -1."""
+    """Read a zigzag varint. Return it with the position after it, or -1."""
     if position < end:
         byte = _byte(position)
         if byte < 0x80:
@@ -171,7 +179,7 @@ def _is_utf8(position: int, end: int) -> bool:
         more = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
         if more > end - position:
             return False
-        # The second byte's range keeps out overlong forms, surrogates and what is past the last code point.
+        # The range of the second byte excludes overlong forms, surrogates and numbers past the last code point.
         low = 0xA0 if byte == 0xE0 else 0x90 if byte == 0xF0 else 0x80
         high = 0x9F if byte == 0xED else 0x8F if byte == 0xF4 else 0xBF
         if _byte(position) < low or _byte(position) > high:
@@ -185,7 +193,7 @@ def _is_utf8(position: int, end: int) -> bool:
 
 @kernel
 def _headers(position: int, end: int, count: int) -> tuple[int, int, int]:
-    """Where the headers end, or a fault; and the bytes of their keys and of their values."""
+    """Walk over headers. Return their end or a fault, and the size of all their keys and of all their values."""
     key_bytes = value_bytes = 0
     if count < 0 or 2 * count > end - position:
         return BAD_HEADERS, 0, 0
@@ -211,9 +219,9 @@ Spot = tuple[int, int, int, int, int, int, int, int, int, int]
 
 @_inlined
 def _record(position: int, limit: int, index: int, base_timestamp: int) -> Spot:
-    """Record `index` at `position`.
+    """Read record `index` at `position`.
 
-    Where it ends, or a fault; timestamp; start and size of key and of value; start, count, key bytes and
+    Return its end, or a fault; timestamp; start and size of key and of value; start, count, key bytes and
     value bytes of its headers. The size of null is -1.
     """
     length, position = _varint(position, limit, 32)
@@ -222,7 +230,7 @@ def _record(position: int, limit: int, index: int, base_timestamp: int) -> Spot:
     end = position + length
     delta, position = _varint(position + 1, end, 64)
     timestamp = base_timestamp + delta
-    if position < 0 or ((base_timestamp ^ timestamp) & (delta ^ timestamp)) < 0:  # the sign says: overflow
+    if position < 0 or ((base_timestamp ^ timestamp) & (delta ^ timestamp)) < 0:  # a sign bit means overflow
         return BAD_TIMESTAMP, 0, 0, 0, 0, 0, 0, 0, 0, 0
     offset_delta, position = _varint(position, end, 32)
     if position < 0 or offset_delta != index:
@@ -280,10 +288,10 @@ def decode_batches(
     value_ends: I32, values: U8, value_valid: U8,
     header_ends: I32, header_starts: I32,
 ) -> tuple[int, int]:  # fmt: skip
-    """Decode a run of batches that lie in one buffer; returns a fault and its record.
+    """Decode a run of batches that lie in one buffer. Return a fault and its record.
 
-    A column that is not asked for has an empty array. `*_ends` are Arrow offsets. Bits of `*_valid` come in
-    set. Keys and values have room for all the bytes of the records.
+    A column that was not asked for has an empty array. `*_ends` are Arrow offsets. All bits of `*_valid` are set
+    before the call. Keys and values have room for all the bytes of the records.
     """
     memory, key_memory, value_memory = _address(buffer), _address(keys), _address(values)
     row, key_at, value_at = state[ROWS], state[KEY_BYTES], state[VALUE_BYTES]
@@ -337,7 +345,7 @@ def decode_headers(
     """Decode the headers of rows `rows[0]` to `rows[1]`, which `decode_batches` found in this buffer.
 
     `state` counts as above, from zero. Sizes are checked again, so that even a buffer that changed meanwhile
-    cannot make it write outside the arrays.
+    cannot cause writes outside the arrays.
     """
     memory, key_memory, value_memory = _address(buffer), _address(keys), _address(values)
     end = memory + len(buffer)
@@ -381,7 +389,7 @@ def _store(_context: Any, _address: Any, _value: Any) -> Any:
 
 @_inlined
 def _put_varint(position: int, number: int) -> int:
-    """Write a zigzag varint; returns where it ends."""
+    """Write a zigzag varint. Return the position after it."""
     rest = np.uint64((number << 1) ^ (number >> 63))
     while rest > np.uint64(0x7F):
         _store(position, np.uint8(rest) | np.uint8(0x80))
@@ -403,7 +411,7 @@ def _varint_size(number: int) -> int:
 
 @_inlined
 def _size_at(ends: I32, nulls: U8, data_size: int, row: int) -> int:
-    """Bytes of one item of a binary column: -1 for null, -2 when its offsets are wrong."""
+    """Return the size of one item of a binary column: -1 for null, -2 when its offsets are wrong."""
     if len(nulls) and nulls[row]:
         return -1
     start, end = int(ends[row]), int(ends[row + 1])
@@ -444,10 +452,10 @@ def encode_records(
     header_key_ends: I32, header_keys: U8,
     header_value_ends: I32, header_values: U8, header_value_nulls: U8,
 ) -> tuple[int, int]:  # fmt: skip
-    """Write the records of one batch to `out`; returns their bytes, or a fault and its record.
+    """Write the records of one batch to `out`. Return their bytes, or a fault and its record.
 
-    `*_ends` are Arrow offsets; `*_nulls` is empty or says 1 for null; without keys or headers their first
-    array is empty. `out` has room enough if the columns are what they say, which is checked.
+    `*_ends` are Arrow offsets; `*_nulls` is empty, or has 1 for null; without keys or headers their first
+    array is empty. `out` has room enough if the columns are consistent, which is checked.
     """
     key_memory, value_memory = _address(keys), _address(values)
     header_key_memory, header_value_memory = _address(header_keys), _address(header_values)
@@ -456,7 +464,7 @@ def encode_records(
     header = header_count = 0
     for row in range(len(timestamps)):
         delta = timestamps[row] - timestamps[0]
-        if ((timestamps[row] ^ timestamps[0]) & (timestamps[row] ^ delta)) < 0:  # the sign says: overflow
+        if ((timestamps[row] ^ timestamps[0]) & (timestamps[row] ^ delta)) < 0:  # a sign bit means overflow
             return BAD_INPUT, row
         key_size = _size_at(key_ends, key_nulls, len(keys), row) if len(key_ends) else -1
         value_size = _size_at(value_ends, value_nulls, len(values), row)
@@ -491,9 +499,9 @@ def encode_records(
 
 @_short_kernel
 def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, count: int) -> tuple[int, int]:
-    """Write `count` records without headers to `out`; returns their bytes, or a fault and its record.
+    """Write `count` records without headers to `out`. Return their bytes, or a fault and its record.
 
-    `sizes` are those of the values, then those of the keys if there are any, -1 for null; `data` is their bytes in
+    `sizes` has the sizes of the values, then those of the keys if there are any, -1 for null; `data` has their bytes in
     the same order. Without `timestamps` all records have that of the first.
     """
     start = position = _address(out)
@@ -506,7 +514,7 @@ def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, count: int) -> t
     for row in range(count):
         if len(timestamps):
             delta = timestamps[row] - timestamps[0]
-            if ((timestamps[row] ^ timestamps[0]) & (timestamps[row] ^ delta)) < 0:  # the sign says: overflow
+            if ((timestamps[row] ^ timestamps[0]) & (timestamps[row] ^ delta)) < 0:  # a sign bit means overflow
                 return BAD_TIMESTAMP, row
         if len(sizes) > count:
             key_size = sizes[count + row]
@@ -540,10 +548,10 @@ def _big_endian(position: int, size: int) -> int:
 
 @_short_kernel
 def plain_run(buffer: U8, start: int, start_offset: int, wanted: int, limits: tuple[int, int]) -> tuple[int, int]:
-    """The end of the batches from `start` on that are plain, and how many of their records are not before an offset.
+    """Find the plain batches from `start` on. Return their end, and the number of their records from an offset on.
 
-    Plain is what `batch.split` takes, uncompressed, with data. The run ends behind the batch that has enough records.
-    `limits` are the bytes and the records of a batch.
+    A plain batch is one that `batch.split` accepts, uncompressed and not a control batch. The run ends after the batch
+    that has enough records. `limits` are the bytes and the records of a batch.
     """
     memory, position, rows = _address(buffer), start, 0
     while rows < wanted and len(buffer) - position >= HEADER_BYTES:
@@ -562,14 +570,14 @@ def plain_run(buffer: U8, start: int, start_offset: int, wanted: int, limits: tu
     return position, rows
 
 
-# One row of the table that `find_rows` fills. What is null starts at -1.
+# One row of the table that `find_rows` fills. Null starts at -1.
 OFFSET, TIMESTAMP, KEY_START, KEY_END, VALUE_START, VALUE_END, HEADERS_START, HEADERS_COUNT = range(8)
 ROW_FIELDS = 8
 
 
 @_short_kernel
 def find_rows(buffer: U8, start: int, end: int, start_offset: int, rows: I64) -> tuple[int, int]:
-    """Where the records of a plain run lie, from an offset on, until `rows` is full; returns a fault and its record."""
+    """Find the records of a plain run from an offset on, until `rows` is full. Return a fault and its record."""
     memory, found = _address(buffer), 0
     position = memory + start
     while position < memory + end and found < len(rows):

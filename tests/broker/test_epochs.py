@@ -33,13 +33,13 @@ async def test_u6_a_topic_made_again_counts_from_the_start_and_has_nothing_of_th
             assert await epoch_of(world) == FIRST_EPOCH
             first = await world.owner(TOPIC)
             await first.unload(TOPIC, force=True, to="b" if first is world.running["a"] else "a", partition=None)
-            place = first._topics[TOPIC].places[0]
-            await until(lambda place=place: not place.is_here)  # type: ignore[misc]
+            ownership = first.registry.topics[TOPIC].ownerships[0]
+            await until(lambda ownership=ownership: not ownership.is_here)  # type: ignore[misc]
             assert await world.publish(TOPIC, b"%d-2" % life) == 2
             assert await epoch_of(world) == FIRST_EPOCH + 1
             assert await world.values(TOPIC) == [b"%d-%d" % (life, number) for number in range(3)]
             await owner.delete_topic(TOPIC, force=True)
-            await until(lambda: all(TOPIC not in broker._topics for broker in world.running.values()))
+            await until(lambda: all(TOPIC not in broker.registry.topics for broker in world.running.values()))
 
 
 async def test_u6_a_partition_whose_epoch_is_high_already_goes_on_from_there(tmp_path: Path) -> None:

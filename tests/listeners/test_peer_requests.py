@@ -138,14 +138,20 @@ class Owners:
     def __init__(self, world: Brokers) -> None:
         self.world = world
         self.networks: dict[str, PeerNetwork] = {}
+        self.owners: dict[str, PeerOwners] = {}
 
     async def start(self, *names: str) -> None:
         for name, broker in zip(names, await self.world.start(*names), strict=True):
-            network = self.networks[name] = PeerNetwork(name, 1, limits=QUICK, answer=partial(answer_peer, broker))
+            answer = partial(answer_peer, broker)
+            network = self.networks[name] = PeerNetwork(name, 1, limits=QUICK, answer=answer)
             broker.pubsub.connect(network)
-            broker.others = PeerOwners(broker, network)
+            self.owners[name] = PeerOwners(network, owner_of=broker.cluster_handle.owner_of, answer=answer)
             await network.start(HOST, 0)
         self.connect()
+
+    def of(self, broker: Broker) -> PeerOwners:
+        """Return the owners as a broker asks them."""
+        return self.owners[broker.options.broker_id]
 
     def connect(self) -> None:
         members = {name: (HOST, network.port) for name, network in self.networks.items()}
@@ -173,9 +179,8 @@ async def test_an_owner_is_asked_wherever_it_is(owners: Owners) -> None:
     owner, other = await owners.at_another(ORDERS)
     await owner.publish_records(ORDERS, [Record(b"1"), Record(b"2")], partition=0)
     await owner.put_subscription(ORDERS, "s", SubscriptionSettings(kind=SubscriptionKind.SHARED, start="earliest"))
-    partition, here = PartitionName(ORDERS, 0), owner.others
-    for others in (other.others, here):  # also after it has moved to the broker that asks
-        assert others is not None
+    partition = PartitionName(ORDERS, 0)
+    for others in (owners.of(other), owners.of(owner)):  # also after it has moved to the broker that asks
         assert await others.locate(partition, LATEST) == 2
         assert await others.consumers(partition) == {}
         info = await others.seek(partition, "s", Position.parse("offset:1"))
@@ -189,7 +194,6 @@ async def test_a_record_that_is_sent_again_is_stored_once_p12(owners: Owners, mo
     await owners.world.running["a"].put_topic(ORDERS, TopicSettings())
     owner, other = await owners.at_another(ORDERS)
     partition, there = PartitionName(ORDERS, 0), owners.networks[owner.options.broker_id]
-    assert other.others is not None
     stored = asyncio.Event()
     publish = owner.publish
 
@@ -201,13 +205,13 @@ async def test_a_record_that_is_sent_again_is_stored_once_p12(owners: Owners, mo
         return published
 
     monkeypatch.setattr(owner, "publish", publish_then_break)
-    sent = asyncio.create_task(other.others.publish(partition, Record(b"dead"), "txn-1", NO_SCHEMA))
+    sent = asyncio.create_task(owners.of(other).publish(partition, Record(b"dead"), "txn-1", NO_SCHEMA))
     await asyncio.wait([sent, asyncio.create_task(stored.wait())], return_when=asyncio.FIRST_COMPLETED)
     assert not sent.done(), "it was answered"
     owners.connect()
     await sent
-    await other.others.publish(partition, Record(b"dead"), "txn-1", NO_SCHEMA)
-    await other.others.publish(partition, Record(b"other"), "txn-2", NO_SCHEMA)
+    await owners.of(other).publish(partition, Record(b"dead"), "txn-1", NO_SCHEMA)
+    await owners.of(other).publish(partition, Record(b"other"), "txn-2", NO_SCHEMA)
     assert await owners.world.values(ORDERS) == [b"dead", b"other"]
 
 
@@ -217,6 +221,5 @@ async def test_an_owner_that_is_away_is_named_after_a_while(owners: Owners, monk
     owner, other = await owners.at_another(ORDERS)
     for network in owners.networks.values():
         network.set_members({})
-    assert other.others is not None
     with pytest.raises(NotServing, match=f"broker {owner.options.broker_id} is not connected"):
-        await other.others.locate(PartitionName(ORDERS, 0), LATEST)
+        await owners.of(other).locate(PartitionName(ORDERS, 0), LATEST)

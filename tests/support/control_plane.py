@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from sulina.broker.cluster import Cluster, ClusterOptions
+from sulina.broker.cluster import Cluster, ClusterOptions, ClusterView
 from sulina.broker.events import Event, EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
@@ -431,8 +431,9 @@ class Member:
                 store_id=store_id,
                 started_ms=int(world.clock.now() * 1000),
             ),
-            assignee=self.owner,
+            view=ClusterView(line, events=stream, clock=world.clock, waiters_max=world.options.waiters_max),
             topics=world.topics,
+            load=self.owner.load,
             events=stream,
             clock=world.clock,
             options=world.options,
@@ -513,7 +514,7 @@ class World:
             failpoints,
         )
         self.members[broker_id] = member
-        await member.cluster.start()
+        await member.cluster.start(member.owner)
         return member
 
     async def join_all(self, *broker_ids: str) -> list[Member]:

@@ -1,6 +1,7 @@
-"""A topic that keeps nothing: what is published goes to whoever is attached and has room, once, or is dropped.
+"""A best-effort topic: what is published goes once to the consumers that are attached and have room, or is dropped.
 
-A subscription here is only a name under which consumers share records by its kind; it goes with its last consumer.
+A subscription of such a topic is only a name under which consumers share records by its kind; it goes with its last
+consumer.
 """
 
 import struct
@@ -26,12 +27,16 @@ class Feeds(Protocol):
     """Passes a batch on to subscribers at every node."""
 
     def publish(self, payload: Payload, options: TopicOptions) -> None:
-        """NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything."""
+        """Pass a batch on.
+
+        Raises:
+            NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything.
+        """
         ...
 
 
 class Channel:
-    """One partition's worth of passing on. Offsets count from 0 at every start of the node."""
+    """Passes on what is published to one partition of a best-effort topic. Offsets count from 0 at every start."""
 
     def __init__(self, topic: TopicName, partition: int, metrics: TopicMetrics) -> None:
         self._topic = topic
@@ -42,7 +47,11 @@ class Channel:
     def publish(
         self, data: Bytes, limits: BatchLimits, groups: list[Members], feed: Feeds | None, options: TopicOptions
     ) -> tuple[int, int]:
-        """Pass batches on; the offsets they got. NoSubscribers, PartitionDropped, DelayQueueFull, InvalidInput."""
+        """Pass batches on; return the offsets that they got.
+
+        Raises:
+            NoSubscribers, PartitionDropped, DelayQueueFull, InvalidBatch: nobody is sent anything.
+        """
         headers = validate(data, limits)
         if not headers:
             raise InvalidBatch("there is no record batch to publish")
@@ -101,11 +110,11 @@ class Channel:
         member.deliver(ConsumerDelivery(self._partition, 1, data, ranges))
 
 
-class PassingSubscription:
-    """Consumers of a topic that keeps nothing, under one name.
+class BestEffortSubscription:
+    """The consumers of a best-effort topic that share records under one name.
 
     Exclusive and failover hold for the partitions that this broker serves: nothing is stored, so there is no holder
-    whom all owners know (`core.delivery.holder`).
+    that all owners know (`core.delivery.holder`).
     """
 
     def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:
@@ -115,7 +124,12 @@ class PassingSubscription:
         self._topic = topic
 
     def attach(self, consumer: ConsumerConnection, settings: SubscriptionSettings) -> None:
-        """SubscriptionBusy, AlreadyExists when the subscription is of another kind."""
+        """Attach a consumer.
+
+        Raises:
+            SubscriptionBusy: another consumer has an exclusive subscription.
+            AlreadyExists: the subscription is of another kind.
+        """
         topic = str(self._topic)
         for older in connections_to_replace(self.members, consumer, settings.kind, topic=topic, name=self.name):
             self.members.detach(older)
@@ -123,12 +137,12 @@ class PassingSubscription:
         self.members.attach(consumer)
 
     def detach(self, consumer: ConsumerConnection) -> None:
-        """Send it no more."""
+        """Detach a consumer."""
         if consumer in self.members.present:
             self.members.detach(consumer)
 
     def close(self, error: SulinaError) -> None:
-        """Let every consumer go."""
+        """Detach every consumer, and tell them the error."""
         for consumer in list(self.members.present):
             assert isinstance(consumer, ConsumerConnection)
             self.members.detach(consumer)

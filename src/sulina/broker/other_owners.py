@@ -5,6 +5,7 @@ from typing import Protocol
 
 from sulina.core.log.position import Position
 from sulina.core.records.record import Record
+from sulina.errors import NotServing
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo
 
@@ -31,3 +32,27 @@ class OtherOwners(Protocol):
     async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
         """Move a subscription in the partition."""
         ...
+
+
+class NoOtherOwners:
+    """A cluster of one, or a broker that cannot reach the others: nobody can be asked."""
+
+    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:  # noqa: ARG002
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+    async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+    async def locate(self, partition: PartitionName, position: Position) -> int:  # noqa: ARG002
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+    async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:  # noqa: ARG002
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+
+def _nobody(partition: PartitionName) -> NotServing:
+    return NotServing(reason=f"{partition} is not served here, and no other broker can be asked")

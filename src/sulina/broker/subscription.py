@@ -266,7 +266,7 @@ class Subscription:
         if wanted is None:
             return partition.name.partition in self.cursors
         if wanted == partition.name.partition:
-            partition.place.check()
+            partition.ownership.check()
         return wanted == partition.name.partition
 
     def _check_open(self) -> None:
@@ -382,7 +382,7 @@ class Subscription:
             await asyncio.wait(tasks)
 
     def _dispatcher_context(self, number: int) -> DispatcherContext:
-        cursor, place = self.cursors[number], self._context.partitions[number].place
+        cursor, ownership = self.cursors[number], self._context.partitions[number].ownership
 
         async def dead_letter(records: Sequence[Record], attempts: int) -> None:
             await self._context.dead_letter(self.name, number, records, attempts)
@@ -392,7 +392,7 @@ class Subscription:
             metrics=self._context.metrics,
             dead_letter=dead_letter,
             changed=lambda: self._write(number, cursor),
-            may_send=partial(place.may_ack, place.revision),
+            may_send=partial(ownership.may_ack, ownership.revision),
             members_changed=self.wake,
         )
 
@@ -432,12 +432,12 @@ class Subscription:
 
         The node owns the partition, the subscription exists, and the consumer that it delivers to holds it.
         """
-        fence = self._context.partitions[number].place.fence
-        if fence is None:
+        fences = self._context.partitions[number].ownership.fences
+        if not fences:
             return []
         held = self._holder_revision != NO_REVISION
         key = keys.holder(self._context.topic, self.name)
-        return [fence, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
+        return [*fences, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
 
     def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)

@@ -26,7 +26,7 @@ class DeliveryGuarantee(StrEnum):
     """Whether a topic is a log, or best-effort: records are sent to subscribers and not stored."""
 
     RELIABLE = "reliable"
-    NON_RELIABLE = "non_reliable"
+    BEST_EFFORT = "non_reliable"
 
 
 class Ack(StrEnum):

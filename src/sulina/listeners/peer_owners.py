@@ -15,6 +15,7 @@ from sulina.core.records.record import Record, encode
 from sulina.errors import Disconnected, NotOwner, NotServing, QueueFull
 from sulina.listeners.calls import call
 from sulina.listeners.peer import PeerNetwork
+from sulina.listeners.peer_requests import Answers
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import SubscriptionInfo
 from sulina.wire.operations import CONSUMERS, LOCATE, SEEK
@@ -44,9 +45,13 @@ async def answer_peer(broker: Broker, request: PeerRequest) -> Any:
 class PeerOwners:
     """`sulina.broker.other_owners.OtherOwners` over the peer connections."""
 
-    def __init__(self, broker: Broker, network: PeerNetwork) -> None:
-        self._broker = broker
+    def __init__(
+        self, network: PeerNetwork, *, owner_of: Callable[[PartitionName], str | None], answer: Answers
+    ) -> None:
+        """Ask over `network`. `answer` is this broker's own, for a partition that has come to it meanwhile."""
         self._network = network
+        self._owner_of = owner_of
+        self._answer = answer
 
     async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
         """Publish a record, once for its txn_id; return when it is as durable as the topic wants."""
@@ -106,11 +111,11 @@ class PeerOwners:
             raise NotServing(reason=text) from None
 
     async def _ask_owner(self, partition: PartitionName, request: Callable[[int], PeerRequest]) -> Any:
-        owner = self._broker.owner_of(partition)
+        owner = self._owner_of(partition)
         if owner is None:
             raise NotOwner(topic=str(partition.topic), partition=partition.partition)
         if owner == self._network.broker_id:  # since the caller looked
-            return msgspec.to_builtins(await answer_peer(self._broker, request(0)))
+            return msgspec.to_builtins(await self._answer(request(0)))
         return await self._network.ask(owner, request)
 
 

@@ -226,7 +226,7 @@ class ServerSession:
             raise
         if is_new and not self._is_closed and len(self._producers) < self._limits.producers_max:
             self._producers.add(producing)
-            self._broker.producers.attach(accepted.place.name.topic, producing[1])
+            self._broker.producers.attach(accepted.ownership.name.topic, producing[1])
         if accepted.pending is None:
             self.outbox.put(Answer(frame.id, accepted.published()))
             return

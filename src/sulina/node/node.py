@@ -6,13 +6,13 @@ was taken is finished, cursors are written, logs are closed, the metadata store 
 
 import asyncio
 import contextlib
-import functools
 import resource
 import tempfile
 import time
 import weakref
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp
@@ -21,7 +21,6 @@ from sulina.addresses import address_text, split_address
 from sulina.broker.broker import Broker
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, no_span
-from sulina.broker.standing import Standing
 from sulina.config import Settings
 from sulina.core.cluster.entries import Registration
 from sulina.core.delivery.pubsub import PubSubConfig
@@ -43,6 +42,8 @@ from sulina.node.tracing import Tracing
 from sulina.ports import Files, MetadataStore
 from sulina.storage.files import OsFiles, VolatileFiles
 from sulina.storage.partition_log import LogThreads
+from sulina.types import PartitionName
+from sulina.wire.peer import PeerRequest
 
 WRITERS, READERS, ARCHIVERS = 4, 4, 8  # threads for the logs
 
@@ -88,50 +89,48 @@ class Node:
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             options = _options(settings, data, files_max, tracing)
             archives = await open_archives(settings, options)
-            standing, store_id = None, ""
+
+            async def answer(request: PeerRequest) -> Any:  # called when the broker serves
+                return await answer_peer(broker, request)
+
+            def owner_of(partition: PartitionName) -> str | None:
+                return broker.cluster_handle.owner_of(partition)
+
+            peers = PeerNetwork(settings.broker_id, int(time.time() * 1000), answer=answer)
+            registration = None
             if settings.etcd is not None and not volatile:
-                standing = Standing(settings.broker_id)
                 lock, store_id = await asyncio.to_thread(take_directory, files, data)
-                exits.callback(
-                    lock.close
-                )  # after the broker has stopped: the next holder of the lock takes this broker for dead
-            broker = Broker(metadata, options, threads=threads, files=files, standing=standing, archives=archives)
-            node = cls(settings, broker, warming)
-            if standing is None:
-                await broker.start()
-            peers = PeerNetwork(
-                settings.broker_id, int(time.time() * 1000), answer=functools.partial(answer_peer, broker)
+                exits.callback(lock.close)  # after the broker has stopped: a process that has it next takes us for dead
+                registration = _registration(settings, store_id, peers.started_ms)
+            broker = Broker(
+                metadata,
+                options,
+                threads=threads,
+                files=files,
+                archives=archives,
+                registration=registration,
+                cluster_options=_cluster_options(settings),
+                others=None if registration is None else PeerOwners(peers, owner_of=owner_of, answer=answer),
             )
+            node = cls(settings, broker, warming)
+            if registration is None:
+                await broker.start()
             exits.push_async_callback(peers.close)  # when the broker has said what it has to say
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)
             if listen:
                 await node._listen(exits, tracing)
-            if standing is not None:
-                await node._join(store_id, peers)
+            if registration is not None:
+                await node._join(peers)
             _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
         return node
 
-    async def _join(self, store_id: str, peers: PeerNetwork) -> None:
+    async def _join(self, peers: PeerNetwork) -> None:
         settings = self.settings
-        self.broker.others = PeerOwners(self.broker, peers)
         self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
-        registration = Registration(
-            broker_id=settings.broker_id,
-            url=settings.advertise or self.url,
-            store_id=store_id,
-            started_ms=peers.started_ms,
-            software=version("sulina"),
-            peer=settings.peer_address(peers.port),
-        )
-        options = ClusterOptions(
-            lease_seconds=settings.lease_seconds,
-            rebalance_seconds=settings.rebalance_seconds,
-            history_seconds=settings.metadata_history_seconds,
-        )
-        await self.broker.join(registration, options)
+        await self.broker.start(url=settings.advertise or self.url, peer=settings.peer_address(peers.port))
         self.broker.follow_peers(
             lambda there: peers.set_members({name: split_address(peer) for name, peer in there.items()})
         )
@@ -180,6 +179,25 @@ class Node:
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._exits.aclose(), name="node-stop")
         await asyncio.shield(self._stopping)
+
+
+def _registration(settings: Settings, store_id: str, started_ms: int) -> Registration:
+    """Return how the other brokers see this one. Its addresses are known when it listens."""
+    return Registration(
+        broker_id=settings.broker_id,
+        url=settings.advertise or "",
+        store_id=store_id,
+        started_ms=started_ms,
+        software=version("sulina"),
+    )
+
+
+def _cluster_options(settings: Settings) -> ClusterOptions:
+    return ClusterOptions(
+        lease_seconds=settings.lease_seconds,
+        rebalance_seconds=settings.rebalance_seconds,
+        history_seconds=settings.metadata_history_seconds,
+    )
 
 
 def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | None) -> BrokerOptions:

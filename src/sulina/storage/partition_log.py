@@ -22,6 +22,7 @@ from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import Appended, View
 from sulina.core.log.plan import Append
 from sulina.core.log.publish_request import PublishRequest
+from sulina.core.log.resume import End
 from sulina.core.log.retention import Retention
 from sulina.core.records.batch import check_records, is_quickly_checked, split
 from sulina.errors import (
@@ -253,8 +254,11 @@ class PartitionLog:
         """Refuse all appends from now on: there is another owner. Reads go on."""
         self._log.stop(cause)
 
-    def reconfigure(self, options: LogOptions) -> None:
-        """Use other limits from now on. Writer and epoch stay as they were when the log was opened."""
+    def reconfigure(self, options: LogOptions, archiving: object = None) -> None:  # noqa: ARG002
+        """Use other limits from now on. Writer and epoch stay as they were when the log was opened.
+
+        `archiving` is for logs that have an archive too.
+        """
         self._log.reconfigure(options)
         self._budget.bytes_max = options.waiting_bytes_max
 
@@ -345,9 +349,17 @@ class PartitionLog:
         """Seal the newest segment after everything appended so far."""
         return await self._call(self._log.rotate)
 
-    async def retain(self, retention: Retention) -> list[Remove]:
-        """Remove the segments that are past `retention`, in one commit."""
+    async def retain(self, retention: Retention, local: Retention | None = None) -> list[Remove]:  # noqa: ARG002
+        """Remove the segments past `retention`, in one commit. `local` is for logs that have an archive too."""
         return await self._call(lambda: self._log.retain(retention))
+
+    async def catch_up(self) -> None:
+        """Return at once: this log has no archive to bring anything into."""
+
+    async def drain(self) -> End:
+        """Return where the log ends when all that was taken is on disk. The caller appends nothing more."""
+        await self.settled()
+        return End(self._log.view.next_offset, self._log.view.version)
 
     async def checkpoint(self) -> Checkpoint:
         """Return the whole state after everything appended so far."""

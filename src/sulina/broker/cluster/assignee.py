@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from sulina.core.cluster.entries import EpochEntry, LoadReport, UnloadRequest
+from sulina.core.cluster.entries import EpochEntry, UnloadRequest
 from sulina.types import PartitionName
 
 
@@ -24,10 +24,6 @@ class PartitionAssignee(Protocol):
 
     def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         """Called when a partition is to be unloaded; after `assigned`, and again whenever the request changes."""
-        ...
-
-    def load(self) -> LoadReport:
-        """Return the current load of this broker."""
         ...
 
 

@@ -28,6 +28,7 @@ from sulina.core.cluster.entries import (
     BrokerState,
     EpochEntry,
     GivenUp,
+    LoadReport,
     Reason,
     Registration,
     Unassigned,
@@ -55,32 +56,36 @@ class Cluster:
         metadata: MetadataStore,
         *,
         registration: Registration,
-        assignee: PartitionAssignee,
+        view: ClusterView,
         topics: ExistingTopics,
+        load: Callable[[], LoadReport],
         events: EventStream,
         clock: Clock,
         options: ClusterOptions,
         verify: Callable[[], Awaitable[None]] = nothing_to_verify,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
-        """Connect the parts; `verify` is called before each registration and raises if the store cannot be trusted."""
+        """Connect the parts.
+
+        `load` makes load reports; `verify` is called before each registration, and raises if the store went back.
+        """
         self._metadata = metadata
-        self._assignee = assignee
+        self._load = load
         self._events = events
         self._topics = topics
         self._clock = clock
         self._options = options
         self._tasks: list[asyncio.Task[None]] = []
         self._report = asyncio.Event()
-        self._is_telling = False
+        self._assignee: PartitionAssignee | None = None  # from `start` to `stop`
         self._mine: dict[PartitionName, Ownership] = {}  # assignments that the assignee knows
         self._told: dict[PartitionName, int] = {}  # revisions of the unload requests that it knows
-        self.view = ClusterView(metadata, events=events, clock=clock, waiters_max=options.waiters_max)
+        self.view = view
         self.membership = Membership(
             metadata,
             registration,
             self.view,
-            load=assignee.load,
+            load=load,
             events=events,
             clock=clock,
             options=options,
@@ -113,14 +118,17 @@ class Cluster:
         """The id of this broker."""
         return self.membership.broker_id
 
-    async def start(self) -> None:
+    async def start(self, assignee: PartitionAssignee, *, url: str | None = None, peer: str | None = None) -> None:
         """Join the cluster: load the view, register, and pass the assignments of this broker to the assignee.
+
+        `url` and `peer` are where this broker takes connections, if the registration does not say so.
 
         Raises:
             InvalidSettings: another broker has the same id.
             MetadataFailed: the metadata store cannot be reached.
             NotServing: the metadata store does not deliver changes.
         """
+        self.membership.announce(url=url, peer=peer)
         try:
             await self.view.load()
             self._run(self.view.follow(), "cluster-view")
@@ -131,8 +139,8 @@ class Cluster:
         except BaseException:
             await self.stop_tasks()
             raise
-        self._is_telling = True
-        self._tell_assignee(self.view.assigned_to.get(self.broker_id, set()))
+        self._assignee = assignee
+        self._tell_assignee(assignee, self.view.assigned_to.get(self.broker_id, set()))
         self._run(self.election.run(), "cluster-election")
         self._run(self._load_manager.run(), "cluster-load-manager")
         self._run(self._report_load(), "cluster-load-report")
@@ -160,7 +168,7 @@ class Cluster:
 
     async def stop_tasks(self) -> None:
         """Stop all tasks, and call the assignee no more; the registration stays until its lease expires."""
-        self._is_telling = False
+        self._assignee = None
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -405,8 +413,8 @@ class Cluster:
 
     def _view_changed(self, touched: Touched) -> None:
         # Lost assignments first: the membership may make the other ones valid again.
-        if self._is_telling:
-            self._tell_assignee(touched.partitions)
+        if self._assignee is not None:
+            self._tell_assignee(self._assignee, touched.partitions)
         self.membership.look()
         if touched.is_leader or self.broker_id in touched.brokers:
             self.election.look()
@@ -424,19 +432,19 @@ class Cluster:
         self._load_manager.wake()
 
     def _membership_changed(self) -> None:
-        if self._is_telling:
-            self._tell_assignee(self.view.assigned_to.get(self.broker_id, set()))
+        if self._assignee is not None:
+            self._tell_assignee(self._assignee, self.view.assigned_to.get(self.broker_id, set()))
         self.election.look()
         self._load_manager.wake()
 
-    def _tell_assignee(self, partitions: Iterable[PartitionName]) -> None:
+    def _tell_assignee(self, assignee: PartitionAssignee, partitions: Iterable[PartitionName]) -> None:
         for partition in sorted(partitions):
             try:
-                self._tell(partition)
+                self._tell(assignee, partition)
             except Exception:
                 _logger.exception("assignee_failed", partition=str(partition))
 
-    def _tell(self, partition: PartitionName) -> None:
+    def _tell(self, assignee: PartitionAssignee, partition: PartitionName) -> None:
         owned, epoch = self.view.assignments.get(partition), self.view.epochs.get(partition)
         if owned is None or epoch is None or not self._is_ours(owned, epoch.value):
             owned = epoch = None
@@ -445,7 +453,7 @@ class Cluster:
             del self._mine[partition]
             self._told.pop(partition, None)
             self._report.set()
-            self._assignee.lost(partition)
+            assignee.lost(partition)
         if owned is None or epoch is None:
             return
         if partition not in self._mine:
@@ -453,11 +461,11 @@ class Cluster:
                 return  # the assignment may be old; `_membership_changed` passes it on when the lease is valid again
             self._mine[partition] = owned
             self._report.set()
-            self._assignee.assigned(partition, epoch.value, owned.revision)
+            assignee.assigned(partition, epoch.value, owned.revision)
         unload = self.view.unloads.get(partition)
         if unload is not None and self._told.get(partition) != unload.revision:
             self._told[partition] = unload.revision
-            self._assignee.unload_requested(partition, unload.value, unload.revision)
+            assignee.unload_requested(partition, unload.value, unload.revision)
 
     def _is_ours(self, owned: Ownership, epoch: EpochEntry) -> bool:
         """Return whether an assignment is for this broker and its data directory; the leader removes others."""
@@ -471,7 +479,7 @@ class Cluster:
             revision = self.membership.revision
             if revision == NO_REVISION:
                 continue
-            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._assignee.load()))
+            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._load()))
             try:
                 # A report without a registration would show this broker as unreachable.
                 await self._metadata.txn(compares=[Compare(keys.register(self.broker_id), revision)], puts=[put])

@@ -104,6 +104,11 @@ class Membership:
         """Return whether this broker still owns what it was assigned, by the clock; to be called before each ack."""
         return self._is_seen and self._clock.monotonic() < self.valid_until
 
+    def announce(self, *, url: str | None, peer: str | None) -> None:
+        """Register with these addresses from now on; None: with the one that is known."""
+        known = self._registration
+        self._registration = replace(known, url=url or known.url, peer=peer or known.peer)
+
     async def register(self) -> None:
         """Register this broker with a new lease.
 

@@ -116,6 +116,11 @@ class ClusterView:
 
     # Queries
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it was ever read from the metadata store."""
+        return self._is_loaded
+
     def owner(self, partition: PartitionName) -> Ownership | None:
         """Return the owner of a partition, which may be unreachable; None: the partition has no owner."""
         return self.assignments.get(partition)

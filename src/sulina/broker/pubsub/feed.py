@@ -12,7 +12,7 @@ import structlog
 from sulina.broker.events import EventStream
 from sulina.broker.log_reading import FAILURE_PAUSE_SECONDS, read_while_owned
 from sulina.broker.partition import Log, Partition
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.broker.pubsub.links import NodeLinks
 from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import DeliveryReport, PubSubConfig, SubscriberId, TopicOptions
@@ -31,7 +31,7 @@ class PartitionFeed:
 
     def __init__(
         self,
-        place: Place,
+        ownership: PartitionOwnership,
         partition: Partition | None,
         *,
         local: str,
@@ -42,19 +42,19 @@ class PartitionFeed:
         on_closed: Callable[["PartitionFeed"], None],
     ) -> None:
         """Create the feed; `partition` is None for a best-effort topic."""
-        self.name = place.name
-        self.fan_out = FanOut(config, is_reliable=partition is not None, local=local, topic=str(place.name.topic))
-        self._place = place
+        self.name = ownership.name
+        self.fan_out = FanOut(config, is_reliable=partition is not None, local=local, topic=str(ownership.name.topic))
+        self._ownership = ownership
         self._partition = partition
-        self._revision = place.revision
+        self._revision = ownership.revision
         # Nodes number attempts from the start for another fence. A second feed in the same epoch has another time.
-        self._fence = (place.epoch.epoch if place.epoch is not None else 0, int(clock.now() * 1_000_000))
+        self._fence = (ownership.epoch.epoch if ownership.epoch is not None else 0, int(clock.now() * 1_000_000))
         self._epoch: int = NO_EPOCH  # of the log that is being read
         self._on_closed = on_closed
         self._links = links
         self._clock = clock
         self._events = events
-        self._topic = str(place.name.topic)
+        self._topic = str(ownership.name.topic)
         self._packed: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by node: the handles of the last batch
         self._turn = asyncio.Lock()  # subscribers are added and removed in the order of the requests
         self._wake = asyncio.Event()
@@ -133,9 +133,9 @@ class PartitionFeed:
         return [] if self._task is None else [self._task]
 
     def _check_open(self) -> None:
-        self._place.check()
+        self._ownership.check()
         if self._is_closed:
-            raise self._place.refusal()
+            raise self._ownership.refusal()
 
     # Publishes and reports
 
@@ -247,7 +247,7 @@ class PartitionFeed:
             self._skip(log)
             return
         try:
-            found = await read_while_owned(log, Offset(wanted), lambda: self._place.may_ack(self._revision))
+            found = await read_while_owned(log, Offset(wanted), lambda: self._ownership.may_ack(self._revision))
         except OffsetOutOfRange:
             self._skip(log)
             return

@@ -8,10 +8,10 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from sulina.broker.pubsub.peers import PeerConnections, PeerEvents
 from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import FeedTotals, PublishCounts, metrics_of, sum_counts
 from sulina.broker.topic import Topic
+from sulina.broker.topic_table import TopicTable
 from sulina.core.delivery.fan_out import FanOut, FanOutCounts
 from sulina.core.delivery.pubsub import PubSubConfig, SubscriberId, SubscriberInfo
 from sulina.core.log.log_state import NO_EPOCH
@@ -56,30 +57,6 @@ LOCAL_SUBSCRIBERS_MAX = 100_000
 _logger = structlog.get_logger("sulina.pubsub")
 
 
-class TopicDirectory(Protocol):
-    """What this package needs to know from the broker: topics and owners."""
-
-    def topic_if_known(self, name: TopicName) -> Topic | None:
-        """Return a topic; None: it is not known here."""
-        ...
-
-    async def topic_when_known(self, name: TopicName, seconds: float) -> Topic | None:
-        """Return a topic as soon as it is known here; None: it is still unknown after `seconds`."""
-        ...
-
-    def known_topics(self) -> Iterable[Topic]:
-        """Return all topics that are known here."""
-        ...
-
-    def owner_of(self, partition: PartitionName) -> str | None:
-        """Return the id of the broker that owns a partition; None: no broker does."""
-        ...
-
-    def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
-        """Return the metrics of one topic, or of all topics together."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _PendingJoin:
     """A join that its owner has not answered."""
@@ -96,14 +73,16 @@ class NodePubSub:
     def __init__(
         self,
         broker_id: str,
-        topics: TopicDirectory,
+        topics: TopicTable,
         *,
+        owner_of: Callable[[PartitionName], str | None],
         config: PubSubConfig,
         clock: Clock,
         events: EventStream,
     ) -> None:
         self._broker_id = broker_id
         self._topics = topics
+        self._owner_of = owner_of  # the broker that owns a partition; None: no broker does
         self._config = config
         self._clock = clock
         self._events = events
@@ -111,12 +90,13 @@ class NodePubSub:
         self.local_subscribers = NodeSubscribers(config, send=self._links.send, clock=clock)
         self.feeds: dict[PartitionName, PartitionFeed] = {}
         self._snapshots = MetricsSnapshots(
-            topics.pubsub_metrics,
-            lambda: [topic.name for topic in topics.known_topics()],
+            self._metrics_of,
+            lambda: [topic.name for topic in topics],
             seconds=config.metrics_event_seconds,
             events=events,
         )
         self._totals = FeedTotals()
+        self.unplaced = PublishCounts()  # rejects that belong to no topic, or to a deleted one
         self._joins: dict[PartitionName, PartitionJoins] = {}
         self._starts: dict[int, str] = {}  # by handle: where a subscriber without a position begins
         self._started_ms: dict[str, int] = {}  # by broker: when it was started
@@ -176,7 +156,7 @@ class NodePubSub:
             LimitReached: this node has as many subscribers as it may have.
         """
         seconds = KNOWN_SECONDS if self._has_peers else 0.0
-        if await self._topics.topic_when_known(topic, seconds) is None:
+        if await self._topics.when_known(topic, seconds) is None:
             raise TopicNotFound(topic=str(topic))
         Position.parse(start)
         if len(self.local_subscribers.subscribers) >= LOCAL_SUBSCRIBERS_MAX:
@@ -195,12 +175,12 @@ class NodePubSub:
         """
         try:
             topic = self._topic(subscriber.topic)
-            subscriber.partitions = [place.name for place in topic.places]
+            subscriber.partitions = [ownership.name for ownership in topic.ownerships]
             answers = {
-                place.name.partition: self._joins_of(place.name, topic).add(
-                    subscriber, positions.get(place.name.partition)
+                ownership.name.partition: self._joins_of(ownership.name, topic).add(
+                    subscriber, positions.get(ownership.name.partition)
                 )
-                for place in topic.places
+                for ownership in topic.ownerships
             }
             async with asyncio.timeout(JOIN_SECONDS):
                 begun = dict(zip(answers, await asyncio.gather(*answers.values()), strict=True))
@@ -238,7 +218,7 @@ class NodePubSub:
                 name,
                 topic.stored.topic_id,
                 local_subscribers=self.local_subscribers,
-                owner_of=self._topics.owner_of,
+                owner_of=self._owner_of,
                 ask=self._ask,
                 remove_for_good=self._remove_for_good,
             )
@@ -287,12 +267,12 @@ class NodePubSub:
         """
         topic = self._topic(name.topic)
         topic.check_number(name.partition)
-        place = topic.places[name.partition]
-        place.check()
+        ownership = topic.ownerships[name.partition]
+        ownership.check()
         feed = self.feeds.get(name)
         if feed is None or topic.feeds.get(name.partition) is not feed:
             feed = self.feeds[name] = topic.feeds[name.partition] = PartitionFeed(
-                place,
+                ownership,
                 topic.partitions[name.partition] if topic.is_reliable else None,
                 local=self._broker_id,
                 config=self._config,
@@ -314,17 +294,20 @@ class NodePubSub:
             for info in feed.fan_out.info()
         ]
 
-    def metrics(self, topic: Topic | None, rejected: PublishCounts) -> PubSubMetrics:
-        """Return the metrics of one topic, or of all; `rejected` counts publishes to topics that are not known."""
+    def _metrics_of(self, name: TopicName | None) -> PubSubMetrics:
+        return self.metrics(None if name is None else self._topic(name))
+
+    def metrics(self, topic: Topic | None) -> PubSubMetrics:
+        """Return the metrics of one topic, or of all."""
         if topic is not None:
             feeds = [feed.fan_out for feed in topic.feeds.values()]
             total = self._totals.total(str(topic.name), feeds)
             return metrics_of(str(topic.name), [topic.publish_counts], total, feeds)
         feeds = [feed.fan_out for feed in self.feeds.values()]
         closed = [self._totals.total(name, ()) for name in self._totals.topics()]
-        publishes = [known.publish_counts for known in self._topics.known_topics()]
+        publishes = [known.publish_counts for known in self._topics]
         total = sum_counts([*closed, *(fan_out.counts for fan_out in feeds)])
-        return metrics_of(None, [rejected, *publishes], total, feeds)
+        return metrics_of(None, [self.unplaced, *publishes], total, feeds)
 
     def delivered(self) -> Iterator[tuple[str, FanOutCounts, int, int]]:
         """Yield for each topic its counts, and how many of its subscribers are active and suspended."""
@@ -336,7 +319,7 @@ class NodePubSub:
             yield topic, counts, sum(one.active for one in here), sum(one.suspended for one in here)
 
     def _topic(self, name: TopicName) -> Topic:
-        topic = self._topics.topic_if_known(name)
+        topic = self._topics.get(name)
         if topic is None:
             raise TopicNotFound(topic=str(name))
         return topic
@@ -349,7 +332,7 @@ class NodePubSub:
     def topics_changed(self) -> None:
         """Look for changed owners, and remove subscribers of topics that were deleted or replaced by others."""
         for name, joins in list(self._joins.items()):
-            topic = self._topics.topic_if_known(name.topic)
+            topic = self._topics.get(name.topic)
             if topic is not None and topic.stored.topic_id == joins.topic_id:
                 joins.look()
                 continue
@@ -392,7 +375,7 @@ class NodePubSub:
 
     async def _join(self, source: str, frame: JoinPartition) -> None:
         try:
-            await self._topics.topic_when_known(TopicName.parse(frame.topic), KNOWN_SECONDS)
+            await self._topics.when_known(TopicName.parse(frame.topic), KNOWN_SECONDS)
             name = _partition(frame.topic, frame.partition)
             feed = self.feed(name)
             if frame.topic_id != self._topic(name.topic).stored.topic_id:
@@ -412,7 +395,7 @@ class NodePubSub:
     async def _leave(self, source: str, frame: Leave) -> None:
         name = _partition(frame.topic, frame.partition)
         # Its join waits for the topic too, and must come first.
-        await self._topics.topic_when_known(name.topic, KNOWN_SECONDS)
+        await self._topics.when_known(name.topic, KNOWN_SECONDS)
         feed = self.feeds.get(name)
         if feed is not None:
             await feed.remove_subscriber(SubscriberId(source, frame.handle))

@@ -1,7 +1,9 @@
-"""The logs of partitions that are archived: opened by the right of an assignment, and let go when that has ended.
+"""Opens the logs of partitions that have an archive, and releases their directories when another broker owns them.
 
-What the metadata store has about an archive is written here, after the fact: an index of its objects, and how far it
-and the log have come. The archive decides, these are for whoever looks, so they are notes: once a second at most.
+- A log is opened under an assignment, and claims its epoch in the archive before anything is appended.
+- Before a record is acknowledged that only this disk has, the cluster knows that there may be such records.
+- What the metadata store has about an archive is written afterwards, as notes: an index of its objects, and how far it
+  and the log have come. Nothing is decided by these notes: the archive decides.
 """
 
 import asyncio
@@ -12,22 +14,24 @@ import msgspec
 import structlog
 
 from sulina.broker.archives import Archives
+from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
-from sulina.broker.partition import Partition
-from sulina.broker.place import Place
-from sulina.broker.standing import Standing
+from sulina.broker.partition import Log, Partition
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.broker.stored_topic import StoredTopic
+from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import ALONE_EPOCH, Current, ObjectEntry, Sealed
 from sulina.core.log.commit import SegmentRef
 from sulina.core.log.resume import Witness, witnesses
+from sulina.core.log.retention import Retention
 from sulina.core.topic import Ack, Policy
-from sulina.errors import MetadataWentBack, StaleEpoch, SulinaError, TopicNotFound
+from sulina.errors import StaleEpoch, SulinaError, TopicNotFound
 from sulina.failpoints import Failpoint
-from sulina.ports import Clock, Compare, Files, MetadataStore, Put
+from sulina.ports import Clock, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.partition_directory import Fate, Leftover, release_directory
 from sulina.storage.partition_log import LogThreads
@@ -37,8 +41,8 @@ from sulina.types import Epoch, PartitionName, TopicName
 _logger = structlog.get_logger("sulina.tiers")
 
 
-class Tiers:
-    """Opens and lets go; one for a broker that has an object store."""
+class ArchivedLogOpener:
+    """Opens logs that have an archive, and releases their directories when others own them."""
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Tiers:
         *,
         metadata: MetadataStore,
         writer: CursorWriter,
-        standing: Standing | None,
+        cluster: ClusterHandle,
         options: BrokerOptions,
         files: Files,
         clock: Clock,
@@ -57,7 +61,7 @@ class Tiers:
         self._archives = archives
         self._metadata = metadata
         self._writer = writer
-        self._standing = standing
+        self._cluster = cluster
         self._options = options
         self._files = files
         self._clock = clock
@@ -67,12 +71,17 @@ class Tiers:
         self._topic_ids: dict[PartitionName, str] = {}  # of the partitions that were opened here
         self._reported: dict[PartitionName, tuple[int, int]] = {}  # where archive and log were said to end
 
-    async def open(
-        self, partition: Partition, directory: str, topic_id: str, policy: Policy, options: LogOptions
-    ) -> TieredLog:
-        """Claim the partition in its archive, and go on from there. StaleEpoch, CorruptLog, ArchiveFailed."""
-        place = partition.place
-        revision = place.revision
+    async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> TieredLog:
+        """Claim a partition in its archive, and go on from where its log ended.
+
+        Raises:
+            StaleEpoch: a newer owner has claimed it.
+            CorruptLog, LogIncomplete: records are damaged or missing.
+            ArchiveFailed: the archive does not answer.
+            TopicNotFound: the topic has gone, or was made again.
+        """
+        ownership, topic_id, policy = partition.ownership, topic.stored.topic_id, topic.policy
+        revision = ownership.revision
         self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
         sealed = await self._sealed(partition.name)
@@ -80,19 +89,19 @@ class Tiers:
         current = await self._current(partition.name)
         if current is not None and current.topic_id not in (None, topic_id):
             current = None  # of a topic that had this name before
-        heard = witnesses(sealed, current, is_only_here=place.is_archived is False)
-        hooks = _Hooks(self, place)
+        heard = witnesses(sealed, current, is_only_here=ownership.is_archived is False)
+        hooks = _Hooks(self, ownership)
         try:
             log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
         except StaleEpoch as stale:
-            await self._check_assigned(place, revision, stale)
+            await self._cluster.check_assigned(ownership.name, revision, stale)
             raise
         hooks.log = log
         try:
-            async with place.saying:
-                await self._settle(place, revision, policy, log)
+            async with ownership.archived_flag_lock:
+                await self._settle(ownership, revision, policy, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
-                await self._remove_sealed(place)
+                await self._remove_sealed(ownership)
         except BaseException:
             await log.close()
             raise
@@ -100,7 +109,7 @@ class Tiers:
             "log_resumed",
             topic=str(partition.name.topic),
             partition=partition.name.partition,
-            epoch=_epoch(place),
+            epoch=_epoch(ownership),
             how=log.resumed.how.value,
             sealed_offset=sealed.last_committed_offset if sealed is not None else None,
             resuming_from=log.end_offset,
@@ -120,20 +129,20 @@ class Tiers:
         revision: int,
         hooks: ArchiveHooks,
     ) -> TieredLog:
-        place = partition.place
+        ownership = partition.ownership
         return await TieredLog.open(
             directory,
             self._archives.of(partition.name, topic_id),
             topic_id=topic_id,
-            epoch=Epoch(_epoch(place)),
+            epoch=Epoch(_epoch(ownership)),
             broker_id=self._options.broker_id,
             options=options,
             archiving=archiving(policy),
-            may_ack=partial(place.may_ack, revision),
+            may_ack=partial(ownership.may_ack, revision),
             partition=str(partition.name),
             heard=heard,
-            must_resume=place.is_archived is False,
-            is_adopted=self._standing is None,
+            must_resume=ownership.is_archived is False,
+            is_adopted=self._cluster.adopts_unstamped,
             files=self._files,
             clock=self._clock,
             threads=self._threads,
@@ -142,55 +151,55 @@ class Tiers:
             failpoints=self._options.failpoints,
         )
 
-    async def _check_assigned(self, place: Place, revision: int, stale: StaleEpoch) -> None:
-        """Check whether a newer owner is known to the metadata store.
+    async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:
+        """Let a log go on by another policy. The caller has the archived_flag_lock.
 
         Raises:
-            MetadataWentBack: it says that the partition is ours, with an epoch that was used before.
+            NotOwner: the partition is not ours any more.
+            ArchiveFailed: what must be in the archive first could not be brought there.
         """
-        if self._standing is None:
-            return
-        entry = await self._metadata.get(keys.assignment(self._options.broker_id, place.name))
-        if entry is not None and entry.revision == revision:
-            raise MetadataWentBack(
-                evidence=f"it gave epoch {stale.ours} of {place.name} to this broker, but {stale.current} was in use"
-            ) from stale
-
-    async def reconfigure(self, partition: Partition, log: TieredLog, policy: Policy, options: LogOptions) -> None:
-        """The policy has changed. Called with `place.saying`. NotOwner, ArchiveFailed."""
-        place, revision = partition.place, partition.place.revision
-        await self._settle(place, revision, policy, log)
+        ownership, revision = partition.ownership, partition.ownership.revision
+        await self._settle(ownership, revision, policy, log)
         log.reconfigure(options, archiving(policy))
-        if self._standing is not None and policy.ack == Ack.ARCHIVED and place.is_archived is not True:
+        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
             await log.catch_up()
-            await self._standing.say_archived(place, revision, True)
+            await self._cluster.set_archived(ownership, revision, True)
 
-    async def _settle(self, place: Place, revision: int, policy: Policy, log: TieredLog) -> None:
+    def local_retention(self, policy: Policy) -> Retention:
+        """Return what a policy keeps on disk of what is in the archive."""
+        return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
+
+    async def _settle(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
         """
-        if self._standing is not None and policy.ack != Ack.ARCHIVED and place.is_archived is not False:
-            report = Put(keys.archive_current(place.name), msgspec.json.encode(self._current_of(place, log, None)))
-            await self._standing.say_archived(place, revision, False, puts=(report,))
+        if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(ownership, False):
+            report = Put(
+                keys.archive_current(ownership.name), msgspec.json.encode(self._current_of(ownership, log, None))
+            )
+            await self._cluster.set_archived(ownership, revision, False, puts=(report,))
 
-    def _current_of(self, place: Place, log: TieredLog, name: str | None) -> Current:
+    def _current_of(self, ownership: PartitionOwnership, log: Log, name: str | None) -> Current:
         return Current(
-            archived_offset=log.archived.next_offset,
+            archived_offset=log.archived_offset or 0,
             end_offset=log.end_offset,
-            epoch=_epoch(place),
+            epoch=_epoch(ownership),
             at_ms=int(self._clock.now() * 1000),
             object=name,
-            topic_id=self._topic_ids.get(place.name),
+            topic_id=self._topic_ids.get(ownership.name),
         )
 
     async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
-        """TopicNotFound when what we know of the topic is old: it was made anew, and so was what is assigned to us."""
-        if self._standing is not None:
-            entry = await self._metadata.get(keys.delivery(partition.topic))
-            stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
-            if stored is None or stored.topic_id != topic_id or stored.is_deleting:
-                raise TopicNotFound(topic=str(partition.topic))
+        """Check that the topic is the one that is stored: it may have been made again, and the assignment with it.
+
+        Raises:
+            TopicNotFound: it is not.
+        """
+        entry = await self._metadata.get(keys.delivery(partition.topic))
+        stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
+        if stored is None or stored.topic_id != topic_id or stored.is_deleting:
+            raise TopicNotFound(topic=str(partition.topic))
 
     async def _sealed(self, partition: PartitionName) -> Sealed | None:
         """Read what the last owner has sealed. It is a witness only: one that cannot be read changes nothing."""
@@ -212,15 +221,15 @@ class Tiers:
             _logger.warning("archive_report_damaged", partition=str(partition), error=str(error))
             return None
 
-    async def _remove_sealed(self, place: Place) -> None:
+    async def _remove_sealed(self, ownership: PartitionOwnership) -> None:
         """Remove the sealed state. One that stays is harmless: its epoch is older than our claim."""
         try:
-            await self._metadata.txn(compares=_fences(place), deletes=[keys.sealed_state(place.name)])
+            await self._metadata.txn(compares=ownership.fences, deletes=[keys.sealed_state(ownership.name)])
         except (SulinaError, OSError) as error:
-            _logger.warning("sealed_state_not_removed", partition=str(place.name), error=str(error))
+            _logger.warning("sealed_state_not_removed", partition=str(ownership.name), error=str(error))
 
-    async def let_go(self, partition: PartitionName, directory: str, topic_id: str) -> None:
-        """Of a directory whose partition is another's: it goes, unless it has what is nowhere else."""
+    async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
+        """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
         self._reported.pop(partition, None)
         self._topic_ids.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
@@ -247,7 +256,7 @@ class Tiers:
             )
 
     async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int]:
-        """The offsets that are not in the archive, up to where its last owner said that the log ends."""
+        """Return the offsets that are not in the archive, up to where the last owner reported the end of its log."""
         view = await asyncio.to_thread(self._archives.of(partition, topic_id).load)
         current = await self._current(partition)
         said = current.end_offset if current is not None else 0
@@ -259,7 +268,7 @@ class Tiers:
         return None if current is None else current.at_ms
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
-        """All archives of a topic that is being deleted, and what is still to be noted about them."""
+        """Delete all archives of a topic that is being deleted, and the notes about them that are not written yet."""
         await self._writer.discard_notes(keys.storage_prefix(topic))
         for number in range(stored.partitions):
             archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
@@ -267,61 +276,61 @@ class Tiers:
 
     # What others may look at
 
-    def index(self, place: Place, log: TieredLog, added: SegmentRef) -> None:
-        """A slice has become part of the archive."""
+    def index(self, ownership: PartitionOwnership, log: TieredLog, added: SegmentRef) -> None:
+        """Note that a slice has become part of the archive."""
         if added.size and added.object is not None:
             entry = ObjectEntry(
-                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(place)
+                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(ownership)
             )
-            self._note(place, keys.archive_object(place.name, added.base), msgspec.json.encode(entry))
-        self.report(place, log, added.object)
+            self._note(ownership, keys.archive_object(ownership.name, added.base), msgspec.json.encode(entry))
+        self.report(ownership, log, added.object)
 
-    def unindex(self, place: Place, removed: Sequence[SegmentRef]) -> None:
-        """Slices have gone, or were merged into one that is told of next."""
+    def unindex(self, ownership: PartitionOwnership, removed: Sequence[SegmentRef]) -> None:
+        """Note that slices have gone, or were merged into one that is noted next."""
         for base in sorted({slice_.base for slice_ in removed}):
-            self._note(place, keys.archive_object(place.name, base), None)
+            self._note(ownership, keys.archive_object(ownership.name, base), None)
 
-    def report(self, place: Place, log: TieredLog, name: str | None = None) -> None:
-        """How far it has come, so that it is known should this broker be lost."""
-        ends = (log.archived.next_offset, log.end_offset)
-        if self._reported.get(place.name) == ends:
+    def report(self, ownership: PartitionOwnership, log: Log, name: str | None = None) -> None:
+        """Note how far a log has come, so that it is known should this broker be lost."""
+        ends = (log.archived_offset or 0, log.end_offset)
+        if self._reported.get(ownership.name) == ends:
             return
-        self._reported[place.name] = ends
-        current = self._current_of(place, log, name)
-        self._note(place, keys.archive_current(place.name), msgspec.json.encode(current))
+        self._reported[ownership.name] = ends
+        current = self._current_of(ownership, log, name)
+        self._note(ownership, keys.archive_current(ownership.name), msgspec.json.encode(current))
 
-    async def settle(self, place: Place) -> None:
+    async def settle(self, ownership: PartitionOwnership) -> None:
         """Return when what was noted of a partition is written: once it is another's, it cannot be."""
-        await self._writer.write_notes(keys.archive_prefix(place.name))
+        await self._writer.write_notes(keys.archive_prefix(ownership.name))
 
-    def _note(self, place: Place, key: str, value: bytes | None) -> None:
-        self._writer.note(key, lambda: value, _fences(place))
+    def _note(self, ownership: PartitionOwnership, key: str, value: bytes | None) -> None:
+        self._writer.note(key, lambda: value, ownership.fences)
 
 
 class _Hooks:
-    """What the archive of one partition tells."""
+    """What the archive of one partition calls."""
 
-    def __init__(self, tiers: Tiers, place: Place) -> None:
-        self._tiers = tiers
-        self._place = place
+    def __init__(self, opener: ArchivedLogOpener, ownership: PartitionOwnership) -> None:
+        self._opener = opener
+        self._ownership = ownership
         self.log: TieredLog | None = None
 
     def archived(self, added: SegmentRef) -> None:
         if self.log is not None:
-            self._tiers.index(self._place, self.log, added)
+            self._opener.index(self._ownership, self.log, added)
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
-        self._tiers.unindex(self._place, removed)
+        self._opener.unindex(self._ownership, removed)
 
     async def settle(self) -> None:
-        await self._tiers.settle(self._place)
+        await self._opener.settle(self._ownership)
 
     def failed(self, error: Exception) -> None:
-        _logger.warning("archive_failed", partition=str(self._place.name), error=str(error))
+        _logger.warning("archive_failed", partition=str(self._ownership.name), error=str(error))
 
 
 def archiving(policy: Policy) -> Archiving:
-    """When a log goes to its archive by the policy of its topic."""
+    """Return when a log goes to its archive by the policy of its topic."""
     assert policy.archive_bytes is not None
     assert policy.archive_seconds is not None
     return Archiving(
@@ -331,9 +340,5 @@ def archiving(policy: Policy) -> Archiving:
     )
 
 
-def _epoch(place: Place) -> int:
-    return place.epoch.epoch if place.epoch is not None else ALONE_EPOCH
-
-
-def _fences(place: Place) -> list[Compare]:
-    return [fence for fence in [place.fence] if fence is not None]
+def _epoch(ownership: PartitionOwnership) -> int:
+    return ownership.epoch.epoch if ownership.epoch is not None else ALONE_EPOCH

@@ -1,4 +1,4 @@
-"""The owner's side of the cluster: takes over what is assigned to this broker, and lets go of what is not.
+"""The owner's side of the cluster: acquires the partitions that are assigned to this broker, and releases the others.
 
 For each partition one task at a time makes what is here what the cluster wants, however often that changes meanwhile.
 A partition is served only when its topic is known and every subscription has its cursor in it; its log is opened when
@@ -9,59 +9,34 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
+import msgspec
 import structlog
 
 from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.cluster.memory import ClusterMemory
+from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
-from sulina.broker.standing import Standing
+from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.topic import Topic
-from sulina.broker.unloading import Outcome, Unloading
-from sulina.core.cluster.entries import EpochEntry, LoadReport, UnloadRequest
+from sulina.broker.topic_registry import TopicRegistry
+from sulina.broker.unloading import Unloading, UnloadOutcome
+from sulina.core.cluster import keys
+from sulina.core.cluster.entries import EpochEntry, UnloadRequest
 from sulina.errors import NotServing, SulinaError
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock, MetadataStore
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
 
-AT_ONCE = 16  # partitions that are taken over or let go
+AT_ONCE = 16  # partitions that are acquired or released
 OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
 TOPIC_SECONDS = 1.0  # to wait for what a watch should bring, before it is fetched
 RETRY_SECONDS = 1.0
 UNLOAD_RETRY_SECONDS = 2.0
 
 _logger = structlog.get_logger("sulina.owner")
-
-
-class Catalogue(Protocol):
-    """What the owner needs of the broker's knowledge."""
-
-    def topic_if_known(self, name: TopicName) -> Topic | None:
-        """None: there is none, as far as is known here."""
-        ...
-
-    async def topic_when_known(self, name: TopicName, seconds: float) -> Topic | None:
-        """As soon as it is known here; None: it is not in so many seconds."""
-        ...
-
-    async def fetch_topic(self, name: TopicName) -> Topic | None:
-        """As the metadata store has it now."""
-        ...
-
-    async def remember_topic(self, topic: Topic) -> None:
-        """Return when the disk of this broker remembers the topic, so that it outlives the metadata store."""
-        ...
-
-    async def take_cursors(self, topic: Topic, partition: int) -> None:
-        """Give every subscription its cursor in a partition that has become ours."""
-        ...
-
-    def load_report(self) -> LoadReport:
-        """How much there is to do."""
-        ...
 
 
 @dataclass(slots=True)
@@ -75,29 +50,34 @@ class _Wanted:
     task: asyncio.Task[None] | None = None
     held: int | None = None  # the revision under which it was taken
     ready: int | None = None  # the revision under which it is served
-    topic: Topic | None = None  # whose it is: one of the same name that was made anew is another
+    topic: Topic | None = None  # that it belongs to: one of the same name that was created again is another
     unloaded: int | None = None  # the revision of the assignment that was given back
     departure: Unloading | None = None  # that gave it back, until what is here is cleaned up
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Owner:
-    """Told by the cluster, on its loop; works in tasks of its own."""
+class PartitionOwner:
+    """Acquires what is assigned to this broker. The cluster calls it on its loop; it works in tasks of its own."""
 
     def __init__(
         self,
         *,
-        standing: Standing,
-        catalogue: Catalogue,
-        logs: Logs,
+        cluster: Cluster,
+        handle: ClusterHandle,
+        registry: TopicRegistry,
+        memory: ClusterMemory,
+        logs: PartitionLogs,
         options: BrokerOptions,
         events: EventStream,
         clock: Clock,
         metadata: MetadataStore,
     ) -> None:
-        self._standing = standing
+        self._cluster = cluster
+        self._handle = handle
         self._metadata = metadata
-        self._catalogue = catalogue
+        self._registry = registry
+        self._topics = registry.topics
+        self._memory = memory
         self._logs = logs
         self._options = options
         self._events = events
@@ -107,12 +87,6 @@ class Owner:
         self._openings = asyncio.Semaphore(OPEN_AT_ONCE)
         self._background: set[asyncio.Task[None]] = set()
         self._is_stopping = False
-
-    @property
-    def cluster(self) -> Cluster:
-        """That we have joined."""
-        assert self._standing.cluster is not None
-        return self._standing.cluster
 
     # What the cluster says
 
@@ -126,9 +100,9 @@ class Owner:
         if wanted is None:
             return
         wanted.epoch, wanted.unload = None, None
-        topic = self._catalogue.topic_if_known(partition.topic)
-        if topic is not None and partition.partition < len(topic.places):
-            topic.places[partition.partition].lose()  # at once: nothing more is acknowledged
+        topic = self._topics.get(partition.topic)
+        if topic is not None and partition.partition < len(topic.ownerships):
+            topic.ownerships[partition.partition].release()  # at once: nothing more is acknowledged
         self._converge_soon(partition, wanted)
 
     def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
@@ -137,14 +111,11 @@ class Owner:
             wanted.unload, wanted.unload_revision = unload, revision
             self._converge_soon(partition, wanted)
 
-    def load(self) -> LoadReport:
-        return self._catalogue.load_report()
-
     def topic_came(self, topic: Topic) -> None:
-        """Also one of a name that was there before: what we serve of that one must be taken anew."""
-        for place in topic.places:
-            if (wanted := self._partitions.get(place.name)) is not None:
-                self._converge_soon(place.name, wanted)
+        """Acquire the partitions of a topic again, if they are ours: it is new, or another of the same name."""
+        for ownership in topic.ownerships:
+            if (wanted := self._partitions.get(ownership.name)) is not None:
+                self._converge_soon(ownership.name, wanted)
 
     # Making it so
 
@@ -174,7 +145,7 @@ class Owner:
                     return
             except Exception as error:  # noqa: BLE001
                 # Whatever it is: what is ours must be served, so it is tried again, and said.
-                self._standing.troubles[partition] = str(error)
+                self._handle.troubles[partition] = str(error)
                 _logger.error("partition_not_converged", partition=str(partition), error=str(error), kind=type(error))
                 await wait_or_timeout(wanted.wake, RETRY_SECONDS)
 
@@ -182,7 +153,7 @@ class Owner:
         """Return whether a partition can only leave: something is missing, or making it ready has failed."""
         if wanted.ready is not None or wanted.held is None or wanted.unload is None:
             return False
-        return wanted.unload.give_up or partition in self._standing.troubles
+        return wanted.unload.give_up or partition in self._handle.troubles
 
     async def _acquire(self, partition: PartitionName, wanted: _Wanted) -> None:
         self._options.failpoints(Failpoint.OWNER_ASSIGNED)
@@ -190,37 +161,38 @@ class Owner:
         epoch, revision = wanted.epoch, wanted.revision
         if epoch is None:
             return  # lost meanwhile
-        if topic is None or partition.partition >= len(topic.places):
+        if topic is None or partition.partition >= len(topic.ownerships):
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
-        place = topic.places[partition.partition]
-        if place.revision != revision:
-            place.take(epoch, revision)
+        ownership = topic.ownerships[partition.partition]
+        if ownership.revision != revision:
+            ownership.acquire(epoch, revision)
         wanted.held, wanted.ready, wanted.topic = revision, None, topic
-        await self._catalogue.remember_topic(topic)
+        # The disk of this broker has the topic before it is served, so that it outlives the metadata store.
+        await self._memory.ensure(keys.delivery(topic.name), msgspec.json.encode(topic.stored).decode())
         if topic.is_reliable:
-            await self._catalogue.take_cursors(topic, partition.partition)
+            await self._registry.make_cursors(topic, only=partition.partition)
         if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):
             return  # lost while it was made ready
-        place.serve()
+        ownership.serve()
         wanted.ready = revision
-        self._standing.troubles.pop(partition, None)
+        self._handle.troubles.pop(partition, None)
         self._options.failpoints(Failpoint.OWNER_SERVED)
         self._events.emit("partition_served", partition.topic, partition=partition.partition, epoch=epoch.epoch)
-        self.cluster.report_load_soon()
+        self._cluster.report_load_soon()
         if topic.is_reliable and await asyncio.to_thread(self._logs.has_left, partition):
             self._in_background(self._open(topic, partition))
 
     def _has_other_topic(self, partition: PartitionName, wanted: _Wanted) -> bool:
-        topic = self._catalogue.topic_if_known(partition.topic)
+        topic = self._topics.get(partition.topic)
         return topic is not None and topic is not wanted.topic
 
     async def _topic(self, name: TopicName) -> Topic | None:
         """Return the topic that the watch should bring in a moment; else fetch it."""
-        topic = await self._catalogue.topic_when_known(name, TOPIC_SECONDS)
-        return topic or await self._catalogue.fetch_topic(name)
+        topic = await self._topics.when_known(name, TOPIC_SECONDS)
+        return topic or await self._registry.fetch(name)
 
     async def _open(self, topic: Topic, partition: PartitionName) -> None:
-        """A log that was left here may have something that is not archived yet."""
+        """Open a log that was left here: it may have something that is not archived yet."""
         async with self._openings:
             try:
                 async with topic.partition(partition.partition).using():
@@ -233,19 +205,19 @@ class Owner:
         with departure.cleanup_span() if departure is not None else nullcontext():
             await self._clean_up(partition)
         wanted.held = wanted.ready = wanted.unloaded = wanted.topic = wanted.departure = None
-        self._standing.troubles.pop(partition, None)
+        self._handle.troubles.pop(partition, None)
         self._events.emit("partition_released", partition.topic, partition=partition.partition)
-        self.cluster.report_load_soon()
+        self._cluster.report_load_soon()
         if departure is not None:
             departure.tell_unloaded()
 
     async def _clean_up(self, partition: PartitionName) -> None:
-        """Let consumers go, close the log, and remove what is here of a partition that is another's."""
-        topic = self._catalogue.topic_if_known(partition.topic)
-        if topic is not None and partition.partition < len(topic.places):
-            place = topic.places[partition.partition]
-            place.lose()
-            error = place.refusal()
+        """Detach consumers, close the log, and remove what is here of a partition that another broker owns."""
+        topic = self._topics.get(partition.topic)
+        if topic is not None and partition.partition < len(topic.ownerships):
+            ownership = topic.ownerships[partition.partition]
+            ownership.release()
+            error = ownership.refusal()
             topic.release_feed(partition.partition, error)
             if topic.is_reliable:
                 async with topic.lock:
@@ -253,16 +225,16 @@ class Owner:
                         await subscription.release(partition.partition, error)
                     await topic.partitions[partition.partition].close()
                     self._logs.closed(topic.partitions[partition.partition])
-                    is_known = self._catalogue.topic_if_known(partition.topic) is topic  # else it goes with the topic
+                    is_known = self._topics.get(partition.topic) is topic  # else it goes with the topic
                     if is_known and not self._comes_back(partition):
                         await self._let_go(partition, topic)
                 self._options.failpoints(Failpoint.UNLOAD_LOCAL_REMOVED)
             else:
-                topic.dismiss_passing(error)
+                topic.dismiss_best_effort(error)
 
     def _comes_back(self, partition: PartitionName) -> bool:
-        """Whether only this broker may have it next: then its directory must be there, whatever the archive has."""
-        view, broker_id = self.cluster.view, self._options.broker_id
+        """Return whether only this broker may own a partition next: then its directory must stay."""
+        view, broker_id = self._cluster.view, self._options.broker_id
         owned, waiting = view.owner(partition), view.unassigned.get(partition)
         if owned is not None:
             return owned.broker_id == broker_id
@@ -270,27 +242,27 @@ class Owner:
 
     async def _let_go(self, partition: PartitionName, topic: Topic) -> None:
         try:
-            await self._logs.let_go(partition, topic.stored.topic_id)
+            await self._logs.release(partition, topic.stored.topic_id)
         except (SulinaError, OSError) as error:
             # It lies there until somebody looks for leftovers, or opens it: what is ours again must not wait for that.
             _logger.warning("directory_not_let_go", partition=str(partition), error=str(error))
 
     async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: UnloadRequest) -> None:
-        topic = self._catalogue.topic_if_known(partition.topic)
+        topic = self._topics.get(partition.topic)
         if topic is None or wanted.held is None:
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
         wanted.unload = None  # it is told again when the record changes
         revision = wanted.held
         work = self._unloading(topic, partition.partition, revision)
         outcome = await work.run(unload, wanted.unload_revision)
-        if outcome is Outcome.DONE:
+        if outcome is UnloadOutcome.DONE:
             wanted.unloaded, wanted.departure = revision, work
-        elif outcome is Outcome.LATER:
+        elif outcome is UnloadOutcome.LATER:
             if wanted.ready is None:
-                self._standing.troubles.pop(partition, None)  # try to make it ready before it is to leave again
+                self._handle.troubles.pop(partition, None)  # try to make it ready before it is to leave again
             await asyncio.sleep(UNLOAD_RETRY_SECONDS)
             # The wish may have changed while we were at it, or be gone.
-            wish = self.cluster.view.unloads.get(partition)
+            wish = self._cluster.view.unloads.get(partition)
             if wish is not None and wanted.held == revision:
                 wanted.unload, wanted.unload_revision = wish.value, wish.revision
 
@@ -299,8 +271,8 @@ class Owner:
             topic,
             number,
             metadata=self._metadata,
-            cluster=self.cluster,
-            standing=self._standing,
+            cluster=self._cluster,
+            handle=self._handle,
             revision=revision,
             events=self._events,
             options=self._options,
@@ -316,7 +288,7 @@ class Owner:
     # The end
 
     async def stop(self, seconds: float) -> None:
-        """Give back everything in good order, for so long at most."""
+        """Give back every partition in good order, and stop after `seconds` at the latest."""
         self._is_stopping = True
         tasks = [wanted.task for wanted in self._partitions.values() if wanted.task is not None]
         for task in [*tasks, *self._background]:
@@ -333,7 +305,7 @@ class Owner:
                 _logger.warning("partitions_not_given_back", count=len(late))
 
     async def _leave(self, partition: PartitionName, wanted: _Wanted) -> None:
-        topic = self._catalogue.topic_if_known(partition.topic)
+        topic = self._topics.get(partition.topic)
         if wanted.departure is not None:  # it was given back before we were told to stop
             wanted.departure.tell_unloaded()
             return

@@ -1,4 +1,4 @@
-"""The logs of a broker's partitions: where they lie, how they are opened, what they forget, and when they rest.
+"""The logs of a broker's partitions: where they lie, how they are opened, what retention removes, when they are closed.
 
 Every open log has files open. There are never more than `open_logs_max`: when another is wanted, the one that nobody
 uses and that was opened longest ago is closed.
@@ -7,9 +7,9 @@ uses and that was opened longest ago is closed.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -17,9 +17,10 @@ from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.options import BrokerOptions
 from sulina.broker.partition import Log, Partition
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.broker.stored_topic import StoredTopic
-from sulina.broker.tiers import Tiers
 from sulina.broker.topic import Topic
+from sulina.broker.topic_table import TopicTable
 from sulina.broker.troubles import is_disk_full, trouble_of
 from sulina.byte_budget import ByteBudget
 from sulina.core.log.epochs import EpochHistory
@@ -27,13 +28,13 @@ from sulina.core.log.log_state import MemoryLimits
 from sulina.core.log.retention import KnownTime, Retention
 from sulina.core.log.segment import SegmentLimits
 from sulina.core.log.txn_memory import TxnLimits
+from sulina.core.topic import Policy
 from sulina.errors import InvalidName, LimitReached, NotOwner, NotServing, StaleEpoch, SulinaError, TopicNotFound
 from sulina.ports import Clock, Files
 from sulina.storage import orphans
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.partition_directory import ensure_stamp, read_stamp, set_aside_in, set_directory_aside
+from sulina.storage.partition_directory import Leftover, ensure_stamp, read_stamp, set_aside_in, set_directory_aside
 from sulina.storage.partition_log import LogThreads, PartitionLog
-from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, PartitionName, TopicName
 from sulina.wire.messages import Trouble
 
@@ -57,29 +58,120 @@ class _Trouble:
     is_full: bool = False  # it has no room; else another fault
 
 
-class Logs:
-    """Opens logs for the topics that `topic_of` knows."""
+class LogOpener(Protocol):
+    """Opens logs that have an archive (`ArchivedLogOpener`), or such that have none (`LocalLogOpener`)."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        topic_of: Callable[[TopicName], Topic | None],
-        *,
-        threads: LogThreads,
-        files: Files,
-        clock: Clock,
-        metrics: Metrics,
-        events: EventStream,
-        tiers: Tiers | None = None,
-    ) -> None:
-        self._options = options
-        self._topic_of = topic_of
+    async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> Log:
+        """Recover the log of a partition, or start one."""
+        ...
+
+    async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:
+        """Let a log go on by another policy."""
+        ...
+
+    def local_retention(self, policy: Policy) -> Retention:
+        """Return what a policy keeps on disk of what is in the archive."""
+        ...
+
+    async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
+        """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
+        ...
+
+    def tell_leftover(self, partition: PartitionName, left: Leftover) -> None:
+        """Emit an event for a directory that was set aside."""
+        ...
+
+    async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:
+        """Return the offsets that only the disk of the last owner has; None: there is no archive."""
+        ...
+
+    async def reported_ms(self, partition: PartitionName) -> int | None:
+        """Return when the last owner reported how far its log had come; None: it never did."""
+        ...
+
+    async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
+        """Delete the archives of a topic."""
+        ...
+
+    def report(self, ownership: PartitionOwnership, log: Log) -> None:
+        """Let it be known how far a log has come."""
+        ...
+
+
+class LocalLogOpener:
+    """Opens logs that are on this node's disk only."""
+
+    def __init__(self, *, threads: LogThreads, files: Files, clock: Clock, metrics: Metrics) -> None:
         self._threads = threads
         self._files = files
         self._clock = clock
         self._metrics = metrics
+
+    async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> Log:  # noqa: ARG002
+        """Recover the log in a directory, or start one."""
+        log = await PartitionLog.open(
+            directory,
+            options=options,
+            files=self._files,
+            clock=self._clock,
+            threads=self._threads,
+            metrics=self._metrics,
+        )
+        try:
+            await asyncio.to_thread(ensure_stamp, self._files, directory, topic.stored.topic_id)
+        except BaseException:
+            await log.close()
+            raise
+        return log
+
+    async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:  # noqa: ARG002
+        """Let a log go on by another policy."""
+        log.reconfigure(options)
+
+    def local_retention(self, policy: Policy) -> Retention:  # noqa: ARG002
+        """Return that the disk keeps all that the log keeps."""
+        return FOR_EVER
+
+    async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
+        """Keep the directory: nothing of it is anywhere else."""
+
+    def tell_leftover(self, partition: PartitionName, left: Leftover) -> None:
+        """Say nothing: the directory is where the operator has put it."""
+
+    async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:  # noqa: ARG002
+        """Return that there is no archive."""
+        return None
+
+    async def reported_ms(self, partition: PartitionName) -> int | None:  # noqa: ARG002
+        """Return that nothing is reported."""
+        return None
+
+    async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
+        """Return at once: there is no archive."""
+
+    def report(self, ownership: PartitionOwnership, log: Log) -> None:
+        """Report nothing."""
+
+
+class PartitionLogs:
+    """Opens the logs of the topics in the table, and closes those that nobody uses."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        topics: TopicTable,
+        opener: LogOpener,
+        *,
+        files: Files,
+        clock: Clock,
+        events: EventStream,
+    ) -> None:
+        self.opener = opener
+        self._options = options
+        self._topics = topics
+        self._files = files
+        self._clock = clock
         self._events = events
-        self._tiers = tiers  # None: there is no archive
         self._waiting = ByteBudget(options.waiting_bytes_max)  # to be committed, in all logs together
         self._background: set[asyncio.Task[None]] = set()
         self._opened: dict[Partition, None] = {}  # in the order in which they were
@@ -90,40 +182,20 @@ class Logs:
         """Recover the log of a partition, or start one.
 
         Raises:
+            TopicNotFound: the topic has gone, or was made again.
             LimitReached: all logs that may be open are in use.
             NotServing: the disk fails. `reopen_stopped` opens the log when the disk takes writes.
         """
         await self._make_room()
         self._opened[partition] = None
-        topic = self._topic_of(partition.name.topic)
+        topic = self._topics.get(partition.name.topic)
         log: Log | None = None
         try:
-            if partition not in topic.partitions if topic is not None else self._tiers is not None:
-                raise TopicNotFound(topic=str(partition.name.topic))  # it has gone, or was made anew
-            if topic is not None:
-                await self._own_directory(partition.name, topic.stored.topic_id)
-            if self._tiers is not None and topic is not None:
-                log = await self._tiers.open(
-                    partition,
-                    self.directory(partition.name),
-                    topic.stored.topic_id,
-                    topic.policy,
-                    self._options_of(topic),
-                )
-            else:
-                log = await PartitionLog.open(
-                    self.directory(partition.name),
-                    options=self._options_of(topic),
-                    files=self._files,
-                    clock=self._clock,
-                    threads=self._threads,
-                    metrics=self._metrics,
-                )
-                if topic is not None:
-                    await asyncio.to_thread(
-                        ensure_stamp, self._files, self.directory(partition.name), topic.stored.topic_id
-                    )
-            while topic is not None and (policy := topic.policy) is not None:
+            if topic is None or partition not in topic.partitions:
+                raise TopicNotFound(topic=str(partition.name.topic))
+            await self._own_directory(partition.name, topic.stored.topic_id)
+            log = await self.opener.open(partition, self.directory(partition.name), topic, self._options_of(topic))
+            while (policy := topic.policy) is not None:
                 await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
                 if topic.policy is policy:
                     break
@@ -143,9 +215,8 @@ class Logs:
                 await log.close()
             raise
         self._refused.pop(partition, None)
-        if topic is not None:
-            for subscription in topic.subscriptions.values():
-                subscription.follow(partition.name.partition, log)
+        for subscription in topic.subscriptions.values():
+            subscription.follow(partition.name.partition, log)
         if log.damage is not None:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log
@@ -159,11 +230,11 @@ class Logs:
             await idle.rest()
 
     def has_left(self, partition: PartitionName) -> bool:
-        """Whether there is a directory of it here. Blocks."""
+        """Return whether a partition has a directory here. Blocks."""
         return os.path.isdir(self.directory(partition))
 
     async def found(self) -> list[PartitionName]:
-        """The partitions of which there is a directory here."""
+        """Return the partitions that have a directory here."""
         names = await asyncio.to_thread(self._files.list, self._options.data)
         partitions = []
         for name in names:
@@ -172,7 +243,7 @@ class Logs:
         return partitions
 
     def closed(self, partition: Partition) -> None:
-        """Its log was closed by whoever owns it."""
+        """Count a log as closed: its partition has closed it."""
         self._opened.pop(partition, None)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -186,7 +257,7 @@ class Logs:
             _logger.error("log_not_reconfigured", error=str(error))
 
     def forget(self, topic: Topic) -> None:
-        """The topic has closed its logs."""
+        """Count the logs of a topic as closed: the topic has closed them."""
         for partition in topic.partitions:
             self._opened.pop(partition, None)
             self._refused.pop(partition, None)
@@ -252,7 +323,7 @@ class Logs:
         await asyncio.to_thread(orphans.remove, self._files, self.directory(partition), topic_id)
 
     def reconfigure(self, topic: Topic) -> None:
-        """The policy of a topic has changed."""
+        """Let the open logs of a topic go on by its new policy."""
         for partition in topic.partitions:
             if partition.log_if_open is not None:
                 self._in_background(self._reconfigure_in_the_end(topic, partition, partition.log_if_open))
@@ -263,18 +334,15 @@ class Logs:
                 await self._reconfigure(topic, partition, log)
                 return
             except NotOwner:
-                return  # whoever has it knows the policy
+                return  # its owner knows the policy
             except (SulinaError, OSError) as error:
                 _logger.warning("log_not_reconfigured", partition=str(partition.name), error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _reconfigure(self, topic: Topic, partition: Partition, log: Log) -> None:
-        """By the policy of the moment: of several changes the last one counts, whichever is first here."""
-        if isinstance(log, TieredLog) and self._tiers is not None:
-            async with partition.place.saying:
-                await self._tiers.reconfigure(partition, log, topic.policy, self._options_of(topic))
-        else:
-            log.reconfigure(self._options_of(topic))
+        """Let a log go on by the policy of the moment: of several changes the last one counts."""
+        async with partition.ownership.archived_flag_lock:
+            await self.opener.reconfigure(partition, log, topic.policy, self._options_of(topic))
 
     async def retain(
         self,
@@ -282,7 +350,7 @@ class Logs:
         keep_from: Callable[[PartitionName, EpochHistory], Offset | None],
         shown: float | None,
     ) -> int:
-        """Let topics forget what their policies say, but nothing that somebody needs; how many segments went.
+        """Remove what policies no longer keep, but nothing that somebody needs; return how many segments went.
 
         What is in the archive may go from the disk all the same: it can still be read. `shown` is the time that ages
         are told by (`core.cluster.shown_time`); None: it is not known, so nothing goes because of its age.
@@ -291,13 +359,13 @@ class Logs:
         for topic in topics:
             policy = topic.policy
             limits = Retention(bytes_max=policy.retention_bytes, age_seconds_max=policy.retention_seconds)
-            local = Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
+            local = self.opener.local_retention(policy)
             if shown is None:
                 limits, local = replace(limits, age_seconds_max=None), replace(local, age_seconds_max=None)
-            if limits == FOR_EVER and (local == FOR_EVER or self._tiers is None):
+            if limits == FOR_EVER and local == FOR_EVER:
                 continue
             for partition in topic.partitions:
-                if not partition.place.is_here:
+                if not partition.ownership.is_here:
                     continue
                 try:
                     async with partition.using() as log:
@@ -306,7 +374,7 @@ class Logs:
                             keep_from=keep_from(partition.name, log.epochs),
                             time=self._time(partition, log, shown),
                         )
-                        removed += len(await _retained(log, kept, local))
+                        removed += len(await log.retain(kept, local))
                 except (SulinaError, OSError) as error:
                     # One log that cannot forget must not keep the others from it.
                     _logger.error("retention_failed", partition=str(partition.name), error=str(error))
@@ -328,13 +396,23 @@ class Logs:
 
     def refused(self) -> dict[PartitionName, Trouble]:
         """Return which logs that are ours could not be opened when they were last wanted, and why."""
-        self._refused = {partition: why for partition, why in self._refused.items() if partition.place.is_ours}
+        self._refused = {partition: why for partition, why in self._refused.items() if partition.ownership.is_ours}
         return {partition.name: why for partition, why in self._refused.items()}
 
-    async def reopen_stopped(self) -> None:
+    @property
+    def is_reconfiguring(self) -> bool:
+        """Return whether a change of a policy has not reached every open log yet."""
+        return bool(self._background)
+
+    def reopen_pause_seconds(self, partition: PartitionName) -> float | None:
+        """Return how long a log that has stopped waits between two attempts; None: it goes well."""
+        return next((it.pause_seconds for each, it in self._troubles.items() if each.name == partition), None)
+
+    async def reopen_stopped(self, *, at_once: bool = False) -> None:
         """Open logs again that stopped because of the disk, if it takes writes. To be called every second or so.
 
-        Nothing is tried again as if it could succeed: what is on disk decides, by its checksums.
+        Nothing is tried again as if it could succeed: what is on disk decides, by its checksums. `at_once`: also those
+        that were tried a moment ago.
         """
         for partition in list(self._opened):
             log = partition.log_if_open
@@ -342,9 +420,9 @@ class Logs:
                 self._note_stopped(partition, log.stopped.cause)
         due, now, room = [], self._clock.monotonic(), asyncio.Semaphore(REOPEN_AT_ONCE)
         for partition, trouble in list(self._troubles.items()):
-            if not partition.place.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
+            if not partition.ownership.is_ours or (trouble.is_mended and now - trouble.due >= STEADY_SECONDS):
                 del self._troubles[partition]
-            elif not trouble.is_mended and now >= trouble.due:
+            elif not trouble.is_mended and (at_once or now >= trouble.due):
                 due.append(self._mend_in_turn(partition, trouble, room))
         for ended in await asyncio.gather(*due, return_exceptions=True):
             if isinstance(ended, BaseException):
@@ -370,7 +448,7 @@ class Logs:
         try:
             if (log := partition.log_if_open) is not None:
                 await log.probe()  # as long as it fails, the log is still read
-                topic = self._topic_of(partition.name.topic)
+                topic = self._topics.get(partition.name.topic)
                 if topic is not None:
                     await topic.dismiss(NotServing(reason=f"the log of {partition.name} is being opened again"))
                 await partition.reopen()
@@ -386,65 +464,56 @@ class Logs:
 
     # Directories and archives of partitions that are not ours
 
-    async def let_go(self, partition: PartitionName, topic_id: str) -> None:
-        """Its directory goes, unless it has what is nowhere else."""
-        if self._tiers is not None:
-            await self._tiers.let_go(partition, self.directory(partition), topic_id)
+    async def release(self, partition: PartitionName, topic_id: str) -> None:
+        """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
+        await self.opener.release(partition, self.directory(partition), topic_id)
 
     async def set_directory_aside(self, partition: PartitionName) -> None:
-        """Keep the directory of a partition whose log goes on without it. LogLocked, OSError."""
+        """Keep the directory of a partition whose log goes on without it.
+
+        Raises:
+            LogLocked, OSError: it stays where it is.
+        """
         left = await asyncio.to_thread(set_directory_aside, self._files, self.directory(partition))
-        if self._tiers is not None:
-            self._tiers.tell_leftover(partition, left)
+        self.opener.tell_leftover(partition, left)
 
     async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:
-        """The offsets that only the disk of its last owner has; None: there is no archive."""
-        return None if self._tiers is None else await self._tiers.only_there(partition, topic_id)
+        """Return the offsets that only the disk of its last owner has; None: there is no archive."""
+        return await self.opener.only_there(partition, topic_id)
 
     async def reported_ms(self, partition: PartitionName) -> int | None:
         """Return when the last owner reported how far its log had come; None: it never did."""
-        return None if self._tiers is None else await self._tiers.reported_ms(partition)
+        return await self.opener.reported_ms(partition)
 
     async def delete_archives(self, topic: TopicName, stored: StoredTopic) -> None:
-        """Of a topic that is being deleted."""
-        if self._tiers is not None:
-            await self._tiers.delete(topic, stored)
+        """Delete the archives of a topic that is being deleted."""
+        await self.opener.delete(topic, stored)
 
     def report(self) -> None:
         """Let it be known how far the open logs have come."""
         for partition in self._opened:
             log = partition.log_if_open
-            if isinstance(log, TieredLog) and self._tiers is not None and partition.place.is_here:
-                self._tiers.report(partition.place, log)
+            if log is not None and partition.ownership.is_here:
+                self.opener.report(partition.ownership, log)
 
     def directory(self, partition: PartitionName) -> str:
-        """Where its log lies on this node."""
+        """Return where the log of a partition lies on this node."""
         return os.path.join(self._options.data, partition.directory)
 
-    def _options_of(self, topic: Topic | None) -> LogOptions:
-        mine = LogOptions(
-            broker_id=self._options.broker_id,
-            waiting_bytes_max=self._options.partition_waiting_bytes_max,
-            node_budget=self._waiting,
-            compress_checkpoints=self._options.compress_checkpoints,
-        )
-        if topic is None:  # it is being deleted
-            return mine
+    def _options_of(self, topic: Topic) -> LogOptions:
         policy = topic.policy
         assert policy.segment_bytes is not None
         assert policy.segment_seconds is not None
         assert policy.txn_id_seconds is not None
         assert policy.txn_ids_max is not None
-        return replace(
-            mine,
+        return LogOptions(
+            broker_id=self._options.broker_id,
+            waiting_bytes_max=self._options.partition_waiting_bytes_max,
+            node_budget=self._waiting,
+            compress_checkpoints=self._options.compress_checkpoints,
             batches=topic.batch_limits,
             memory=MemoryLimits(txns=TxnLimits(seconds=policy.txn_id_seconds, txn_ids_max=policy.txn_ids_max)),
             segments=SegmentLimits(
                 segment_bytes_max=policy.segment_bytes, segment_age_seconds_max=policy.segment_seconds
             ),
         )
-
-
-async def _retained(log: Log, limits: Retention, local: Retention) -> Sequence[object]:
-    """What went."""
-    return await log.retain(limits, local) if isinstance(log, TieredLog) else await log.retain(limits)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sulina.byte_budget import ByteBudget, ByteReservation
+from sulina.byte_budget import ByteBudget, ByteReservation, FillLevel
 from sulina.errors import QueueFull
 
 
@@ -90,3 +90,11 @@ async def test_bytes_that_come_to_a_waiter_which_was_cancelled_go_to_the_next() 
     await asyncio.gather(entering, return_exceptions=True)
     async with asyncio.timeout(5):
         await behind
+
+
+def test_a_queue_is_full_from_past_its_bound_until_half_of_it_is_free() -> None:
+    level = FillLevel(100)
+    told = [(level.grown(size), level.is_full) for size in (100, 101, 102)]
+    assert told == [(False, False), (True, True), (False, True)]
+    told = [(level.shrunk(size), level.is_full) for size in (51, 50, 0)]
+    assert told == [(False, True), (True, False), (False, False)]

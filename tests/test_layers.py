@@ -17,6 +17,7 @@ LAYERS: list[list[str]] = [
     ["storage", "metadata"],
     ["ports", "wire", "clock", "byte_budget", "failpoints", "waiting"],
     ["core"],
+    ["addresses"],
     ["types", "errors"],
 ]
 # Two parts of one line that belong together.

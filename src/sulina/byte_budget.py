@@ -97,3 +97,25 @@ class ByteReservation:
     def __exit__(self, *_: object) -> None:
         self.budget.release(self.size_bytes)
         self.size_bytes = 0
+
+
+class FillLevel:
+    """Says when a queue is full: from past its bound until half of it is free again, so that it does not flicker."""
+
+    __slots__ = ("bytes_max", "is_full")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.is_full = False
+
+    def grown(self, size_bytes: int) -> bool:
+        """Note how much waits after something was added; return whether the queue became full by it."""
+        becomes_full = not self.is_full and size_bytes > self.bytes_max
+        self.is_full = self.is_full or becomes_full
+        return becomes_full
+
+    def shrunk(self, size_bytes: int) -> bool:
+        """Note how much waits after something was removed; return whether the queue has room again."""
+        has_room_again = self.is_full and size_bytes <= self.bytes_max // 2
+        self.is_full = self.is_full and not has_room_again
+        return has_room_again

@@ -1,7 +1,7 @@
 """The settings of a node, read once: flags over the environment over a TOML file over the defaults.
 
-Whatever is wrong is said with the place it came from and the name it has there. Nothing is guessed: a key that does not
-exist is an error, not a comment. A secret is never shown, also not where it is wrong.
+An error names the source of a setting and its name there. Nothing is guessed: a key that does not exist is an error. A
+secret is never shown, not even in the error about it.
 """
 
 import difflib
@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from sulina.errors import InvalidSettings
+from sulina.addresses import address_text, split_address
+from sulina.errors import InvalidName, InvalidSettings
+from sulina.types import checked_broker
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -88,7 +90,7 @@ class Settings:
     metadata_password: str | None = field(default=None, repr=False)
     objects: str | None = None  # s3://, gs://, az:// or file:///
     objects_endpoint: str | None = None  # None: the cloud's own
-    lease_seconds: float = DEFAULT_LEASE_SECONDS  # after so long without a word, a broker is dead to the others
+    lease_seconds: float = DEFAULT_LEASE_SECONDS  # without a renewal, until others take a broker for dead
     metadata_history_seconds: float = DEFAULT_HISTORY_SECONDS  # of etcd's history that the leader keeps
     rebalance_seconds: float | None = None  # between two automatic rebalances; None: only when asked
     advertise: str | None = None  # None: the address it listens on
@@ -98,11 +100,11 @@ class Settings:
 
     @property
     def peer_listen_host(self) -> str:
-        """Where other brokers are listened for."""
+        """Return the host on which this broker listens for others."""
         return self.peer_host or self.http_host
 
     def peer_address(self, port: int) -> str:
-        """What other brokers are told, given the port that it listens on for them."""
+        """Return the address that other brokers are told, given the port that this one listens on for them."""
         if self.peer_advertise is not None:
             return self.peer_advertise
         host = self.peer_listen_host
@@ -112,7 +114,7 @@ class Settings:
 
     @property
     def etcd(self) -> EtcdAddress | None:
-        """None: the metadata are in the data directory, and there is no cluster."""
+        """Return where etcd is; None: the metadata are in the data directory, and there is no cluster."""
         return None if self.metadata == DEFAULT_METADATA else _etcd_address(self.metadata, "metadata")
 
 
@@ -123,11 +125,14 @@ def load(
     file: str | None = None,
     log_format: LogFormat = "console",
 ) -> Settings:
-    """The settings out of all their sources.
+    """Return the settings out of all their sources.
 
     `flags` are named like the keys of the file (`http`, `broker_id`, …); None is a flag that was not given. `file` must
     exist; without it `SULINA_CONFIG` counts, then `sulina.toml` if there is one. `log_format` is the default of that
-    setting. InvalidSettings says what is wrong, and where.
+    setting.
+
+    Raises:
+        InvalidSettings: a setting is wrong; it names the setting and its source.
     """
     environment = os.environ if environment is None else environment
     found: dict[str, Any] = {"http": DEFAULT_HTTP, "log_format": log_format}
@@ -143,14 +148,16 @@ def load(
     _check_exposure(settings.peer_listen_host, settings, names.get("peer_host", names["http"]))
     _check_metadata(settings, names)
     if settings.objects_endpoint is not None and (settings.objects is None or settings.objects.startswith("file:")):
-        raise InvalidSettings(f"{names['objects_endpoint']}: there is no object store of a cloud that has an endpoint")
+        raise InvalidSettings(
+            f"{names['objects_endpoint']}: needs objects as s3://…, gs://… or az://…, the store that has this endpoint"
+        )
     if settings.etcd is not None:
         _check_member(settings, names)
     return settings
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -159,20 +166,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def address_text(host: str, port: int) -> str:
-    """`host:port`, as it is given and shown."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def environment_name(key: str) -> str:
-    """The variable that sets `key`: `SULINA_BROKER_ID`, `SULINA_LIMITS_TOPICS_MAX`."""
+    """Return the variable that sets a key: `SULINA_BROKER_ID`, `SULINA_LIMITS_TOPICS_MAX`."""
     return PREFIX + key.replace(".", "_").upper()
 
 
 def _stated(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: str | None
 ) -> Iterator[tuple[str, str, Any]]:
-    """What is said, from the weakest source to the strongest: its name there, the key, the value."""
+    """Yield the settings that are given, from the weakest source to the strongest: name there, key, value."""
     yield from _from_file(file or environment.get(PREFIX + "CONFIG"))
     names = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otlp_endpoint"} | {environment_name(key): key for key in _KEYS}
     for name, key in names.items():
@@ -217,7 +219,7 @@ def _check_exposure(host: str, settings: Settings, name: str) -> None:
 
 
 def _check_metadata(settings: Settings, names: Mapping[str, str]) -> None:
-    """What goes with an etcd, and only together."""
+    """Check the settings that need etcd or each other."""
     etcd = settings.etcd
     for key in ("metadata_ca", "metadata_cert", "metadata_key"):
         if getattr(settings, key) is not None and (etcd is None or not etcd.is_tls):
@@ -236,7 +238,7 @@ def _check_metadata(settings: Settings, names: Mapping[str, str]) -> None:
 
 
 def _check_member(settings: Settings, names: Mapping[str, str]) -> None:
-    """What a broker of a cluster must be told: nobody may guess a name, or where others find what is archived."""
+    """Check the settings that a broker of a cluster needs: its name, the object store, and addresses for others."""
     source = names["metadata"]
     if "broker_id" not in names:
         raise InvalidSettings(
@@ -273,9 +275,10 @@ def _text(value: Any, name: str) -> str:
 
 
 def _broker_id(value: Any, name: str) -> str:
-    if not re.fullmatch(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", _text(value, name), re.ASCII):
-        raise InvalidSettings(f"{name}: {value!r} must be of letters, digits, '.', '_' and '-', at most 200")
-    return str(value)
+    try:
+        return checked_broker(_text(value, name))
+    except InvalidName as error:
+        raise InvalidSettings(f"{name}: {error}") from None
 
 
 def _yes_or_no(value: Any, name: str) -> bool:
@@ -319,7 +322,7 @@ def _endpoint(example: str) -> Callable[[Any, str], str]:
 
 
 def _without_secret(url: str, name: str) -> str:
-    """A URL is shown and logged; it must not hold what nobody may see."""
+    """Return a URL, which is shown and logged, if it holds no user or password."""
     if "@" in url:
         raise InvalidSettings(f"{name}: must not hold a user or a password; they have settings of their own")
     return url
@@ -359,7 +362,7 @@ def _metadata(value: Any, name: str) -> str:
 
 
 def _etcd_address(url: str, name: str) -> EtcdAddress:
-    """`etcd://host[:port][,host[:port]…][/prefix]`."""
+    """Read `etcd://host[:port][,host[:port]…][/prefix]`."""
     scheme, colon, rest = _without_secret(url, name).partition("://")
     if not colon or scheme not in ("etcd", "etcds"):
         raise InvalidSettings(
@@ -377,14 +380,17 @@ def _etcd_address(url: str, name: str) -> EtcdAddress:
 
 
 def _etcd_endpoint(text: str, name: str) -> str:
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::(\d{1,5}))?", text, re.ASCII)
-    if found is None or not 0 < int(found[2] or ETCD_PORT) < 65536:
-        raise InvalidSettings(f"{name}: {text!r} is no HOST:PORT of an etcd, such as 127.0.0.1:{ETCD_PORT}")
-    return f"{found[1]}:{found[2] or ETCD_PORT}"
+    try:
+        host, port = split_address(text, default_port=ETCD_PORT)
+    except InvalidSettings:
+        host, port = "", 0
+    if not port:
+        raise InvalidSettings(f"{name}: {text!r} is not HOST:PORT of an etcd server, such as 127.0.0.1:{ETCD_PORT}")
+    return address_text(host, port)
 
 
 def _objects(value: Any, name: str) -> str:
-    """`s3://bucket/prefix`, `gs://…`, `az://…`, or a directory: `file:///dir`."""
+    """Read `s3://bucket/prefix`, `gs://…`, `az://…`, or a directory: `file:///dir`."""
     url = _without_secret(_text(value, name), name)
     scheme, _, rest = url.partition("://")
     if scheme == "file":
@@ -412,17 +418,15 @@ def _advertise(value: Any, name: str) -> str:
 
 
 def _address(value: str, name: str) -> tuple[str, int]:
-    """`host:port`, `[v6]:port`, `:port` or `port`; without a host it is loopback."""
-    host, colon, port = value.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    is_bare_v6 = colon and ":" in host and not value.startswith("[")
-    if is_bare_v6 or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535 or re.search(r"[\s/\[\]]", host):
-        raise InvalidSettings(f"{name}: must be HOST:PORT such as {DEFAULT_HTTP}, not {value!r}")
-    return host or "127.0.0.1", int(port)
+    """Read `host:port`, `[v6]:port`, `:port` or `port`; without a host it is loopback."""
+    try:
+        return split_address(value, default_host="127.0.0.1")
+    except InvalidSettings:
+        raise InvalidSettings(f"{name}: must be HOST:PORT such as {DEFAULT_HTTP}, not {value!r}") from None
 
 
 def _host(value: Any, name: str) -> str:
-    """A name, or an address; one of IPv6 with its brackets or without."""
+    """Read a host name or an address; one of IPv6 with its brackets or without."""
     host = _text(value, name).removeprefix("[").removesuffix("]")
     if not re.fullmatch(r"[a-zA-Z0-9._-]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*", host, re.ASCII):
         raise InvalidSettings(f"{name}: must be a host such as 127.0.0.1, without a port, not {value!r}")
@@ -438,8 +442,11 @@ def _port(value: Any, name: str) -> int:
 
 def _peer_advertise(value: Any, name: str) -> str:
     text = _text(value, name)
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+):(\d{1,5})", text, re.ASCII)
-    if found is None or not 0 < int(found[2]) < 65536 or found[1].strip("[]") in _EVERYWHERE:
+    try:
+        host, port = split_address(text)
+    except InvalidSettings:
+        host, port = "", 0
+    if not port or host in _EVERYWHERE:
         raise InvalidSettings(f"{name}: must be HOST:PORT such as broker-1.example:9090, not {value!r}")
     return text
 

@@ -17,7 +17,7 @@ from sulina.errors import NotOwner
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.types import TopicName
-from sulina.wire.peer import AnyPeerFrame, Join, Joined
+from sulina.wire.peer import AnyPeerFrame, Joined, JoinPartition
 from tests.listeners.conftest import no_websocket
 from tests.listeners.test_http import BATCH, RECORDS, TOPIC, publish, put, refused
 
@@ -71,7 +71,7 @@ async def subscribe_far_away(broker: Broker) -> None:
     far.is_there = True
     far.events.up("b2", 1)
     topic_id = broker.topic_named(str(NAME)).stored.topic_id
-    far.events.frame("b2", Join(1, str(NAME), 0, 7, "far", topic_id=topic_id))
+    far.events.frame("b2", JoinPartition(1, str(NAME), 0, 7, "far", topic_id=topic_id))
     while not isinstance(await far.got.get(), Joined):  # it is told to begin anew before
         pass
     far.is_there = False

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.errors import ProtocolError
-from sulina.listeners.peer_outbox import SMALL_BYTES, TOGETHER_BYTES_MAX, Outbox
+from sulina.listeners.peer_buffer import SMALL_BYTES, TOGETHER_BYTES_MAX, FrameBuffer
 from sulina.listeners.peer_reader import BUFFER_BYTES, LARGE_BYTES, FrameReader
 from sulina.wire.peer import LENGTH
 
@@ -61,7 +61,7 @@ def test_a_length_past_the_limit_is_refused_before_anything_of_it_comes(before: 
 
 @given(st.lists(st.integers(1, 300) | st.sampled_from([SMALL_BYTES, SMALL_BYTES + 1, TOGETHER_BYTES_MAX]), max_size=50))
 def test_what_waits_leaves_in_order(lengths: list[int]) -> None:
-    outbox = Outbox()
+    outbox = FrameBuffer()
     rng = random.Random(len(lengths))
     put = taken = b""
     for length in lengths:
@@ -81,7 +81,7 @@ def test_what_waits_leaves_in_order(lengths: list[int]) -> None:
 
 
 def test_small_frames_leave_together_and_large_ones_as_they_are() -> None:
-    outbox = Outbox()
+    outbox = FrameBuffer()
     large = bytearray(SMALL_BYTES + 1)
     for _ in range(100):
         outbox.put(bytearray(100))

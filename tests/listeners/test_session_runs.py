@@ -7,7 +7,7 @@ from sulina.core.records.record import Record, encode
 from sulina.core.records.rows import decode_rows
 from sulina.core.topic import TopicSettings
 from sulina.errors import InvalidBatch, QueueFull
-from sulina.listeners.session import Session, SessionLimits
+from sulina.listeners.session import ServerSession, SessionLimits
 from sulina.types import TopicName
 from sulina.wire.frames import Answer, Failed, FromNode, Publish
 
@@ -18,7 +18,7 @@ def publish(number: int, run: int) -> Publish:
     return Publish(number, str(TOPIC), memoryview(encode([Record(b"%d" % number)])), 0, run=run)
 
 
-async def answers(session: Session, count: int) -> dict[int, FromNode]:
+async def answers(session: ServerSession, count: int) -> dict[int, FromNode]:
     found: dict[int, FromNode] = {}
     while len(found) < count:
         assert await session.outbox.wait()
@@ -34,7 +34,7 @@ async def stored(broker: Broker) -> list[bytes | None]:
 
 async def test_what_follows_a_refusal_in_its_run_is_refused_too_u13(broker: Broker) -> None:
     await broker.put_topic(TOPIC, TopicSettings())
-    session = Session(broker)
+    session = ServerSession(broker)
     accept, refusals = broker.accept, [QueueFull(waiting_bytes=2, limit_bytes=1)]
 
     async def full_once(*arguments: object, **named: object) -> object:
@@ -57,7 +57,7 @@ async def test_what_follows_a_refusal_in_its_run_is_refused_too_u13(broker: Brok
 
 async def test_what_is_refused_for_good_does_not_hold_up_its_run(broker: Broker) -> None:
     await broker.put_topic(TOPIC, TopicSettings())
-    session = Session(broker)
+    session = ServerSession(broker)
     await session.handle(Publish(1, str(TOPIC), memoryview(b"nonsense"), 0, run=7))
     await session.handle(publish(2, 7))
     found = await answers(session, 2)
@@ -68,7 +68,7 @@ async def test_what_is_refused_for_good_does_not_hold_up_its_run(broker: Broker)
 
 
 async def test_broken_runs_are_forgotten_in_time(broker: Broker) -> None:
-    session = Session(broker, SessionLimits(requests_max=10))
+    session = ServerSession(broker, SessionLimits(requests_max=10))
     for number in range(1, 100):
         await session.handle(publish(number, number))  # there is no such topic
     assert len(session._broken_runs) == 10

@@ -13,9 +13,13 @@ from sulina.wire.peer import (
     AnyPeerFrame,
     DeliverBatch,
     Hello,
-    Join,
     Joined,
+    JoinPartition,
     Leave,
+    PeerAnswer,
+    PeerCall,
+    PeerFailed,
+    PeerPublish,
     Ping,
     Pong,
     Present,
@@ -44,7 +48,7 @@ frames: st.SearchStrategy[AnyPeerFrame] = st.one_of(
     st.builds(Ping, numbers),
     st.builds(Pong, numbers),
     st.builds(Present, handles),
-    st.builds(Join, ids, names, numbers, ids, names, st.none() | numbers),
+    st.builds(JoinPartition, ids, names, numbers, ids, names, st.none() | numbers),
     st.builds(Leave, names, numbers, ids),
     st.builds(Reported, names, numbers, fences, reports),
     st.builds(Joined, ids, st.none() | numbers),
@@ -54,11 +58,15 @@ frames: st.SearchStrategy[AnyPeerFrame] = st.one_of(
     ),
     st.builds(Resume, names, numbers, fences, handles),
     st.builds(Removed, names, numbers, handles, names, names, details),
+    st.builds(PeerCall, ids, names, details),
+    st.builds(PeerPublish, ids, names, numbers, st.binary(max_size=300).map(memoryview), names, names),
+    st.builds(PeerAnswer, ids, st.none() | numbers | names | details),
+    st.builds(PeerFailed, ids, names, names, details),
 )
 
 
 def test_every_kind_of_frame_is_drawn_here() -> None:
-    assert len(AnyPeerFrame.__args__) == 12
+    assert len(AnyPeerFrame.__args__) == 16
 
 
 @given(frames)

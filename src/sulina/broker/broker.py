@@ -78,8 +78,8 @@ from sulina.wire.messages import (
     Trouble,
     TroubleKind,
 )
+from sulina.wire.operations import COMMITS_MAX
 
-COMMITS_MAX = 1000
 FETCH_BYTES_MAX = 16 << 20
 REOPEN_LOOK_SECONDS = 1.0  # between two looks at logs that have stopped
 

@@ -1,4 +1,4 @@
-"""The port to the owners of partitions that this broker does not serve. `node/remote.py` is it on a network."""
+"""The port to the owners of partitions that this broker does not serve; `listeners/peer_owners.py` implements it."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,9 +11,10 @@ from sulina.wire.messages import SubscriptionInfo
 
 
 class OtherOwners(Protocol):
-    """Asks the owner that a partition has at that moment, for a few seconds.
+    """Asks the owner that a partition has at that moment.
 
-    Every method raises NotServing or Disconnected when no owner answers.
+    Every method raises NotServing or Disconnected when no owner has answered in a few seconds, and else the error of
+    the owner.
     """
 
     async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:

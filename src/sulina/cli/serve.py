@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from sulina.addresses import address_text
 from sulina.cli import terminal
 from sulina.cli.flags.cluster import ALONE, ClusterFlags
 from sulina.config import (
@@ -24,7 +25,6 @@ from sulina.config import (
     LogFormat,
     LogLevel,
     Settings,
-    address_text,
 )
 from sulina.config import load as load_settings
 from sulina.errors import LogLocked, NotServing, SulinaError

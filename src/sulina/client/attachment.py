@@ -24,9 +24,8 @@ from sulina.errors import (
     ProtocolError,
     SulinaError,
 )
-from sulina.wire.frames import RANGES_MAX, AckRecords, AddCredit, Deliver, Detach, FromClient, NackRecords
+from sulina.wire.frames import CREDIT_MAX, RANGES_MAX, AckRecords, AddCredit, Deliver, Detach, FromClient, NackRecords
 
-CREDIT_MAX = 1_000_000  # in one frame
 REDELIVERIES_NOTED_MAX = 10_000
 LEAVE_SECONDS = 5.0
 DELAY_SECONDS_MAX = 24 * 3600

@@ -40,10 +40,9 @@ from sulina.errors import (
 )
 from sulina.types import TopicName
 from sulina.waiting import wait_or_timeout
-from sulina.wire.frames import Deliver, FromClient, Subscribe
+from sulina.wire.frames import CREDIT_MAX, Deliver, FromClient, Subscribe
 from sulina.wire.messages import Subscribed
 
-CREDIT_MAX = 1_000_000
 LOOK_SECONDS_MIN = 0.5  # when all seems well it is looked up after so long whether it is
 LOOK_SECONDS_MAX = 30.0  # and when it has been for a while
 ATTACH_SECONDS = 3.0  # while somebody has not answered yet, this often

@@ -19,7 +19,7 @@ from sulina.listeners.http_operations import Handler, OperationRoutes
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
 from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
-from sulina.listeners.http_publish import Publisher
+from sulina.listeners.http_publish import HttpPublisher
 from sulina.listeners.http_request import HttpRequest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _ROUTES = {
 
 
 def make_app(broker: "Broker", limits: HttpLimits = DEFAULT_HTTP_LIMITS, *, websocket: ASGIApp) -> "HttpApp":
-    """The application; `websocket` answers the WebSockets at /v1/ws."""
+    """Return the application; `websocket` answers the WebSockets at /v1/ws."""
     return HttpApp(broker, limits, websocket)
 
 
@@ -52,7 +52,7 @@ class HttpApp:
         self._websocket = websocket
         self._errors = broker.metrics.errors
         self._targets = Targets()
-        self._publisher = Publisher(broker, limits)
+        self._publisher = HttpPublisher(broker, limits)
         self._fetcher = Fetcher(broker, limits)
         self._events = EventFeed(broker, limits)
         routes = Pages(broker, limits).routes() | OperationRoutes(broker, limits).routes()
@@ -65,12 +65,12 @@ class HttpApp:
         )
 
     def stop_waiting(self) -> None:
-        """The node is on its way out: end event streams, and tell those who wait for records."""
+        """End event streams, and refuse requests that wait for records: the node is stopping."""
         self._events.stop()
         self._fetcher.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or one WebSocket."""
+        """Answer one request, or one WebSocket."""
         if scope["type"] != "http":
             await self._other(scope, receive, send)
             return
@@ -100,7 +100,7 @@ class HttpApp:
             try:
                 await self._publisher.publish(target, exchange)
             except NotOwner as error:
-                # Whoever goes there must not choose once more: a repeat would find another partition.
+                # The client must not choose a partition again at the owner: a repeat would find another one.
                 path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
                 topic = target.topic
                 scope[AT_OWNER] = path.format(

@@ -39,7 +39,7 @@ class EventFeed:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """All streams end."""
+        """End all streams."""
         self._stopped.set()
 
     async def get_events(self, exchange: HttpRequest) -> None:
@@ -64,7 +64,7 @@ class EventFeed:
             await exchange.stream(b"", is_last=True)
 
     async def _send(self, events: "AsyncIterator[Event]", topic: str | None, exchange: HttpRequest) -> None:
-        """Those of one topic, or all, until there are no more events."""
+        """Send the events of one topic, or all, until there are no more."""
         following: asyncio.Future[Event] = asyncio.ensure_future(anext(events))
         now = asyncio.get_running_loop().time
         heartbeat_at = now() + self._limits.heartbeat_seconds

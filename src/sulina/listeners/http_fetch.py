@@ -58,7 +58,12 @@ class Fetcher:
         }
 
     async def fetch(self, target: Target, partition: int, exchange: HttpRequest) -> None:
-        """One request."""
+        """Answer one request.
+
+        Raises:
+            NotServing: the node is stopping.
+            HttpError: a parameter is wrong.
+        """
         query = read_query(exchange.scope["query_string"], self._readers)
         kind = self._accepted(exchange.headers.get(b"accept", b"*/*"))
         offset = query.get("offset")
@@ -85,13 +90,17 @@ class Fetcher:
             await self._answer(fetched, kind, query.get("max_records", self._limits.records_max), reservation, exchange)
 
     def stop(self) -> None:
-        """Whoever waits for records is told that the node is on its way out."""
+        """Refuse requests that wait for records: the node is stopping."""
         self._is_stopped = True
         for task in self._waits:
             task.cancel()
 
     async def _waited(self, fetch: Coroutine[Any, Any, Result], exchange: HttpRequest) -> Result:
-        """ClientGone when there is nobody left to wait."""
+        """Wait for work that the client may not stay for.
+
+        Raises:
+            ClientGone: the client has closed the connection.
+        """
         task = asyncio.ensure_future(fetch)
         gone = asyncio.ensure_future(exchange.wait_gone())
         gone.add_done_callback(lambda _: task.cancel())
@@ -152,7 +161,7 @@ def _staleness(fetched: Fetched) -> list[tuple[bytes, bytes]]:
 
 
 def _as_json(fetched: Fetched, max_records: int) -> tuple[bytes, int, int]:
-    """The body, how many records it has, and where to read on."""
+    """Return the body as JSON, how many records it has, and where to read on."""
     records = decode_rows(fetched.data, fetched.offset, max_records, _LIMITS)
     next_offset = records[-1].offset + 1 if len(records) == max_records else fetched.next_offset
     answer = RecordsOut(
@@ -166,7 +175,7 @@ def _as_json(fetched: Fetched, max_records: int) -> tuple[bytes, int, int]:
 
 
 def _as_arrow(fetched: Fetched, max_records: int) -> tuple[memoryview, int, int]:
-    """The same as a stream of Arrow's IPC format."""
+    """Return the same as a stream of Arrow's IPC format."""
     import pyarrow as pa
 
     from sulina.core.records.columns import decode_columns
@@ -183,7 +192,11 @@ def _as_arrow(fetched: Fetched, max_records: int) -> tuple[memoryview, int, int]
 
 
 def _best_of(accept: bytes) -> bytes:
-    """What of the things offered the client likes best. HttpError 406."""
+    """Return the offer that the client likes best.
+
+    Raises:
+        HttpError: 406, the client accepts none of them.
+    """
     wanted: list[tuple[bytes, float]] = []
     for part in accept.split(b","):
         media, *parameters = (piece.strip().lower() for piece in part.split(b";"))

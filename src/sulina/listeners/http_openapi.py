@@ -35,8 +35,11 @@ curl --json '{"records": [{"key": "42", "value": "hello"}]}' localhost:8080/v1/t
 curl localhost:8080/v1/topics/default/orders/partitions/0/records
 ```
 
+The examples of requests below are in the namespace `examples`, which no node has until you create it: trying one of
+them changes nothing of yours. Start with `PUT /v1/namespaces/examples`.
+
 **Errors** are `application/problem+json` with a stable `code`; `retryable` says whether the same request can succeed
-later. Answers 429 and 503 say in `Retry-After` when to try again.
+later. Answers 429 and 503 say in `Retry-After` when to try again. [All codes](#errors) are at the end of `/docs`.
 
 **In a cluster** a partition is served by one broker, its owner. Any other answers 307 with the owner's URL in
 `Location`: `curl --location` and most clients follow by themselves. While a partition moves, or waits for an owner, the
@@ -65,7 +68,6 @@ def document(limits: HttpLimits, version: str) -> dict[str, Any]:
         _refine(name, schema)
     return {
         "openapi": "3.1.0",
-        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
         "info": {
             "title": "Sulina",
             "version": version,
@@ -73,7 +75,6 @@ def document(limits: HttpLimits, version: str) -> dict[str, Any]:
             "description": _ABOUT.strip(),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": {**paths(limits), **_operation_paths()},
         "components": {

@@ -40,7 +40,12 @@ class Targets:
         self._known: dict[bytes, Target] = {}
 
     def find(self, raw_path: bytes) -> Target | None:
-        """None when the path is another one. InvalidName, HttpError."""
+        """Return what a path of records names; None: it is another path.
+
+        Raises:
+            InvalidName: a part of it is not a name.
+            HttpError: the partition is not a number.
+        """
         known = self._known.get(raw_path)
         if known is not None:
             return known
@@ -61,14 +66,18 @@ class Targets:
 
 
 def check_path(raw_path: bytes) -> None:
-    """InvalidName for a path whose segments hold a slash: decoded, they would be other segments."""
+    """Check that no segment of a path holds a slash: decoded, it would be two segments.
+
+    Raises:
+        InvalidName: one does.
+    """
     if _ENCODED_SLASH.search(raw_path):
         shown = raw_path.decode("ascii", "replace")
         raise InvalidName(kind="path", name=shown if len(shown) <= 60 else shown[:57] + "...", pattern="no slash in it")
 
 
 def read_partition(text: str) -> int:
-    """The number of a partition in a path."""
+    """Read the number of a partition in a path."""
     if not _DIGITS.fullmatch(text) or int(text) >= PARTITIONS_MAX:
         shown = text if len(text) <= 30 else text[:27] + "..."
         raise bad_parameter("partition", f"partition {shown!r} is not a number from 0 to {PARTITIONS_MAX - 1}")
@@ -79,7 +88,7 @@ ParameterReader = Callable[[str, str], Any]
 
 
 def number(least: int = 0, most: int = NUMBER_MAX) -> ParameterReader:
-    """A whole number in a range, both ends included."""
+    """Return a reader of whole numbers in a range, both ends included."""
 
     def read(name: str, text: str) -> int:
         if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
@@ -90,14 +99,14 @@ def number(least: int = 0, most: int = NUMBER_MAX) -> ParameterReader:
 
 
 def flag(name: str, text: str) -> bool:
-    """`true` or `false`."""
+    """Read `true` or `false`."""
     if text not in ("true", "false"):
         raise bad_parameter(name, f"{name} must be true or false")
     return text == "true"
 
 
 def text_up_to(length_max: int) -> ParameterReader:
-    """Some text."""
+    """Return a reader of text up to a length."""
 
     def read(name: str, text: str) -> str:
         if len(text) > length_max:
@@ -108,7 +117,7 @@ def text_up_to(length_max: int) -> ParameterReader:
 
 
 def texts_up_to(count_max: int, length_max: int) -> ParameterReader:
-    """Some texts, with commas between them."""
+    """Return a reader of texts with commas between them."""
 
     def read(name: str, text: str) -> frozenset[str]:
         texts = text.split(",")
@@ -122,7 +131,7 @@ def texts_up_to(count_max: int, length_max: int) -> ParameterReader:
 
 
 def one_of(kind: type[StrEnum]) -> ParameterReader:
-    """One of a few words."""
+    """Return a reader of one of a few words."""
 
     def read(name: str, text: str) -> StrEnum:
         try:
@@ -134,7 +143,11 @@ def one_of(kind: type[StrEnum]) -> ParameterReader:
 
 
 def read_query(query_string: bytes, readers: Mapping[str, ParameterReader]) -> dict[str, Any]:
-    """The parameters that are given, each by its reader. HttpError 400 says which one is wrong."""
+    """Return the parameters that are given, each read by its reader.
+
+    Raises:
+        HttpError: 400, one is wrong; it says which.
+    """
     if not query_string:
         return {}
     try:

@@ -95,17 +95,17 @@ class ClientGone(Exception):
 
 
 def malformed(detail: str) -> HttpError:
-    """The body is not what its content type says."""
+    """Return the error for a body that is not what its content type says."""
     return HttpError("malformed_body", detail)
 
 
 def bad_parameter(name: str, detail: str) -> HttpError:
-    """A parameter of the URL, or a header, that is outside the rules."""
+    """Return the error for a parameter of the URL, or a header, that is not allowed."""
     return HttpError("invalid_parameter", detail, parameter=name)
 
 
 def method_not_allowed(method: str, allowed: Iterable[str]) -> HttpError:
-    """The path exists, but not for this method."""
+    """Return the error for a path that exists, but not for this method."""
     allow = ", ".join(sorted(allowed))
     return HttpError(
         "method_not_allowed", f"{method} is not for this path, only {allow}", headers=((b"allow", allow.encode()),)
@@ -113,13 +113,13 @@ def method_not_allowed(method: str, allowed: Iterable[str]) -> HttpError:
 
 
 def no_such_path(path: str) -> HttpError:
-    """Nothing is served there."""
+    """Return the error for a path where nothing is served."""
     shown = path if len(path) <= 200 else path[:197] + "..."
     return HttpError("no_such_path", f"nothing is at {shown}: see /docs")
 
 
 def busy(used_bytes: int, limit_bytes: int) -> HttpError:
-    """All requests together hold as much as they may."""
+    """Return the error for a request that finds no room beside the bodies of others."""
     return HttpError(
         "busy",
         f"requests under way hold {used_bytes} bytes of {limit_bytes}: try again",
@@ -129,13 +129,13 @@ def busy(used_bytes: int, limit_bytes: int) -> HttpError:
 
 
 def body_too_large(limit_bytes: int) -> HttpError:
-    """More than one request may hold. The connection is closed: the rest of the body is not read."""
+    """Return the error for a body that is too large; the connection is closed, and the rest is not read."""
     detail = f"the body is over the limit of {limit_bytes} bytes: send several requests"
     return HttpError("body_too_large", detail, limit_bytes=limit_bytes)
 
 
 def status_of(kind: type[SulinaError]) -> HTTPStatus:
-    """The status of an error: its own, or that of its nearest parent with a row."""
+    """Return the status of an error: its own, or that of its nearest parent with a row."""
     for base in kind.__mro__:
         if (status := STATUSES.get(base)) is not None:
             return status
@@ -143,12 +143,12 @@ def status_of(kind: type[SulinaError]) -> HTTPStatus:
 
 
 def title_of(kind: type[SulinaError]) -> str:
-    """The first sentence that the tree says about an error."""
+    """Return the first sentence of an error's docstring."""
     return (kind.__doc__ or kind.__name__).split("\n")[0].split(". ")[0].rstrip(".")
 
 
 def all_codes() -> list[dict[str, Any]]:
-    """Every code that a node can answer with, for the documentation."""
+    """Return every code that a node can answer with, for the documentation."""
     kinds, waiting = [], [SulinaError]
     while waiting:
         # Errors of Spark's side are elsewhere: they are no node's, even where a process has loaded both.
@@ -166,7 +166,7 @@ def all_codes() -> list[dict[str, Any]]:
 def problem_body(
     *, status: int, code: str, title: str, detail: str, retryable: bool = False, facts: dict[str, Any] | None = None
 ) -> bytes:
-    """The body of a problem; facts are members beside the standard ones."""
+    """Return the body of a problem; facts are members beside the standard ones."""
     members = {
         "type": f"/docs#{code}",
         "title": title,
@@ -180,7 +180,7 @@ def problem_body(
 
 
 def http_problem(code: str, detail: str, **facts: Any) -> bytes:
-    """The body for one of HTTP_CODES."""
+    """Return the body for one of HTTP_CODES."""
     status, title = HTTP_CODES[code]
     return problem_body(
         status=int(status), code=code, title=title, detail=detail, retryable=status in _RETRYABLE, facts=facts
@@ -198,7 +198,7 @@ class Problem:
 
 
 def described(error: BaseException, scope: Scope) -> Problem:
-    """The answer to a request that raised `error`."""
+    """Return the answer to a request that raised `error`."""
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, SulinaError):
         status, code = int(status_of(type(error))), error.code
@@ -222,7 +222,7 @@ def described(error: BaseException, scope: Scope) -> Problem:
 
 
 def _at_owner(url: str, scope: Scope) -> bytes:
-    """The same request, as the owner is to be asked."""
+    """Return the same request as the owner is to be asked."""
     path: bytes = scope.get(AT_OWNER) or scope["raw_path"]
     query: bytes = scope["query_string"]
     return url.rstrip("/").encode() + path + (b"?" + query if query else b"")

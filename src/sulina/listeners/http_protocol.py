@@ -4,6 +4,24 @@
 - A head that does not come, a body that trickles, an answer that nobody reads: one sweep a second over all connections
   finds them, so that a request costs no timers of its own.
 - A WebSocket's half messages count against a byte budget that all share.
+
+Uvicorn has no settings for these bounds, so its protocols are extended in places that it does not promise to keep.
+pyproject.toml therefore allows one minor version of it; before another one is allowed, compare this list with its
+source, and run tests/listeners/test_http_protocol.py and tests/blackbox/test_abuse.py.
+
+- `HttpToolsProtocol`: `connection_made`, `data_received`, `on_message_begin`, `on_header`, `on_headers_complete`,
+  `on_body` and `on_message_complete` note which part of a request a connection waits for, and how many bytes came.
+  `on_response_complete` and `_start_asgi_task` start pipelined requests (`pipeline`, `cycle`), within a bound and
+  without a timer for each. `connection_lost`: uvicorn tells only the newest request that the client has gone.
+  `handle_websocket_upgrade` does not begin in the middle of an answer. `send_400_response` answers problem+json.
+  `flow`, `server_state` and `connections` are read to find clients that do not read, and to count connections.
+- `RequestResponseCycle`: `response_started`, `response_complete`, `disconnected` and `message_event` are set to answer
+  in place of the application when a body does not come.
+- `WebSocketsSansIOProtocol`: `data_received` and `handle_cont` count and bound messages that have not come whole
+  (`frames`, `conn.reader.buffer`). `send_receive_event_to_app` refuses text that is not UTF-8. `send_500_response` and
+  `connection_lost` end connections in time, also while uvicorn stops (`writable`, `close_timeout`).
+- `Server`: `serve`, `capture_signals` and `on_tick`, over `startup`, `main_loop` and `shutdown`: the node binds the
+  socket, handles signals and stops the server; connections are swept once a second.
 """
 
 import asyncio
@@ -29,6 +47,7 @@ from sulina.listeners.http_problem import (
     RETRY_AFTER_STATUSES,
     http_problem,
 )
+from sulina.listeners.listening_socket import bound_socket
 
 OPEN_FILES_RESERVED = 1024  # for the logs and the metadata store
 TICKS_OF_A_SWEEP = 10  # of a tenth of a second
@@ -55,7 +74,7 @@ class _Stall:
         self.size_bytes = 0
 
     def seconds(self, transport: Any, is_waiting: bool, now: float) -> float:
-        """For how long nothing has moved, though something should."""
+        """Return for how long nothing has moved, though something should."""
         size_bytes: int = transport.get_write_buffer_size()
         if not size_bytes or not is_waiting:
             self.since = None
@@ -81,7 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # the newest request, `cycle`, may have to wait for it
         self._stall = _Stall()
         if len(self.connections) > self.connections_max:
-            self._close_with("too_many_connections", f"there may be {self.connections_max} connections, and there are")
+            self._close_with("too_many_connections", f"connection limit of {self.connections_max} reached; retry later")
 
     def data_received(self, data: bytes) -> None:
         if self._phase is _Phase.HEAD or self._phase is _Phase.NEXT:
@@ -163,7 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
+        """Refuse bytes that are not HTTP."""
         self._close_with("malformed_request", msg)
 
     def sweep(self, now: float) -> None:
@@ -292,7 +311,7 @@ def _is_utf8(parts: list[bytes]) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """`start` it, and `stop` it. It leaves signals to whoever runs the process."""
+    """`start` it, and `stop` it. Signals are left to the node that runs it."""
 
     def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], None] | None = None) -> None:
         super().__init__(config)
@@ -302,16 +321,20 @@ class HttpServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port it listens on, once it has started."""
+        """Return the port it listens on, once it has started."""
         assert self._socket is not None
         port: int = self._socket.getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Listen. OSError when the address is taken or is not this machine's."""
+        """Listen.
+
+        Raises:
+            OSError: the address is taken, or does not belong to this machine.
+        """
         if not self.config.loaded:
             self.config.load()
-        self._socket = await _bound(self.config.host, self.config.port)
+        self._socket = await bound_socket(self.config.host, self.config.port)
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[self._socket])
         self._ticking = asyncio.create_task(self.main_loop(), name="http-ticks")
@@ -346,7 +369,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Every tenth of a second."""
+        """Sweep over the connections once a second; called every tenth of it."""
         if counter % TICKS_OF_A_SWEEP == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
@@ -361,7 +384,7 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: ASGIApp, host: str, port: int, limits: HttpLimits, *, before_shutdown: Callable[[], None] | None = None
 ) -> HttpServer:
-    """A server for the application; port 0 is any that is free. `before_shutdown` is called when it is to stop."""
+    """Return a server for the application; port 0 is any that is free. `before_shutdown` is called when it stops."""
     http = type(
         "BoundHttpProtocol",
         (HttpProtocol,),
@@ -396,23 +419,8 @@ def make_server(
     return HttpServer(config, before_shutdown)
 
 
-async def _bound(host: str, port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind(address)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
 def _connections_possible() -> int:
-    """How many the system's limit on open files leaves room for."""
+    """Return how many connections the system's limit on open files leaves room for."""
     if sys.platform == "win32":
         return 1 << 30
     import resource

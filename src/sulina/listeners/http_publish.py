@@ -36,7 +36,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Publisher:
+class HttpPublisher:
     """Answers POST …/records and …/batch."""
 
     def __init__(self, broker: "Broker", limits: HttpLimits, clock_ms: Callable[[], int] = now_ms) -> None:
@@ -82,7 +82,7 @@ def _kind_of(content_type: bytes | None) -> bytes:
         known = ", ".join(known.decode() for known in (JSON, RAW, BATCH))
         raise HttpError(
             "unsupported_media_type",
-            f"Content-Type {kind.decode('latin-1')[:100]!r} is none of {known}",
+            f"Content-Type {kind.decode('latin-1')[:100]!r} is not one of {known}",
         )
     return kind
 

@@ -235,7 +235,7 @@ def _headers_in(record: RecordIn) -> Headers:
 
 
 def record_out(record: Record) -> RecordOut:
-    """A record as JSON shows it."""
+    """Return a record as JSON shows it."""
     key, key_b64 = _text_or_bytes(record.key)
     value, value_b64 = _text_or_bytes(record.value)
     headers, headers_b64 = _headers_out(record.headers) if record.headers else ({}, UNSET)
@@ -271,7 +271,7 @@ def _headers_out(
 
 
 def _by_name(pairs: Any) -> dict[str, Any]:
-    """An object of the pairs; a name that repeats gets an array."""
+    """Return an object of the pairs; a name that repeats gets an array."""
     groups: dict[str, list[Any]] = {}
     for name, value in pairs:
         groups.setdefault(name, []).append(value)

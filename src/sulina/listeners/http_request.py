@@ -44,7 +44,7 @@ class HttpRequest:
 
     @property
     def path(self) -> dict[str, str]:
-        """The variable parts of the path, by their names."""
+        """Return the variable parts of the path, by their names."""
         path: dict[str, str] = self.scope["path_params"]
         return path
 
@@ -91,7 +91,7 @@ class HttpRequest:
     async def answer(
         self, body: bytes | memoryview, *, status: int = 200, content_type: bytes = JSON, headers: HeaderPairs = ()
     ) -> None:
-        """The whole answer. Of a long one, the client takes one part before the next is given to the connection."""
+        """Send the whole answer; of a long one, the client takes a part before the connection gets the next."""
         self.is_answered = True
         size = len(body)
         await self._send(
@@ -110,19 +110,19 @@ class HttpRequest:
             await self._send({"type": "http.response.body", "body": part, "more_body": start + SEND_BYTES < size})
 
     async def answer_nothing(self, status: int = 204) -> None:
-        """An answer without a body."""
+        """Send an answer without a body."""
         self.is_answered = True
         await self._send({"type": "http.response.start", "status": status, "headers": []})
         await self._send({"type": "http.response.body", "body": b""})
 
     async def start_stream(self, content_type: bytes, headers: HeaderPairs = ()) -> None:
-        """The head of an answer that goes on until somebody has had enough."""
+        """Send the head of an answer that is streamed."""
         self.is_answered = True
         start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", content_type), *headers]}
         await self._send(start)
 
     async def stream(self, part: bytes, *, is_last: bool = False) -> None:
-        """A part of it; returns when the connection has room for more."""
+        """Send a part of a streamed answer; return when the connection has room for more."""
         await self._send({"type": "http.response.body", "body": part, "more_body": not is_last})
 
     async def wait_gone(self) -> None:
@@ -131,7 +131,7 @@ class HttpRequest:
             pass
 
     async def refuse(self, error: BaseException) -> str:
-        """Answer with a problem; its code."""
+        """Answer with a problem, and return its code."""
         problem = described(error, self.scope)
         headers = problem.headers
         start: Message = {"type": "http.response.start", "status": problem.status, "headers": headers}

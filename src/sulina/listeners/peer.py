@@ -1,32 +1,34 @@
 """The connections to the other brokers of the cluster, over TCP or TLS.
 
-- There is one for each pair. The broker whose name sorts first dials, for as long as the other is a member.
+- There is one connection for each pair. The broker whose name sorts first dials, for as long as the other is a member.
 - A connection counts from a hello that fits, both ways. A newer one of the same broker replaces the one before.
-- One that is silent, or does not take what it is sent, is given up. Whoever dialled dials again.
+- A connection that is silent, or does not take what it is sent, is ended. The side that dialled dials again.
 - One sweep over all of them, a few times a second, keeps the times: a frame costs no timer.
 """
 
 import asyncio
 import random
-import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from sulina.broker.pubsub.peers import PeerEvents
 from sulina.core.backoff import Backoff
-from sulina.errors import InvalidSettings, ProtocolError
+from sulina.errors import ProtocolError
+from sulina.listeners.listening_socket import bound_socket
 from sulina.listeners.peer_link import PeerLimits, PeerLink, PeerStats
-from sulina.wire.peer import PROTOCOL, AnyPeerFrame, Hello
+from sulina.listeners.peer_requests import Answers, PeerRequests, refuse_requests
+from sulina.wire.peer import PROTOCOL, AnyPeerFrame, Hello, PeerAnswer, PeerCall, PeerFailed, PeerPublish, PeerRequest
 
 BACKLOG = 128
 SWEEPS = 4  # in the shortest of the times that are kept
 
 _logger: structlog.stdlib.BoundLogger = structlog.get_logger("sulina.peer")
 
-__all__ = ["PeerLimits", "PeerNetwork", "PeerStats", "split_address"]
+__all__ = ["PeerLimits", "PeerNetwork", "PeerStats"]
 
 
 class PeerNetwork:
@@ -41,8 +43,13 @@ class PeerNetwork:
         server_tls: ssl.SSLContext | None = None,
         client_tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
+        answer: Answers = refuse_requests,
     ) -> None:
-        """`server_tls` is for those who dial us, `client_tls` for those whom we dial; none: in clear text."""
+        """Prepare connections; nothing is opened yet.
+
+        `server_tls` is for brokers that dial this one, `client_tls` for those that it dials; None: in clear text.
+        `answer` returns the results of requests of other brokers.
+        """
         self.broker_id = broker_id
         self.started_ms = started_ms
         self.limits = limits or PeerLimits()
@@ -54,10 +61,11 @@ class PeerNetwork:
         self._members: dict[str, tuple[str, int]] = {}
         self._stats: dict[str, PeerStats] = {}  # of the members
         self._dials: dict[str, asyncio.Task[None]] = {}  # of those whom we dial
-        self._tasks: set[asyncio.Task[None]] = set()  # of those also who are none any more, until they have ended
+        self._tasks: set[asyncio.Task[None]] = set()  # all that dial, also brokers that are not members any more
         self._links: set[PeerLink] = set()  # all that are connected
         self._strangers: set[PeerLink] = set()  # of them, those who called and have not said hello
         self._up: dict[str, PeerLink] = {}
+        self._requests = PeerRequests(self, answer, first_id=started_ms << 20)  # not ids of this broker's life before
         self._turned_away = 0  # strangers, since the last sweep
         self._sweeping: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
@@ -66,14 +74,18 @@ class PeerNetwork:
     # For those who use it
 
     def listen(self, events: PeerEvents) -> None:
-        """Before anything is connected."""
+        """Set who is told of frames and connections; called before anything is connected."""
         self._events = events
 
     async def start(self, host: str, port: int) -> None:
-        """Take connections; port 0 is any that is free. OSError when the address is taken or is not this machine's."""
+        """Listen for connections; port 0 is any that is free.
+
+        Raises:
+            OSError: the address is taken, or does not belong to this machine.
+        """
         assert self._events is not None, "nobody listens"
         loop = asyncio.get_running_loop()
-        listener = await _bound(host, port)
+        listener = await bound_socket(host, port)
         try:
             self._server = await loop.create_server(
                 lambda: PeerLink(self, dialled=None),
@@ -90,7 +102,7 @@ class PeerNetwork:
         self._sweep_later()
 
     def set_members(self, urls: Mapping[str, tuple[str, int]]) -> None:
-        """The other brokers that are there now, each with the host and port where it takes connections.
+        """Set the brokers that are members now, each with the host and port where it listens for others.
 
         Who is gone is disconnected; who has another address is dialled there. This broker itself may be among them.
         """
@@ -100,7 +112,7 @@ class PeerNetwork:
         for broker_id in [*self._members]:
             if broker_id not in urls:
                 del self._members[broker_id]
-                self._hang_up(broker_id, "it is no member any more")
+                self._hang_up(broker_id, "it is not a member any more")
                 del self._stats[broker_id]
         for broker_id, address in urls.items():
             if broker_id == self.broker_id or self._members.get(broker_id) == address:
@@ -115,29 +127,39 @@ class PeerNetwork:
                 task.add_done_callback(self._tasks.discard)
 
     def is_up(self, broker_id: str) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Return whether there is a connection, as far as is known."""
         link = self._up.get(broker_id)
         return link is not None and not link.is_over
 
     def has_room(self, broker_id: str) -> bool:
-        """Whether it is up and little enough waits. Once False, it is so until `room` is told."""
+        """Return whether a broker is connected and little enough waits. Once False, it is so until `room` is told."""
         link = self._up.get(broker_id)
         return link is not None and not link.is_over and not link.is_full
 
     def send(self, broker_id: str, frame: AnyPeerFrame) -> bool:
-        """Never waits; False: there is no connection, and nothing was sent. What was sent may be lost with it."""
+        """Send a frame without waiting; return False if there is no connection. It may be lost with the connection."""
         link = self._up.get(broker_id)
         return link is not None and link.send(frame)
 
+    async def ask(self, broker_id: str, request: Callable[[int], PeerRequest]) -> Any:
+        """Send a request, made with the number that it gets, and return its result. The caller bounds the time.
+
+        Raises:
+            NotServing: there is no connection, or too much waits to be sent. Nothing was sent.
+            Disconnected: the connection was lost before the answer came, so the outcome is unknown.
+            SulinaError: the other broker refused.
+        """
+        return await self._requests.ask(broker_id, request)
+
     def stats(self, broker_id: str) -> PeerStats:
-        """As it is now; all zero for one that is no member."""
+        """Return the counts of a broker; all are zero for one that is not a member."""
         link = self._up.get(broker_id)
         return replace(
             self._stats.get(broker_id) or PeerStats(), waiting_bytes=0 if link is None else link.waiting_bytes
         )
 
     async def close(self) -> None:
-        """What waits still leaves, for a moment. Everybody is told to be down. Once is enough."""
+        """Close all connections; for a moment, frames that wait are still sent. A second call does nothing."""
         self._is_closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -157,13 +179,14 @@ class PeerNetwork:
             for link in links:
                 link.abort()
         await asyncio.gather(*self._tasks, *(link.lost.wait() for link in links), return_exceptions=True)
+        await self._requests.close()
         if self._server is not None:
             await self._server.wait_closed()
 
     # Dialling
 
     async def _dial(self, broker_id: str, address: tuple[str, int]) -> None:
-        """For as long as it is a member, and there."""
+        """Connect to a broker again and again, for as long as it is a member."""
         limits = self.limits
         loop = asyncio.get_running_loop()
         backoff, told = Backoff(limits.redial_seconds_min, limits.redial_seconds_max, self._rng.random), ""
@@ -181,7 +204,7 @@ class PeerNetwork:
             await asyncio.sleep(backoff.next())
 
     async def _call(self, link: PeerLink, address: tuple[str, int]) -> str:
-        """One connection, from its beginning to its end. Why that came."""
+        """Open one connection, wait for its end, and return why it ended."""
         host, port = address
         try:
             async with asyncio.timeout(self.limits.hello_seconds):
@@ -206,7 +229,7 @@ class PeerNetwork:
         return link.reason
 
     def _hang_up(self, broker_id: str, reason: str) -> None:
-        """Dial it no more, and end what there is."""
+        """Stop dialling a broker, and end its connections."""
         for link in [link for link in self._links if link.broker_id == broker_id]:
             link.end(reason)
             self._down(link)
@@ -217,7 +240,7 @@ class PeerNetwork:
     # What links tell
 
     def link_made(self, link: PeerLink) -> None:
-        """Who dials says hello first. Strangers are let in up to their number."""
+        """Send the hello of the side that dials; of connections without a hello, accept up to a number."""
         if self._is_closed:
             link.end("this broker is closing")
         elif link.dialled is not None:
@@ -231,7 +254,11 @@ class PeerNetwork:
             self._strangers.add(link)
 
     def link_hello(self, link: PeerLink, hello: Hello) -> None:
-        """It is up, unless there is an objection."""
+        """Take a link for connected, if its hello fits.
+
+        Raises:
+            ProtocolError: it does not; it says why.
+        """
         assert self._events is not None
         objection = self._objection(link, hello)
         if objection is not None:
@@ -251,12 +278,17 @@ class PeerNetwork:
         self._events.up(broker_id, hello.started_ms)
 
     def link_frame(self, link: PeerLink, frame: AnyPeerFrame) -> None:
-        """What is raised ends the link."""
-        assert self._events is not None
-        self._events.frame(link.broker_id, frame)
+        """Pass a frame on. An error ends the link."""
+        if isinstance(frame, PeerCall | PeerPublish):
+            self._requests.serve(link.broker_id, frame)
+        elif isinstance(frame, PeerAnswer | PeerFailed):
+            self._requests.answered(frame)
+        else:
+            assert self._events is not None
+            self._events.frame(link.broker_id, frame)
 
     def link_room(self, link: PeerLink) -> None:
-        """What is raised ends the link here too."""
+        """Tell that a link takes more again. An error ends the link."""
         assert self._events is not None
         try:
             self._events.room(link.broker_id)
@@ -265,7 +297,7 @@ class PeerNetwork:
             link.end(f"room for it could not be used: {error!r}")
 
     def link_lost(self, link: PeerLink) -> None:
-        """Say so, if anybody has known of it."""
+        """Tell that a link is lost, if it was told to be up."""
         self._down(link)
         self._strangers.discard(link)
         if link in self._links:
@@ -277,7 +309,7 @@ class PeerNetwork:
         return Hello(broker_id=self.broker_id, started_ms=self.started_ms, to=to)
 
     def _objection(self, link: PeerLink, hello: Hello) -> str | None:
-        """Why this hello does not fit."""
+        """Return why a hello does not fit; None: it does."""
         who = hello.broker_id
         if hello.protocol != PROTOCOL:
             return f"{who} speaks protocol {hello.protocol}, this broker {PROTOCOL}"
@@ -286,18 +318,19 @@ class PeerNetwork:
         if link.dialled is not None:
             return f"{link.dialled} was dialled, and {who} answers" if who != link.dialled else None
         if who not in self._members:
-            return f"{who} is no member"
+            return f"{who} is not a member"
         if who > self.broker_id:
             return f"{who} is to be dialled by {self.broker_id}, not the other way round"
         return None
 
     def _down(self, link: PeerLink) -> None:
-        """Told once, and only of a link that was told to be up."""
+        """Tell that a link is down, once, if it was told to be up."""
         if self._up.get(link.broker_id) is not link:
             return
         assert self._events is not None
         del self._up[link.broker_id]
         _logger.info("peer_down", peer=link.broker_id, reason=link.reason)
+        self._requests.lost(link.broker_id, link.reason)
         try:
             self._events.down(link.broker_id, link.reason)
         except Exception:
@@ -322,27 +355,3 @@ class PeerNetwork:
         if self._turned_away:
             _logger.warning("peer_strangers_turned_away", count=self._turned_away, limit=self.limits.strangers_max)
             self._turned_away = 0
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6]:port`, as brokers register them. InvalidSettings."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5):
-        raise InvalidSettings(f"{text!r} is no HOST:PORT of a broker")
-    return host, int(port)
-
-
-async def _bound(host: str, port: int) -> socket.socket:
-    """The first address that the host has: a name may have several, and one port has to do for all who connect."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind(address)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

@@ -10,8 +10,9 @@ from typing import Protocol, cast
 
 import structlog
 
+from sulina.byte_budget import FillLevel
 from sulina.errors import ProtocolError
-from sulina.listeners.peer_outbox import Outbox
+from sulina.listeners.peer_buffer import FrameBuffer
 from sulina.listeners.peer_reader import FrameReader
 from sulina.wire.peer import FRAME_BYTES_MAX, LENGTH, AnyPeerFrame, Hello, Ping, Pong, decode_peer, encode_peer
 
@@ -54,23 +55,23 @@ class LinkOwner(Protocol):
     limits: PeerLimits
 
     def link_made(self, link: "PeerLink") -> None:
-        """It is connected, and a stranger."""
+        """Note that a link is connected; it has not said hello."""
         ...
 
     def link_hello(self, link: "PeerLink", hello: Hello) -> None:
-        """Its first frame. Ends it, or calls its `open`. ProtocolError ends it too."""
+        """Take its first frame: call its `open`, or end it. ProtocolError ends it too."""
         ...
 
     def link_frame(self, link: "PeerLink", frame: AnyPeerFrame) -> None:
-        """Every other frame that is not a heartbeat."""
+        """Take any other frame that is not a heartbeat."""
         ...
 
     def link_room(self, link: "PeerLink") -> None:
-        """It was full, and takes more again."""
+        """Note that a link that was full takes more again."""
         ...
 
     def link_lost(self, link: "PeerLink") -> None:
-        """The last that is heard of it; it has a reason now."""
+        """Note the end of a link; its reason is set by then."""
         ...
 
 
@@ -78,21 +79,21 @@ class PeerLink(asyncio.BufferedProtocol):
     """Belongs to one event loop."""
 
     def __init__(self, owner: LinkOwner, *, dialled: str | None) -> None:
-        """`dialled`: the broker that we called; None: somebody called us."""
+        """Prepare a link. `dialled` is the broker that this one calls; None: the other side calls."""
         self.dialled = dialled
         self.broker_id = dialled or ""  # who it is, once it has said so
         self.stats = PeerStats()
         self.is_up = False
         self.is_over = False
-        self.is_full = False  # from past the bound until half of it
         self.reason = ""  # why it is over
         self.lost = asyncio.Event()
         self._owner = owner
         self._outbox_bytes_max = owner.limits.outbox_bytes_max
+        self._level = FillLevel(self._outbox_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(HELLO_BYTES_MAX)
-        self._outbox = Outbox()
+        self._waiting = FrameBuffer()
         self._is_flushing = False  # it has been arranged
         self._is_paused = False  # the transport has enough
         self._stranger_seconds = 0.0  # that it has been one, and
@@ -104,24 +105,29 @@ class PeerLink(asyncio.BufferedProtocol):
     # Out
 
     @property
+    def is_full(self) -> bool:
+        """Return whether so much waits to be sent that nothing should be added."""
+        return self._level.is_full
+
+    @property
     def waiting_bytes(self) -> int:
-        """To be sent, here and in the transport."""
+        """Return how many bytes wait to be sent, here and in the transport."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self._outbox.size_bytes + waiting
+        return self._waiting.size_bytes + waiting
 
     @property
     def address(self) -> str:
-        """Of the other side, for logs."""
+        """Return the address of the other side, for logs."""
         address = None if self._transport is None else self._transport.get_extra_info("peername")
         return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
 
     def open(self, broker_id: str, stats: PeerStats) -> None:
-        """The hello was right: from here on it takes frames of every length."""
+        """Take frames of every length from here on: the hello was right."""
         self.broker_id, self.stats, self.is_up = broker_id, stats, True
         self._reader.frame_bytes_max = FRAME_BYTES_MAX
 
     def send(self, frame: AnyPeerFrame) -> bool:
-        """Soon, after what was sent before. False: it is over."""
+        """Send a frame after those before it; return False if the link is over."""
         if self.is_over:
             return False
         data = encode_peer(frame)
@@ -131,20 +137,19 @@ class PeerLink(asyncio.BufferedProtocol):
         if waiting > 2 * self._outbox_bytes_max:
             self.end("it does not take what it is sent")
             return False
-        if waiting + size_bytes > self._outbox_bytes_max:
-            self.is_full = True
+        self._level.grown(waiting + size_bytes)
         self._put(data)
         self.stats.frames_sent += 1
         self.stats.bytes_sent += size_bytes
         return True
 
     def send_control(self, frame: Hello | Ping | Pong) -> None:
-        """The same, but nobody counts it. Left out where much waits: that is a sign of life too."""
+        """Send a frame that is not counted. It is left out where much waits, which is a sign of life too."""
         if not self.is_over and self.waiting_bytes <= self._outbox_bytes_max:
             self._put(encode_peer(frame))
 
     def _put(self, data: bytearray) -> None:
-        self._outbox.put(data)
+        self._waiting.put(data)
         if not self._is_flushing and not self._is_paused:
             self._flush_soon()
 
@@ -156,19 +161,17 @@ class PeerLink(asyncio.BufferedProtocol):
         self._is_flushing = False
         if self.is_over or self._transport is None:
             return
-        while self._outbox.size_bytes and not self._is_paused:
-            self._transport.writelines(self._outbox.take(WRITE_BYTES))
-        if self.is_full and self.waiting_bytes < self._outbox_bytes_max // 2:
-            self.is_full = False
-            if self.is_up:
-                self._owner.link_room(self)
+        while self._waiting.size_bytes and not self._is_paused:
+            self._transport.writelines(self._waiting.take(WRITE_BYTES))
+        if self._level.shrunk(self.waiting_bytes) and self.is_up:
+            self._owner.link_room(self)
 
     def pause_writing(self) -> None:
-        """The transport has enough."""
+        """Stop writing: the transport has enough."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """It takes more, though not while it says so."""
+        """Write again soon: the transport takes more, but not during this call."""
         self._is_paused = False
         if not self._is_flushing:
             self._flush_soon()
@@ -176,7 +179,7 @@ class PeerLink(asyncio.BufferedProtocol):
     # In
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Small buffers there, so that what waits, waits here; and so that `resume_writing` is called in time."""
+        """Set small buffers in the transport, so that frames wait here and `resume_writing` is called in time."""
         self._transport = cast(asyncio.Transport, transport)
         high = min(WRITE_BYTES, self._outbox_bytes_max // 4)
         self._transport.set_write_buffer_limits(high=high, low=high // 4)
@@ -186,11 +189,11 @@ class PeerLink(asyncio.BufferedProtocol):
             self._owner.link_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """What comes when it is over is thrown away."""
+        """Return where to read into; after the end of the link, a buffer that is thrown away."""
         return memoryview(bytearray(1 << 10)) if self.is_over else self._reader.space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """No more is done than what came asks for. What goes wrong here ends this connection, and nothing else."""
+        """Handle the frames that have come whole. An error ends this connection, and nothing else."""
         self._silent_seconds = 0.0
         if self.is_over:
             return
@@ -205,7 +208,7 @@ class PeerLink(asyncio.BufferedProtocol):
             self.end(f"a frame of it could not be handled: {error!r}")
 
     def _take(self, data: bytes | memoryview) -> bool:
-        """Whether the next frame is wanted too."""
+        """Handle a frame; return whether the next one is wanted too."""
         frame = decode_peer(data)
         kind = type(frame)
         if not self.is_up:
@@ -228,7 +231,7 @@ class PeerLink(asyncio.BufferedProtocol):
     # Time, and the end
 
     def sweep(self, seconds: float) -> None:
-        """So much time has passed since the last time."""
+        """Count the seconds since the last sweep: end a link that is silent, send a heartbeat when one is due."""
         limits = self._owner.limits
         self._silent_seconds += seconds
         if not self.is_up:
@@ -246,27 +249,27 @@ class PeerLink(asyncio.BufferedProtocol):
                 self.send_control(Ping(self._ping_number))
 
     def end(self, reason: str) -> None:
-        """At once; what waits is lost. The first reason counts."""
+        """End the link at once; frames that wait are lost. The first reason counts."""
         if not self.is_over:
             self.is_over, self.reason = True, reason
             self.abort()
 
     def finish(self, reason: str) -> None:
-        """Nothing more is taken, and what waits still leaves; `abort` when that takes too long."""
+        """Take no more frames, send those that wait, and close; `abort` when that takes too long."""
         if not self.is_over:
             self.is_over, self.reason = True, reason
             if self._transport is not None:
-                if self._outbox.size_bytes:
-                    self._transport.writelines(self._outbox.take(self._outbox.size_bytes))
+                if self._waiting.size_bytes:
+                    self._transport.writelines(self._waiting.take(self._waiting.size_bytes))
                 self._transport.close()
 
     def abort(self) -> None:
-        """However far its end has come."""
+        """Cut the connection, however far its end has come."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """By whomever."""
+        """Note that the connection is gone, closed by either side."""
         if not self.is_over:
             self.is_over, self.reason = True, f"the connection broke: {exc}" if exc else "it has closed the connection"
         self.lost.set()

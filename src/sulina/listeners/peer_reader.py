@@ -1,6 +1,6 @@
 """Frames out of the pieces in which a socket gives them.
 
-- A frame is given with bytes of its own: whoever keeps a part of it keeps no more than that frame.
+- A frame has bytes of its own: a part of it that is kept keeps only that frame in memory.
 - A byte is copied once, or twice where a small frame lies across two pieces. A large one is read into its own place.
 """
 
@@ -24,11 +24,15 @@ class FrameReader:
         self._filled = 0  # of the large one
 
     def space(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return where the next bytes belong; never empty."""
         return self._buffer[self._end :] if self._large is None else self._large[self._filled :]
 
     def received(self, size_bytes: int) -> Iterator[bytes | memoryview]:
-        """The frames that are whole now, without their lengths. ProtocolError: one is too long."""
+        """Yield the frames that are whole now, without their lengths.
+
+        Raises:
+            ProtocolError: a frame is too long.
+        """
         if self._large is not None:
             self._filled += size_bytes
             if self._filled == len(self._large):

@@ -7,8 +7,7 @@
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,10 +32,12 @@ from sulina.errors import (
     from_code,
 )
 from sulina.listeners.calls import call
+from sulina.listeners.outbox import Outbox
 from sulina.listeners.session_subscribers import SessionListeners, SessionSubscribers
 from sulina.types import TopicName, checked_producer
 from sulina.waiting import wait_or_timeout
 from sulina.wire.frames import (
+    CREDIT_MAX,
     AckBatch,
     AckRecords,
     AddCredit,
@@ -49,7 +50,6 @@ from sulina.wire.frames import (
     Failed,
     Fetch,
     FromClient,
-    FromNode,
     Join,
     Listen,
     NackRecords,
@@ -63,13 +63,13 @@ _logger = structlog.get_logger("sulina.session")
 
 _Producing = tuple[str, str, str | None]  # topic, producer, and which topic of that name it is
 
-# What a client sends again, rather than tell whoever published it.
+# Errors after which a client sends again, instead of failing the publish.
 _SENT_AGAIN = (ArchiveFailed, MetadataFailed, NotServing, QueueFull, TopicNotFound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What one client may have under way."""
+    """Limits on what one client has under way."""
 
     requests_max: int = 4096  # that have not been answered
     requests_bytes_max: int = 64 << 20
@@ -81,68 +81,7 @@ class SessionLimits:
     wait_seconds_max: float = 30.0
 
 
-class Outbox:
-    """Frames that wait to be sent. It tells when it is full, and when there is room again."""
-
-    def __init__(self, bytes_max: int, on_full: Callable[[bool], None]) -> None:
-        self._frames: deque[tuple[FromNode, int]] = deque()
-        self._size_bytes = 0
-        self._bytes_max = bytes_max
-        self._on_full = on_full
-        self._some = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._is_over = False
-
-    def put(self, frame: FromNode, size_bytes: int = 100) -> None:
-        """Add a frame; never waits."""
-        if self._is_over:
-            return
-        self._frames.append((frame, size_bytes))
-        self._size_bytes += size_bytes
-        self._some.set()
-        if self._size_bytes > self._bytes_max and self._room.is_set():
-            self._room.clear()
-            self._on_full(True)
-
-    def take(self) -> FromNode | None:
-        """The oldest frame, or None."""
-        if not self._frames:
-            self._some.clear()
-            return None
-        frame, size_bytes = self._frames.popleft()
-        self._size_bytes -= size_bytes
-        if self._size_bytes <= self._bytes_max // 2 and not self._room.is_set():
-            self._room.set()
-            self._on_full(False)
-        return frame
-
-    async def wait(self) -> bool:
-        """Return when there is a frame; False when there will be no more."""
-        while not self._frames:
-            if self._is_over:
-                return False
-            self._some.clear()
-            await self._some.wait()
-        return True
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should be put."""
-        return not self._room.is_set()
-
-    async def wait_room(self) -> None:
-        """Return when it is not full."""
-        await self._room.wait()
-
-    def close(self) -> None:
-        """Nothing more is put; what is there may still be taken."""
-        self._is_over = True
-        self._some.set()
-        self._room.set()
-
-
-class Session:
+class ServerSession:
     """`handle` every frame that comes, send every frame of the `outbox`, then `close`."""
 
     def __init__(self, broker: Broker, limits: SessionLimits | None = None, name: str = "") -> None:
@@ -169,14 +108,14 @@ class Session:
         broker.metrics.connections.set(broker.counts.connections)
 
     async def finish(self, seconds: float) -> None:
-        """Let what was asked for be answered, for so long at most; nothing more is handled."""
+        """Answer the requests under way, for this many seconds at most; no frame is handled any more."""
         for fetch in self._fetches:  # nothing is lost by it: the reader asks again
             fetch.cancel()
         await wait_or_timeout(self._idle, seconds)
         self.outbox.close()
 
     async def close(self) -> None:
-        """The client has gone: its consumers too."""
+        """Detach all consumers and subscribers of the client, which has gone."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -306,7 +245,7 @@ class Session:
             self.outbox.put(Failed(request, "internal", "the node failed to do this; its log says why"))
 
     def _break_run(self, run: int, error: SulinaError) -> None:
-        """What the client will send again must not be overtaken by what it has sent already."""
+        """Refuse the rest of a run: what the client sends again must not be overtaken by what it has sent already."""
         if run and isinstance(error, _SENT_AGAIN):
             self._broken_runs.setdefault(run, error)
             if len(self._broken_runs) > self._limits.requests_max:
@@ -339,7 +278,7 @@ class Session:
                 version=frame.version,
                 epoch=frame.epoch,
             )
-            self.outbox.put(Answer(frame.id, fetched), 100 + len(fetched.data))
+            self.outbox.put(Answer(frame.id, fetched), len(fetched.data))
 
     async def _call(self, frame: Call) -> None:
         self.outbox.put(Answer(frame.id, await call(self._broker, frame.method, frame.arguments)))
@@ -382,10 +321,10 @@ class Session:
 
     def _deliver(self, number: int, delivery: ConsumerDelivery) -> None:
         frame = Deliver(number, delivery.partition, delivery.attempt, delivery.data, delivery.ranges)
-        self.outbox.put(frame, 100 + len(delivery.data))
+        self.outbox.put(frame, len(delivery.data))
 
     def _detached(self, number: int, error: SulinaError) -> None:
-        """The broker has let the consumer go."""
+        """Tell the client that the broker has detached a consumer."""
         self.outbox.put(Detached(number, error.code, str(error), error.details()))
         gone = self._attachments.pop(number, None)
         if gone is not None:
@@ -412,7 +351,7 @@ class Session:
 
     async def _add_credit(self, frame: AddCredit) -> None:
         _, attachment = self._attached(frame.consumer)
-        attachment.consumer.credit = min(attachment.consumer.credit + frame.records, 1_000_000)
+        attachment.consumer.credit = min(attachment.consumer.credit + frame.records, CREDIT_MAX)
         if attachment.subscription is not None:
             attachment.subscription.wake()
 
@@ -445,7 +384,7 @@ class Session:
             self.outbox.put(Failed(request, "internal", "the cursor could not be written; the node's log says why"))
 
     def _block(self, is_full: bool) -> None:
-        """The connection takes no more, or takes more again."""
+        """Stop deliveries when the connection takes no more, and start them when it does again."""
         for _, attachment in self._attachments.values():
             attachment.consumer.is_blocked = is_full
             if not is_full and attachment.subscription is not None:

@@ -1,4 +1,4 @@
-"""The subscribers and the listeners to events of one session: at home at this node, whoever owns the partitions."""
+"""The subscribers and the listeners to events of one session. They are at home at this node, whatever it owns."""
 
 import asyncio
 from functools import partial
@@ -95,7 +95,7 @@ class SessionSubscribers:
             self._outbox.put(Answer(frame.id, joined))
 
     def settle(self, frame: AckBatch | FailBatch) -> None:
-        """One that is not attached any more has nothing to ack."""
+        """Pass an ack or a failure on; one of a subscriber that has left is ignored."""
         subscriber = self._here.get(frame.consumer)
         if subscriber is None:
             return
@@ -105,7 +105,7 @@ class SessionSubscribers:
             self._broker.pubsub.local_subscribers.failed(subscriber, frame.attempt, frame.reason)
 
     def leave(self, number: int) -> bool:
-        """Whether it was here."""
+        """Detach a subscriber; return whether it was attached."""
         if number in self._coming:
             self._coming[number] = False
             return True
@@ -116,16 +116,16 @@ class SessionSubscribers:
         return True
 
     def close(self) -> None:
-        """The connection is lost."""
+        """Detach all subscribers: the connection is lost."""
         while self._here:
             self._broker.pubsub.detach(self._here.popitem()[1], is_lost=True)
 
     def _deliver(self, number: int, given: SubscriberDelivery) -> None:
         frame = Deliver(number, given.partition, given.number, given.data, given.ranges, given.epoch)
-        self._outbox.put(frame, 100 + len(given.data))
+        self._outbox.put(frame, len(given.data))
 
     def _removed(self, number: int, error: SulinaError) -> None:
-        """The topic has let the subscriber go."""
+        """Tell the client that the topic has removed a subscriber."""
         if self._here.pop(number, None) is not None:
             self._outbox.put(Detached(number, error.code, str(error), error.details()))
 
@@ -139,7 +139,11 @@ class SessionListeners:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def listen(self, frame: Listen) -> None:
-        """Tell it from now on. LimitReached."""
+        """Tell the client of events from now on.
+
+        Raises:
+            LimitReached: the client has as many listeners as it may have.
+        """
         if len(self._tasks) >= LISTENERS_MAX:
             raise LimitReached(kind="listeners of one connection", limit=LISTENERS_MAX)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,7 +165,7 @@ class SessionListeners:
         self._outbox.put(Answer(frame.id))
 
     async def close(self) -> None:
-        """The client has gone."""
+        """Stop all listeners: the client has gone."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

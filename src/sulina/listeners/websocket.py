@@ -9,7 +9,7 @@ import structlog
 
 from sulina.broker.broker import Broker
 from sulina.errors import LimitReached, NotServing, ProtocolError, SulinaError
-from sulina.listeners.session import Session, SessionLimits
+from sulina.listeners.session import ServerSession, SessionLimits
 from sulina.wire.frames import Failed, decode_from_client, encode_frame
 
 Scope = MutableMapping[str, Any]
@@ -29,13 +29,13 @@ class WebSocketListener:
         self._broker = broker
         self._sessions_max = sessions_max
         self._limits = limits
-        self._open: dict[Session, asyncio.Task[Any]] = {}
+        self._open: dict[ServerSession, asyncio.Task[Any]] = {}
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._is_closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection, from its handshake to its end."""
+        """Serve one connection, from its handshake to its end."""
         message = await receive()
         if message["type"] != "websocket.connect":
             return
@@ -45,7 +45,7 @@ class WebSocketListener:
             return
         await send({"type": "websocket.accept"})
         client = scope.get("client")
-        session = Session(self._broker, self._limits, name=f"{client[0]}:{client[1]}" if client else "?")
+        session = ServerSession(self._broker, self._limits, name=f"{client[0]}:{client[1]}" if client else "?")
         reading = asyncio.create_task(self._read(session, receive, send))
         sending = asyncio.create_task(self._send(session, send))
         self._open[session] = reading
@@ -74,7 +74,7 @@ class WebSocketListener:
             return LimitReached(kind="sessions", limit=self._sessions_max)
         return None
 
-    async def _read(self, session: Session, receive: Receive, send: Send) -> None:
+    async def _read(self, session: ServerSession, receive: Receive, send: Send) -> None:
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
@@ -91,7 +91,7 @@ class WebSocketListener:
                 return
             await session.handle(frame)
 
-    async def _send(self, session: Session, send: Send) -> None:
+    async def _send(self, session: ServerSession, send: Send) -> None:
         outbox = session.outbox
         while await outbox.wait():
             frame = outbox.take()

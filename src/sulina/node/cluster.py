@@ -1,4 +1,4 @@
-"""What a node needs to be one of several: its store, its identity, its way to the others."""
+"""The stores and the directory that a node opens before its broker starts."""
 
 import asyncio
 import os
@@ -18,7 +18,13 @@ LOCK_FILE = "node.lock"
 
 
 async def open_metadata(settings: Settings, data: str) -> MetadataStore:
-    """The store that the settings name. InvalidSettings, MetadataFailed, LogLocked."""
+    """Open the metadata store that the settings name.
+
+    Raises:
+        InvalidSettings: a setting of etcd is wrong.
+        MetadataFailed: the store does not answer.
+        LogLocked: another process has the file.
+    """
     etcd = settings.etcd
     if etcd is None:
         return await SqliteMetadata.open(os.path.join(data, METADATA_FILE))
@@ -38,7 +44,11 @@ async def open_metadata(settings: Settings, data: str) -> MetadataStore:
 
 
 async def open_archives(settings: Settings, options: BrokerOptions) -> Archives | None:
-    """In the object store that the settings name. InvalidSettings."""
+    """Open the archives in the object store that the settings name, or return None without one.
+
+    Raises:
+        InvalidSettings: the object store cannot be used.
+    """
     if settings.objects is None:
         return None
     from sulina.storage.objects import open_objects
@@ -48,9 +58,13 @@ async def open_archives(settings: Settings, options: BrokerOptions) -> Archives 
 
 
 def take_directory(files: Files, data: str) -> tuple[File, str]:
-    """Lock the data directory, and its id: made once, and gone with it. Blocks. LogLocked.
+    """Lock the data directory; return the lock and the directory's id, which is made once. Blocks.
 
     The lock proves that a registration with this id is of a process that has ended.
+
+    Raises:
+        LogLocked: another process has the directory.
+        CorruptCommit: its id is damaged.
     """
     lock = files.lock(os.path.join(data, LOCK_FILE))
     if lock is None:

@@ -1,6 +1,6 @@
 """Logs as events with fields, one a line on standard error: `topic_unloaded topic=/default/orders offset=41`.
 
-Whoever has something to tell calls `structlog.get_logger()`. What libraries say through `logging` comes out alike.
+Modules call `structlog.get_logger()`. Messages of libraries, through `logging`, come out alike.
 A log that nobody reads any more stops nothing.
 """
 
@@ -18,7 +18,7 @@ _QUIET = ("uvicorn", "websockets")  # a line for each request is what metrics an
 
 
 def configure(log_format: LogFormat, log_level: LogLevel, *, stream: TextIO | None = None) -> None:
-    """Once, when the process starts."""
+    """Set up logging, once, when the process starts."""
     stream = stream or sys.stderr
     level = logging.getLevelNamesMapping()[log_level.upper()]
     structlog.configure(
@@ -39,7 +39,7 @@ def configure(log_format: LogFormat, log_level: LogLevel, *, stream: TextIO | No
 
 
 def configure_for_a_library() -> None:
-    """Within somebody else's program: events go to `logging`, under `sulina`, and nothing is printed unasked."""
+    """Set up logging within another program: events go to `logging`, under `sulina`; nothing is printed unasked."""
     if structlog.is_configured():
         return
     logging.getLogger("sulina").addHandler(logging.NullHandler())
@@ -68,7 +68,7 @@ class _Lines:
         self._stream = stream
 
     def msg(self, line: str) -> None:
-        """One event."""
+        """Log one event."""
         try:
             self._stream.write(line + "\n")
             self._stream.flush()

@@ -12,14 +12,16 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp
 
+from sulina.addresses import address_text, split_address
 from sulina.broker.broker import Broker
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, no_span
-from sulina.config import Settings, address_text
+from sulina.config import Settings
 from sulina.core.cluster.entries import Registration
 from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.core.records.batch import validate
@@ -31,15 +33,17 @@ from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
 from sulina.listeners.local import LocalConnection
-from sulina.listeners.peer import PeerNetwork, split_address
+from sulina.listeners.peer import PeerNetwork
+from sulina.listeners.peer_owners import PeerOwners, answer_peer
 from sulina.listeners.websocket import WebSocketListener
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node.cluster import open_archives, open_metadata, take_directory
-from sulina.node.remote import RemoteOwners
 from sulina.node.tracing import Tracing
 from sulina.ports import Files, MetadataStore
 from sulina.storage.files import OsFiles, VolatileFiles
 from sulina.storage.partition_log import LogThreads
+from sulina.types import PartitionName
+from sulina.wire.peer import PeerRequest
 
 WRITERS, READERS, ARCHIVERS = 4, 4, 8  # threads for the logs
 
@@ -60,7 +64,7 @@ class Node:
 
     @classmethod
     async def start(cls, settings: Settings, *, listen: bool = True, volatile: bool = False) -> "Node":
-        """A node that serves. `volatile`: it keeps its data while it lives, in a directory of its own."""
+        """Return a node that serves. A `volatile` one keeps its data while it lives, in a directory of its own."""
         files_max = _raise_file_limit()
         async with contextlib.AsyncExitStack() as exits:
             files: Files = VolatileFiles() if volatile else OsFiles()
@@ -85,17 +89,19 @@ class Node:
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             options = _options(settings, data, files_max, tracing)
             archives = await open_archives(settings, options)
-            peers = PeerNetwork(settings.broker_id, int(time.time() * 1000))
+
+            async def answer(request: PeerRequest) -> Any:  # called when the broker serves
+                return await answer_peer(broker, request)
+
+            def owner_of(partition: PartitionName) -> str | None:
+                return broker.cluster_handle.owner_of(partition)
+
+            peers = PeerNetwork(settings.broker_id, int(time.time() * 1000), answer=answer)
             registration = None
             if settings.etcd is not None and not volatile:
                 lock, store_id = await asyncio.to_thread(take_directory, files, data)
                 exits.callback(lock.close)  # after the broker has stopped: a process that has it next takes us for dead
                 registration = _registration(settings, store_id, peers.started_ms)
-
-            async def connect() -> LocalConnection:  # called when the node serves
-                return await node.connector()
-
-            others = None if registration is None else RemoteOwners(connect)
             broker = Broker(
                 metadata,
                 options,
@@ -104,7 +110,7 @@ class Node:
                 archives=archives,
                 registration=registration,
                 cluster_options=_cluster_options(settings),
-                others=others,
+                others=None if registration is None else PeerOwners(peers, owner_of=owner_of, answer=answer),
             )
             node = cls(settings, broker, warming)
             if registration is None:
@@ -114,8 +120,7 @@ class Node:
             exits.push_async_callback(node._close_connections)
             if listen:
                 await node._listen(exits, tracing)
-            if others is not None:
-                exits.push_async_callback(others.close)
+            if registration is not None:
                 await node._join(peers)
             _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
@@ -154,7 +159,7 @@ class Node:
 
     @property
     def connector(self) -> Callable[[], Awaitable[LocalConnection]]:
-        """Makes connections within this process."""
+        """Return a function that makes connections within this process."""
 
         async def connect() -> LocalConnection:
             if self._stopping is not None:
@@ -170,7 +175,7 @@ class Node:
             await connection.close()
 
     async def stop(self) -> None:
-        """Once is enough. A caller that is cancelled does not leave it half done."""
+        """Stop the node, once. It is stopped also when the caller is cancelled."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._exits.aclose(), name="node-stop")
         await asyncio.shield(self._stopping)
@@ -227,7 +232,7 @@ def _use_kernels() -> None:
 
 
 def _raise_file_limit() -> int:
-    """Every open log has a few files, every client a socket: take what the system grants. How many files that is."""
+    """Raise the limit on open files as far as the system grants, for logs and sockets; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):

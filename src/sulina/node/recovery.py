@@ -158,7 +158,11 @@ async def plan(metadata: MetadataStore, archives: Archives, directories: Sequenc
 
 
 async def carry_out(metadata: MetadataStore, recovery: Recovery) -> None:
-    """Write what was planned; the cluster's identity last. May be done again after any failure."""
+    """Write what was planned, the cluster's identity last. It can be repeated after any failure.
+
+    Raises:
+        InvalidSettings: another process recovers the cluster at this moment.
+    """
     operations = [Put(key, value) for key, value in recovery.puts.items() if key != keys.IDENTITY]
     deletes = sorted(recovery.deletes)
     for first in range(0, len(deletes), TXN_OPERATIONS_MAX):
@@ -169,11 +173,16 @@ async def carry_out(metadata: MetadataStore, recovery: Recovery) -> None:
     compare = Compare(keys.IDENTITY, entry.revision if entry is not None else 0)
     done = await metadata.txn(compares=[compare], puts=[Put(keys.IDENTITY, recovery.puts[keys.IDENTITY])])
     if not done.is_done:
-        raise InvalidSettings("somebody else recovers this cluster at this moment; look again when they are done")
+        raise InvalidSettings("another process is recovering this cluster; run this again when it has finished")
 
 
 def memory_on_disk(directory: str) -> Memory:
-    """Read what a broker remembers on its disk. InvalidSettings: it was never part of a cluster. CorruptCommit."""
+    """Read what a broker remembers on its disk.
+
+    Raises:
+        InvalidSettings: it was never part of a cluster.
+        CorruptCommit: the file is damaged.
+    """
     path = os.path.join(directory, MEMORY_FILE)
     data = read_whole(OsFiles(), path)
     if data is None:

@@ -41,9 +41,10 @@ class Tracing:
 
     @classmethod
     def start(cls, settings: Settings, *, exporter: "SpanExporter | None" = None) -> "Tracing | None":
-        """None unless an endpoint is configured. `exporter` replaces the one that sends to it.
+        """Return tracing to the endpoint of the settings, or None without one. `exporter` replaces the usual one.
 
-        InvalidSettings when the packages for it are not installed.
+        Raises:
+            InvalidSettings: OpenTelemetry is not installed.
         """
         if settings.otlp_endpoint is None:
             return None
@@ -64,7 +65,7 @@ class Tracing:
         return cls(provider)
 
     def traced(self, app: AsgiApp) -> AsgiApp:
-        """The application, with a span around each request."""
+        """Return the application with a span around each request."""
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
@@ -91,7 +92,7 @@ class Tracing:
         return wrapped
 
     def span(self, name: str, attributes: dict[str, Any]) -> AbstractContextManager[Any]:
-        """Around something that the node does by itself."""
+        """Return a span around something that the node does by itself."""
         return self._provider.get_tracer("sulina").start_as_current_span(name, attributes=attributes)
 
     async def stop(self) -> None:
@@ -113,7 +114,7 @@ def _describe_status(span: "Span", status: int) -> None:
 
 
 def _describe_route(span: "Span", method: str, scope: Scope) -> None:
-    """After the request: only then is it known which route it took."""
+    """Name the span by its route, after the request: only then is the route known."""
     template = getattr(scope.get("route"), "path", None)
     span.update_name(f"{method} {template}" if template else method)
     if template:

@@ -15,11 +15,12 @@ import msgspec
 
 from sulina.errors import CorruptCommit, InvalidName
 from sulina.spark.table_location import TableLocation
+from sulina.types import NAME_PATTERN
 
 FOLDER = "_sulina/readers"
 SILENT_DAYS = 30
 HEARD_SECONDS = 3600.0  # a stream with nothing to do says so often that it is still there
-_NAME = re.compile(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,199}", re.ASCII)
+_NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 
 class TablePosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

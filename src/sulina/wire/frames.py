@@ -5,7 +5,7 @@
 - Publishes may belong to a run, named by a number that the client chooses. When the node refuses one of them in
   a way that lets the client send it again (QueueFull, NotServing, …), it refuses all later ones of the run: what is on
   its way back is not overtaken by what was sent before the client knew. What it sends again is another run.
-- Records travel as record batches, encoded by whoever publishes, decoded by whoever reads.
+- Records travel as record batches, which publishers encode and readers decode.
 - A batch may say who wrote it: producer id, epoch, and the sequence of its first record in this partition. Sent again,
   it gets the first answer, however much was published since; so a publish whose outcome is unknown is safe to repeat. A
   client makes up a random producer id, numbers what it sends in the order of sending, and says `may_skip`: numbers of
@@ -13,8 +13,8 @@
   `sequence_skipped`: it was not written, and is numbered again. A `txn_id` does the same for one publish, for a time.
 - A node sends a consumer no more records than it has credit for, except to complete a batch. `ranges` says which
   offsets of a delivery's batches are the consumer's; it acks, or nacks, those.
-- A subscriber of a topic (`Join`) is at home at the node that it is connected to, and gets every record, whoever owns
-  the partitions. It acks whole deliveries, by their attempt. The first may come before the answer to its Join does.
+- A subscriber of a topic (`Join`) is at home at the node that it is connected to, and gets every record, from
+  all owners. It acks whole deliveries, by their attempt. The first may come before the answer to its Join does.
 - An ack with an id is answered when the cursor is durable, with how many of the records the consumer still held: those
   whose time was over may be with somebody else. With id 0 it is not answered.
 
@@ -34,10 +34,11 @@ from sulina.wire.messages import Name
 
 FRAME_BYTES_MAX = 72 << 20  # the largest batch, and what is around it
 RANGES_MAX = 10_000
+CREDIT_MAX = 1_000_000  # records that a consumer can be sent before it adds credit
 
 Ranges = Annotated[list[tuple[int, int]], Meta(max_length=RANGES_MAX)]
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Credit = Annotated[int, Meta(ge=0, le=1_000_000)]
+Credit = Annotated[int, Meta(ge=0, le=CREDIT_MAX)]
 Positions = Annotated[dict[int, int], Meta(max_length=PARTITIONS_OF_A_TOPIC_MAX)]
 Reason = Annotated[str, Meta(max_length=500)]
 EventTypes = Annotated[list[Name], Meta(max_length=100)]
@@ -60,7 +61,7 @@ class Publish(Frame, frozen=True, tag="pub"):
     txn_id: str | None = None
     expected_version: int | None = None
     schema_id: str | None = None
-    topic_id: str | None = None  # as the client knows it: a topic of the same name made anew is another
+    topic_id: str | None = None  # as the client knows it: a later topic of the same name has another
     run: Id = 0  # 0: it may pass others, and be passed
     delivery_policy: DeliveryPolicy | None = None  # None: the topic's
     partition_behavior: PartitionBehavior | None = None
@@ -84,7 +85,7 @@ class Fetch(Frame, frozen=True, tag="fetch"):
 
 
 class Subscribe(Frame, frozen=True, tag="sub"):
-    """Attach a consumer under a handle that the client chooses. The subscription is made if there is none.
+    """Attach a consumer under a handle that the client chooses. A subscription that does not exist is created.
 
     The answer is `Subscribed`.
     """
@@ -101,7 +102,7 @@ class Subscribe(Frame, frozen=True, tag="sub"):
 
 
 class AddCredit(Frame, frozen=True, tag="credit"):
-    """The consumer can take so many records more."""
+    """The consumer can take this many records more."""
 
     consumer: Id
     records: Credit
@@ -167,7 +168,7 @@ class Detach(Frame, frozen=True, tag="detach"):
 
 
 class Call(Frame, frozen=True, tag="call"):
-    """Anything else that a node can be asked, by the name of the method and its arguments."""
+    """Ask for an operation of `wire.operations`, by its name and arguments."""
 
     id: Id
     method: Name
@@ -182,7 +183,7 @@ class Listen(Frame, frozen=True, tag="listen"):
 
 
 class Unlisten(Frame, frozen=True, tag="unlisten"):
-    """Tell no more to the listener whose `Listen` had that id. Answered, also when there is none."""
+    """Tell no more to the listener whose `Listen` had that id. Answered, also when that is unknown."""
 
     id: Id
     listener: Id
@@ -207,7 +208,7 @@ class Failed(Frame, frozen=True, tag="err"):
     details: dict[str, Any] = {}
 
     def error(self) -> SulinaError:
-        """As it was raised on the node."""
+        """Return the error that was raised on the node."""
         return from_code(self.code, self.message, self.details)
 
 
@@ -223,7 +224,7 @@ class Deliver(Frame, frozen=True, tag="msg"):
 
 
 class Detached(Frame, frozen=True, tag="gone"):
-    """The node has let the consumer go: after a seek or a change of the topic, it may subscribe again.
+    """The node has detached the consumer: after a seek or a change of the topic, it may subscribe again.
 
     A subscriber whose error is retryable may join again, where it was.
     """
@@ -234,7 +235,7 @@ class Detached(Frame, frozen=True, tag="gone"):
     details: dict[str, Any] = {}
 
     def error(self) -> SulinaError:
-        """As it was raised on the node."""
+        """Return the error that was raised on the node."""
         return from_code(self.code, self.message, self.details)
 
 
@@ -260,12 +261,16 @@ _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode
 
 
 def encode_frame(frame: FromClient | FromNode) -> bytes:
-    """One binary message."""
+    """Return a frame as one binary message."""
     return _encoder.encode(frame)
 
 
 def decode_from_client(data: bytes) -> FromClient:
-    """ProtocolError says what is wrong with it."""
+    """Return the frame that a client has sent.
+
+    Raises:
+        ProtocolError: it is not a frame; it says why.
+    """
     try:
         return _from_client.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -273,7 +278,11 @@ def decode_from_client(data: bytes) -> FromClient:
 
 
 def decode_from_node(data: bytes) -> FromNode:
-    """ProtocolError says what is wrong with it."""
+    """Return the frame that a node has sent.
+
+    Raises:
+        ProtocolError: it is not a frame; it says why.
+    """
     try:
         return _from_node.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -518,7 +518,9 @@ class ClusterInfo(Struct, frozen=True, kw_only=True):
     """The cluster as one broker sees it."""
 
     brokers: Annotated[list[BrokerInfo], Meta(description="The brokers, by name.")]
-    leader: Annotated[str | None, Meta(description="The broker that assigns partitions; null while there is none.")]
+    leader: Annotated[
+        str | None, Meta(description="The broker that assigns partitions; null while no broker is elected.")
+    ]
     topics: Annotated[int, Meta(description="The number of topics.")]
     partitions: Annotated[int, Meta(description="The number of partitions of all topics.")]
     unassigned: Annotated[int, Meta(description="The number of partitions without an owner.")]

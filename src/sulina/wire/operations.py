@@ -85,7 +85,7 @@ class Server(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Route:
+class HttpRoute:
     """How an operation is asked for over HTTP."""
 
     method: str
@@ -111,7 +111,7 @@ class Operation(Generic[P, R]):
     server: Server = Server.ANY_BROKER
     changes: bool = False  # a change is not repeated once it was sent: its outcome is not known
     errors: tuple[type[SulinaError], ...] = ()
-    route: Route | None = None  # None: over sessions only
+    route: HttpRoute | None = None  # None: over sessions only
 
     @property
     def shape(self) -> type[Struct]:
@@ -167,7 +167,7 @@ Namespace = Annotated[
     Meta(
         max_length=500,
         description="The namespace. `default` always exists.",
-        examples=["default"],
+        examples=["examples"],
         extra_json_schema={"pattern": f"^{NAMESPACE_PATTERN}$", "maxLength": 200},
     ),
 ]
@@ -182,7 +182,12 @@ Reader = Annotated[
 ]
 Broker = Annotated[
     str,
-    Meta(max_length=500, description="The name of the broker.", examples=["b1"], extra_json_schema=_NAME_SCHEMA),
+    Meta(
+        max_length=500,
+        description="The name of the broker.",
+        examples=["example-broker"],
+        extra_json_schema=_NAME_SCHEMA,
+    ),
 ]
 Partition = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX - 1, description="The number of the partition.", examples=[0])]
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -389,7 +394,7 @@ NAMESPACES = Operation(
     result=NamespaceList,
     summary="List namespaces",
     description="All namespaces, by name.",
-    route=Route(method="GET", path="/v1/namespaces", tag="namespaces", answer="All namespaces."),
+    route=HttpRoute(method="GET", path="/v1/namespaces", tag="namespaces", answer="All namespaces."),
 )
 NAMESPACE = Operation(
     name="namespace",
@@ -398,7 +403,7 @@ NAMESPACE = Operation(
     summary="Show a namespace",
     description="Its policy, and how many topics it has.",
     errors=(NamespaceNotFound,),
-    route=Route(method="GET", path=_NAMESPACE_PATH, tag="namespaces", answer="The namespace."),
+    route=HttpRoute(method="GET", path=_NAMESPACE_PATH, tag="namespaces", answer="The namespace."),
 )
 CREATE_NAMESPACE = Operation(
     name="create_namespace",
@@ -408,14 +413,14 @@ CREATE_NAMESPACE = Operation(
     description="The body is its policy. Its topics follow at once, except in what their own policy sets.",
     changes=True,
     errors=(InvalidSettings, LimitReached),
-    route=Route(
+    route=HttpRoute(
         method="PUT",
         path=_NAMESPACE_PATH,
         tag="namespaces",
         answer=_EXISTED,
         created=_IS_NEW,
         body="policy",
-        body_example={"retention_seconds": 86400},
+        body_example={"retention_seconds": 604800},
     ),
 )
 DELETE_NAMESPACE = Operation(
@@ -426,7 +431,7 @@ DELETE_NAMESPACE = Operation(
     description="It must have no topics.",
     changes=True,
     errors=(NamespaceNotFound, NamespaceNotEmpty),
-    route=Route(method="DELETE", path=_NAMESPACE_PATH, tag="namespaces", status=204, answer=_IS_GONE),
+    route=HttpRoute(method="DELETE", path=_NAMESPACE_PATH, tag="namespaces", status=204, answer=_IS_GONE),
 )
 
 # Topics
@@ -438,7 +443,7 @@ TOPICS = Operation(
     summary="List topics",
     description="By name, a page at a time.",
     errors=(NamespaceNotFound,),
-    route=Route(method="GET", path="/v1/topics", tag="topics", answer="A page of topics."),
+    route=HttpRoute(method="GET", path="/v1/topics", tag="topics", answer="A page of topics."),
 )
 TOPIC = Operation(
     name="topic",
@@ -447,7 +452,7 @@ TOPIC = Operation(
     summary="Show a topic",
     description="Its settings, and the policy in effect.",
     errors=(TopicNotFound,),
-    route=Route(method="GET", path=TOPIC_PATH, tag="topics", answer="The topic."),
+    route=HttpRoute(method="GET", path=TOPIC_PATH, tag="topics", answer="The topic."),
 )
 CREATE_TOPIC = Operation(
     name="create_topic",
@@ -464,7 +469,7 @@ CREATE_TOPIC = Operation(
         NamespaceNotFound,
         LimitReached,
     ),
-    route=Route(
+    route=HttpRoute(
         method="PUT",
         path=TOPIC_PATH,
         tag="topics",
@@ -486,7 +491,7 @@ DELETE_TOPIC = Operation(
     description="With all its records and subscriptions.",
     changes=True,
     errors=(TopicNotFound, SubscriptionBusy, OwnersNotReached, NotOwner),
-    route=Route(method="DELETE", path=TOPIC_PATH, tag="topics", status=204, answer=_IS_GONE),
+    route=HttpRoute(method="DELETE", path=TOPIC_PATH, tag="topics", status=204, answer=_IS_GONE),
 )
 PARTITION = Operation(
     name="partition",
@@ -496,7 +501,7 @@ PARTITION = Operation(
     description="Its offsets, its version and its segments.",
     server=Server.OWNER,
     errors=(TopicNotFound, PartitionNotFound),
-    route=Route(method="GET", path=PARTITION_PATH, tag="topics", answer="The partition."),
+    route=HttpRoute(method="GET", path=PARTITION_PATH, tag="topics", answer="The partition."),
 )
 COMMITS = Operation(
     name="commits",
@@ -506,7 +511,7 @@ COMMITS = Operation(
     description="What happened to the partition, commit by commit.",
     server=Server.OWNER,
     errors=(TopicNotFound, PartitionNotFound, VersionNotRetained),
-    route=Route(method="GET", path=f"{PARTITION_PATH}/commits", tag="topics", answer="Commits, possibly none."),
+    route=HttpRoute(method="GET", path=f"{PARTITION_PATH}/commits", tag="topics", answer="Commits, possibly none."),
 )
 LOCATE = Operation(
     name="locate",
@@ -528,7 +533,7 @@ SUBSCRIPTIONS = Operation(
     description="By name, with their lag.",
     server=Server.OWNERS,
     errors=(TopicNotFound,),
-    route=Route(method="GET", path=f"{TOPIC_PATH}/subscriptions", tag="subscriptions", answer="The subscriptions."),
+    route=HttpRoute(method="GET", path=f"{TOPIC_PATH}/subscriptions", tag="subscriptions", answer="The subscriptions."),
 )
 SUBSCRIPTION = Operation(
     name="subscription",
@@ -538,7 +543,7 @@ SUBSCRIPTION = Operation(
     description="Its kind, its consumers, cursors and lag.",
     server=Server.OWNERS,
     errors=(TopicNotFound, SubscriptionNotFound),
-    route=Route(method="GET", path=_SUBSCRIPTION_PATH, tag="subscriptions", answer="The subscription."),
+    route=HttpRoute(method="GET", path=_SUBSCRIPTION_PATH, tag="subscriptions", answer="The subscription."),
 )
 CREATE_SUBSCRIPTION = Operation(
     name="create_subscription",
@@ -549,7 +554,7 @@ CREATE_SUBSCRIPTION = Operation(
     server=Server.OWNERS,
     changes=True,
     errors=(TopicNotFound, AlreadyExists, NotReliable, OffsetOutOfRange),
-    route=Route(
+    route=HttpRoute(
         method="PUT",
         path=_SUBSCRIPTION_PATH,
         tag="subscriptions",
@@ -568,7 +573,7 @@ DELETE_SUBSCRIPTION = Operation(
     server=Server.OWNER,
     changes=True,
     errors=(TopicNotFound, SubscriptionNotFound, SubscriptionBusy, OwnersNotReached),
-    route=Route(method="DELETE", path=_SUBSCRIPTION_PATH, tag="subscriptions", status=204, answer=_IS_GONE),
+    route=HttpRoute(method="DELETE", path=_SUBSCRIPTION_PATH, tag="subscriptions", status=204, answer=_IS_GONE),
 )
 SEEK = Operation(
     name="seek",
@@ -579,7 +584,7 @@ SEEK = Operation(
     server=Server.OWNERS,
     changes=True,
     errors=(TopicNotFound, SubscriptionNotFound, CursorMoved, OffsetOutOfRange),
-    route=Route(
+    route=HttpRoute(
         method="POST",
         path=f"{_SUBSCRIPTION_PATH}/seek",
         tag="subscriptions",
@@ -607,7 +612,7 @@ PRODUCERS = Operation(
     description="Those that publish over a session, by name, with the broker that each is connected to. One that "
     "publishes to several brokers is listed for each. Any broker answers.",
     errors=(TopicNotFound,),
-    route=Route(
+    route=HttpRoute(
         method="GET",
         path=f"{TOPIC_PATH}/producers",
         tag="pubsub",
@@ -626,7 +631,7 @@ SUBSCRIBERS = Operation(
     "several partitions is listed for each.",
     server=Server.OWNERS,
     errors=(TopicNotFound,),
-    route=Route(
+    route=HttpRoute(
         method="GET",
         path=f"{TOPIC_PATH}/subscribers",
         tag="pubsub",
@@ -645,13 +650,13 @@ PUBSUB_METRICS = Operation(
     summary="Count what became of messages",
     description="Of one topic or of all, as the broker that answers has counted since its start.",
     errors=(TopicNotFound,),
-    route=Route(
+    route=HttpRoute(
         method="GET",
         path="/v1/pubsub/metrics",
         tag="pubsub",
         answer="The counts.",
         example={
-            "topic": "/default/orders",
+            "topic": "/examples/orders",
             "accepted": 18,
             "rejected": {"InvalidPayload": 1},
             "delivered": 36,
@@ -675,7 +680,7 @@ READERS = Operation(
     summary="List registered readers",
     description="By name, a page at a time, with their lag as far as it is known.",
     errors=(TopicNotFound,),
-    route=Route(method="GET", path="/v1/readers", tag="readers", answer="A page of readers."),
+    route=HttpRoute(method="GET", path="/v1/readers", tag="readers", answer="A page of readers."),
 )
 READER = Operation(
     name="reader",
@@ -684,7 +689,7 @@ READER = Operation(
     summary="Show a registered reader",
     description="Its positions, and its lag as far as the broker that answers knows it.",
     errors=(ReaderNotFound,),
-    route=Route(method="GET", path=_READER_PATH, tag="readers", answer="The reader."),
+    route=HttpRoute(method="GET", path=_READER_PATH, tag="readers", answer="The reader."),
 )
 REGISTER_READER = Operation(
     name="register_reader",
@@ -701,7 +706,7 @@ REGISTER_READER = Operation(
         NotReliable,
         LimitReached,
     ),
-    route=Route(
+    route=HttpRoute(
         method="PUT",
         path=_READER_PATH,
         tag="readers",
@@ -719,7 +724,7 @@ DELETE_READER = Operation(
     description="Retention does not wait for it any more.",
     changes=True,
     errors=(ReaderNotFound,),
-    route=Route(method="DELETE", path=_READER_PATH, tag="readers", status=204, answer=_IS_GONE),
+    route=HttpRoute(method="DELETE", path=_READER_PATH, tag="readers", status=204, answer=_IS_GONE),
 )
 
 # The cluster
@@ -731,7 +736,7 @@ PLACEMENT = Operation(
     summary="Look up the brokers that serve a topic",
     description="The owner of each partition, with its URL. A single node has no URL but the one that was asked.",
     errors=(TopicNotFound,),
-    route=Route(method="GET", path=f"{TOPIC_PATH}/placement", tag="cluster", answer="The owners of the topic."),
+    route=HttpRoute(method="GET", path=f"{TOPIC_PATH}/placement", tag="cluster", answer="The owners of the topic."),
 )
 MOVE_TOPIC = Operation(
     name="move_topic",
@@ -744,13 +749,13 @@ MOVE_TOPIC = Operation(
     "with `to`, it gives up records that only the lost broker has: `given_up` lists their offsets.",
     changes=True,
     errors=(TopicNotFound, SubscriptionBusy, InvalidSettings),
-    route=Route(
+    route=HttpRoute(
         method="POST",
         path=_MOVES_PATH,
         tag="cluster",
         status=202,
         answer="The moves have begun.",
-        body_example={"to": "b2", "force": True},
+        body_example={"to": "b2"},
     ),
 )
 MOVES = Operation(
@@ -760,7 +765,7 @@ MOVES = Operation(
     summary="List the moves of a topic",
     description="Those under way; empty when all are done.",
     errors=(TopicNotFound,),
-    route=Route(method="GET", path=_MOVES_PATH, tag="cluster", answer="The moves under way."),
+    route=HttpRoute(method="GET", path=_MOVES_PATH, tag="cluster", answer="The moves under way."),
 )
 CANCEL_MOVES = Operation(
     name="cancel_moves",
@@ -770,7 +775,7 @@ CANCEL_MOVES = Operation(
     description="Those not carried out yet: their partitions keep their owners.",
     changes=True,
     errors=(TopicNotFound,),
-    route=Route(method="DELETE", path=_MOVES_PATH, tag="cluster", answer="The moves that were cancelled."),
+    route=HttpRoute(method="DELETE", path=_MOVES_PATH, tag="cluster", answer="The moves that were cancelled."),
 )
 CLUSTER = Operation(
     name="cluster",
@@ -779,7 +784,7 @@ CLUSTER = Operation(
     summary="Show the cluster",
     description="As the broker that answers sees it.",
     errors=(NotServing,),
-    route=Route(method="GET", path="/v1/cluster", tag="cluster", answer="The cluster."),
+    route=HttpRoute(method="GET", path="/v1/cluster", tag="cluster", answer="The cluster."),
 )
 BROKERS = Operation(
     name="brokers",
@@ -788,7 +793,7 @@ BROKERS = Operation(
     summary="List the brokers",
     description="All brokers, by name.",
     errors=(NotServing,),
-    route=Route(method="GET", path="/v1/cluster/brokers", tag="cluster", answer="All brokers."),
+    route=HttpRoute(method="GET", path="/v1/cluster/brokers", tag="cluster", answer="All brokers."),
 )
 DRAIN_BROKER = Operation(
     name="drain_broker",
@@ -799,7 +804,9 @@ DRAIN_BROKER = Operation(
     "after a restart, until it is activated.",
     changes=True,
     errors=(BrokerNotFound, Conflict, InvalidSettings),
-    route=Route(method="POST", path=f"{_BROKER_PATH}/drain", tag="cluster", status=202, answer="The broker drains."),
+    route=HttpRoute(
+        method="POST", path=f"{_BROKER_PATH}/drain", tag="cluster", status=202, answer="The broker drains."
+    ),
 )
 ACTIVATE_BROKER = Operation(
     name="activate_broker",
@@ -809,7 +816,7 @@ ACTIVATE_BROKER = Operation(
     description="It gets partitions again.",
     changes=True,
     errors=(BrokerNotFound, Conflict, InvalidSettings),
-    route=Route(method="POST", path=f"{_BROKER_PATH}/activate", tag="cluster", answer="The broker is active."),
+    route=HttpRoute(method="POST", path=f"{_BROKER_PATH}/activate", tag="cluster", answer="The broker is active."),
 )
 REBALANCE = Operation(
     name="rebalance",
@@ -819,7 +826,7 @@ REBALANCE = Operation(
     description="Move partitions from the most loaded brokers to the least loaded ones.",
     changes=True,
     errors=(Conflict, InvalidSettings, NotServing),
-    route=Route(
+    route=HttpRoute(
         method="POST",
         path="/v1/cluster/rebalance",
         tag="cluster",
@@ -833,7 +840,7 @@ INFO = Operation(
     result=NodeInfo,
     summary="Show the node that answers",
     description="Its name, version, sizes and troubles.",
-    route=Route(method="GET", path="/v1/node", tag="node", answer="The node."),
+    route=HttpRoute(method="GET", path="/v1/node", tag="node", answer="The node."),
 )
 
 OPERATIONS: tuple[Operation[..., Any], ...] = (

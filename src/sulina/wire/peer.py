@@ -1,6 +1,6 @@
 """What brokers say to each other: length-prefixed msgpack arrays over one connection for each pair.
 
-A frame is four bytes of length, big-endian, and so many bytes. The broker whose name sorts first dials. Both say
+A frame is four bytes of length, big-endian, and that many bytes. The broker whose name sorts first dials. Both say
 `Hello` first; what does not fit ends the connection. After that either side sends what it likes, and frames arrive in
 order or the connection ends.
 """
@@ -15,17 +15,17 @@ from sulina.core.delivery.pubsub import DeliveryReport
 from sulina.errors import ProtocolError, SulinaError, from_code
 from sulina.wire.messages import Name
 
-PROTOCOL = 1
+PROTOCOL = 2  # 1: without requests
 FRAME_BYTES_MAX = 72 << 20
 LENGTH = struct.Struct(">I")
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-# Of an owner, and of one life of its feed: attempts of another one are counted anew, those of an older epoch are void.
+# The epoch of an owner, and the life of its feed. Another life counts attempts from the start; an older epoch is void.
 Fence = tuple[int, int]
 
 
 class PeerFrame(Struct, frozen=True, array_like=True, tag_field="type"):
-    """The root of all of them."""
+    """The root of all frames."""
 
 
 class Hello(PeerFrame, frozen=True, tag="hello"):
@@ -38,13 +38,13 @@ class Hello(PeerFrame, frozen=True, tag="hello"):
 
 
 class Ping(PeerFrame, frozen=True, tag="ping"):
-    """Are you there?"""
+    """Ask for a sign of life."""
 
     number: int
 
 
 class Pong(PeerFrame, frozen=True, tag="pong"):
-    """Yes."""
+    """Answer a ping."""
 
     number: int
 
@@ -52,7 +52,7 @@ class Pong(PeerFrame, frozen=True, tag="pong"):
 # From a subscriber's home to a partition's owner
 
 
-class Join(PeerFrame, frozen=True, tag="join"):
+class JoinPartition(PeerFrame, frozen=True, tag="join"):
     """A subscriber wants what is published from `start` on, or from `offset` on. Answered by Joined or Refused.
 
     Repeated after a break: a handle that is known already is the same subscriber.
@@ -65,12 +65,12 @@ class Join(PeerFrame, frozen=True, tag="join"):
     name: Name
     offset: int | None = None  # where it was before
     start: Name = "latest"  # a position, where it has not been yet
-    topic_id: Name = ""  # as its home knows it: a topic of the same name made anew is another
+    topic_id: Name = ""  # as its home knows it: a later topic of the same name has another
     epoch: int = -1  # of the log in which it had everything before `offset`
 
 
 class Leave(PeerFrame, frozen=True, tag="leave"):
-    """It wants no more. Not answered."""
+    """A subscriber leaves. Not answered."""
 
     topic: Name
     partition: int
@@ -84,7 +84,7 @@ class Present(PeerFrame, frozen=True, tag="present"):
 
 
 class Reported(PeerFrame, frozen=True, tag="report"):
-    """What became of one attempt."""
+    """Report what became of one attempt."""
 
     topic: Name
     partition: int
@@ -96,7 +96,7 @@ class Reported(PeerFrame, frozen=True, tag="report"):
 
 
 class Joined(PeerFrame, frozen=True, tag="joined"):
-    """It is sent everything from `offset` on; None: the topic keeps nothing."""
+    """The subscriber is sent everything from `offset` on; None: the topic is best effort."""
 
     id: Id
     offset: int | None
@@ -104,7 +104,7 @@ class Joined(PeerFrame, frozen=True, tag="joined"):
 
 
 class Refused(PeerFrame, frozen=True, tag="refused"):
-    """It is not: NotOwner, TopicNotFound, LimitReached, …"""
+    """The join was refused: NotOwner, TopicNotFound, LimitReached, …"""
 
     id: Id
     code: str
@@ -112,7 +112,7 @@ class Refused(PeerFrame, frozen=True, tag="refused"):
     details: dict[str, Any] = {}
 
     def error(self) -> SulinaError:
-        """As it was raised there."""
+        """Return the error that was raised at the other broker."""
         return from_code(self.code, self.message, self.details)
 
 
@@ -127,7 +127,7 @@ class DeliverBatch(PeerFrame, frozen=True, tag="deliver"):
     end: int
     handles: bytes
     data: memoryview
-    epoch: int = -1  # of the log that they come from; -1: the topic keeps nothing
+    epoch: int = -1  # of the log that they come from; -1: the topic is best effort
 
 
 class Resume(PeerFrame, frozen=True, tag="resume"):
@@ -140,7 +140,7 @@ class Resume(PeerFrame, frozen=True, tag="resume"):
 
 
 class Removed(PeerFrame, frozen=True, tag="removed"):
-    """The topic has let subscribers go: suspended for too long, or the topic is gone or served elsewhere."""
+    """The topic has removed subscribers: suspended for too long, or the topic is deleted or served elsewhere."""
 
     topic: Name
     partition: int
@@ -150,20 +150,64 @@ class Removed(PeerFrame, frozen=True, tag="removed"):
     details: dict[str, Any] = {}
 
     def error(self) -> SulinaError:
-        """As it was raised there."""
+        """Return the error that was raised at the other broker."""
         return from_code(self.code, self.message, self.details)
 
 
+# Requests to the owner of a partition, and their answers
+
+
+class PeerCall(PeerFrame, frozen=True, tag="call"):
+    """Ask for an operation of `wire.operations`, by its name and arguments."""
+
+    id: Id
+    operation: Name
+    arguments: dict[str, Any] = {}
+
+
+class PeerPublish(PeerFrame, frozen=True, tag="publish"):
+    """Append batches to one partition, once for their txn_id. Answered when they are as durable as the topic wants."""
+
+    id: Id
+    topic: Name
+    partition: int
+    data: memoryview
+    txn_id: str
+    schema_id: str
+
+
+class PeerAnswer(PeerFrame, frozen=True, tag="answer"):
+    """The result of a request: plain values."""
+
+    id: Id
+    result: Any = None
+
+
+class PeerFailed(PeerFrame, frozen=True, tag="failed"):
+    """Why a request failed. Nothing was done, unless the error says otherwise."""
+
+    id: Id
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    def error(self) -> SulinaError:
+        """Return the error that was raised at the other broker."""
+        return from_code(self.code, self.message, self.details)
+
+
+PeerRequest = PeerCall | PeerPublish
 AnyPeerFrame = (
-    Hello | Ping | Pong | Present | Join | Leave | Reported | Joined | Refused | DeliverBatch | Resume | Removed
-)
+    Hello | Ping | Pong | Present | JoinPartition | Leave | Reported | Joined | Refused | DeliverBatch | Resume
+    | Removed | PeerCall | PeerPublish | PeerAnswer | PeerFailed
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyPeerFrame] = msgspec.msgpack.Decoder(AnyPeerFrame)
 
 
 def encode_peer(frame: AnyPeerFrame) -> bytearray:
-    """With its length before it."""
+    """Return a frame with its length before it."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)
     LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
@@ -171,7 +215,11 @@ def encode_peer(frame: AnyPeerFrame) -> bytearray:
 
 
 def decode_peer(data: bytes | bytearray | memoryview) -> AnyPeerFrame:
-    """Without its length. ProtocolError says what is wrong with it."""
+    """Return the frame of bytes without their length.
+
+    Raises:
+        ProtocolError: it is not a frame; it says why.
+    """
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -179,12 +227,16 @@ def decode_peer(data: bytes | bytearray | memoryview) -> AnyPeerFrame:
 
 
 def pack_handles(handles: list[int] | tuple[int, ...]) -> bytes:
-    """As a frame carries them."""
+    """Return handles as a frame carries them."""
     return struct.pack(f">{len(handles)}Q", *handles)
 
 
 def unpack_handles(data: bytes) -> tuple[int, ...]:
-    """ProtocolError when they are none."""
+    """Return the handles that a frame carries.
+
+    Raises:
+        ProtocolError: the bytes are not handles.
+    """
     if len(data) % 8:
         raise ProtocolError(f"{len(data)} bytes are not handles of 8 bytes each")
     return struct.unpack(f">{len(data) // 8}Q", data)

@@ -37,8 +37,8 @@ from sulina.wire.messages import PubSubMetrics
 from sulina.wire.peer import (
     AnyPeerFrame,
     DeliverBatch,
-    Join,
     Joined,
+    JoinPartition,
     Leave,
     Present,
     Refused,
@@ -231,7 +231,7 @@ class NodePubSub:
         self._pending_joins[request] = _PendingJoin(owner, name, subscriber, answer)
         start, joins = self._starts.get(subscriber.handle, "latest"), self._joins.get(name)
         try:
-            frame = Join(
+            frame = JoinPartition(
                 request,
                 str(name.topic),
                 name.partition,
@@ -362,7 +362,7 @@ class NodePubSub:
                 live = frozenset(unpack_handles(frame.handles))
                 for feed in self.feeds.values():
                     self._spawn(feed.keep_only(source, live))
-            case Join():
+            case JoinPartition():
                 self._spawn(self._join(source, frame))
             case Leave():
                 self._spawn(self._leave(source, frame))
@@ -373,7 +373,7 @@ class NodePubSub:
             case Removed():
                 self._removed(_partition(frame.topic, frame.partition), frame)
 
-    async def _join(self, source: str, frame: Join) -> None:
+    async def _join(self, source: str, frame: JoinPartition) -> None:
         try:
             await self._topics.when_known(TopicName.parse(frame.topic), KNOWN_SECONDS)
             name = _partition(frame.topic, frame.partition)

@@ -22,10 +22,11 @@ from typing import Annotated
 from cyclopts import Parameter
 from msgspec import Struct
 
+from sulina.addresses import address_text
 from sulina.cli import terminal
 from sulina.cli.flags.cluster import ALONE, ClusterFlags
 from sulina.cli.flags.remote import DEFAULT_URL
-from sulina.config import DEFAULT_BROKER_ID, Settings, address_text
+from sulina.config import DEFAULT_BROKER_ID, Settings
 from sulina.config import load as load_settings
 
 FSYNC_ROUNDS_MAX = 300

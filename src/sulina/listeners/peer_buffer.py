@@ -1,4 +1,4 @@
-"""What waits to be sent to another broker.
+"""Bytes that wait to be sent to another broker.
 
 Small frames lie together, so that many leave as one buffer; a large one stays as it is, and is not copied again.
 """
@@ -9,7 +9,7 @@ SMALL_BYTES = 16 << 10  # up to here a frame is put together with others
 TOGETHER_BYTES_MAX = 64 << 10
 
 
-class Outbox:
+class FrameBuffer:
     """Bytes in, buffers out, in order."""
 
     __slots__ = ("_buffers", "_is_open", "size_bytes")
@@ -20,7 +20,7 @@ class Outbox:
         self._is_open = False  # whether the last buffer takes more
 
     def put(self, frame: bytearray) -> None:
-        """At the end. It belongs to the outbox now."""
+        """Add a frame at the end; it belongs to the buffer now."""
         is_small = len(frame) <= SMALL_BYTES
         if is_small and self._is_open:
             last = self._buffers[-1]
@@ -32,7 +32,7 @@ class Outbox:
         self.size_bytes += len(frame)
 
     def take(self, bytes_max: int) -> list[bytearray]:
-        """The first of what waits, about so much; at least one buffer if there is any."""
+        """Remove and return the first buffers, of about this many bytes; at least one if there is any."""
         taken: list[bytearray] = []
         size_bytes = 0
         while self._buffers and (not taken or size_bytes + len(self._buffers[0]) <= bytes_max):

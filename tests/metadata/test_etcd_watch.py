@@ -34,7 +34,7 @@ class Script:
         if items and isinstance(items[0], EtcdRefused):
             raise items[0]
         revision = request.create.start_revision  # the store has come that far, and no further
-        return etcd_watch._Opened(_Stream(self, list(items)), revision)  # type: ignore[arg-type]
+        return etcd_watch.OpenedStream(_Stream(self, list(items)), revision)  # type: ignore[arg-type]
 
 
 class _Stream:
@@ -65,7 +65,7 @@ async def follow(
     monkeypatch: pytest.MonkeyPatch, script: Script, count: int, *, after: int = 10, queue_changes_max: int = 100
 ) -> list[list[Change]]:
     """What a reader gets: so many revisions."""
-    monkeypatch.setattr(etcd_watch, "_open", script.open)
+    monkeypatch.setattr(etcd_watch, "open_stream", script.open)
     endpoints = EtcdEndpoints(["127.0.0.1:1"], tls=None, user=None, password=None, timeout_seconds=1.0)
     watches = EtcdWatches(endpoints, name_of=lambda key: key.decode(), queue_changes_max=queue_changes_max)
     watch = watches.follow("/", b"/", b"0", after=after)

@@ -166,7 +166,7 @@ def test_s3_values_become_columns_by_the_schema_of_their_topic(
         ({}, "set either option url"),
         ({"url": "http://127.0.0.1:1", "path": "/x"}, "set either option url"),
         ({"url": "URL", "strat": "earliest"}, "did you mean start"),
-        ({"url": "URL", "start": "yesterday"}, "none of earliest, latest"),
+        ({"url": "URL", "start": "yesterday"}, "is not valid: use earliest, latest"),
         ({"url": "URL", "columns": "ofset"}, "'ofset' is unknown; the columns are namespace"),
         ({"url": "URL", "topic": "/default/nobody-made-it"}, "there is no topic"),
         ({"url": "URL", "topic": "orders"}, "/namespace/topic"),

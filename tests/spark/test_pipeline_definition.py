@@ -45,7 +45,7 @@ def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
         ({"bronze": [{"table": "raw"}]}, "missing required field `topic` - at `bronze"),
         ({"bronze": [{"table": "Raw!", "topic": "/a/b"}]}, "'Raw!' is not a valid name"),
         ({"bronze": [{"table": "raw", "topic": "orders"}]}, "bronze table raw"),
-        ({"bronze": [BRONZE | {"start": "soon"}]}, "none of earliest"),
+        ({"bronze": [BRONZE | {"start": "soon"}]}, "is not valid: use earliest"),
         ({"bronze": [BRONZE, BRONZE]}, "table raw is made twice"),
         ({"silver": [{"table": "s", "from": "nothing"}]}, "no bronze table 'nothing'"),
         ({"silver": [{"table": "s", "from": "raw", "decode": "magic"}]}, "decode is schema or raw"),

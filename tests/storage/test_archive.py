@@ -444,7 +444,7 @@ def test_what_was_put_and_never_counted_is_swept_after_an_hour_and_nothing_else_
     assert world.archive.sweep() == 0
     world.clock.advance(ORPHAN_SECONDS + 1)
     assert world.archive.sweep() == 0, "it is on its way, for all we know"
-    world.archive.landed(orphan)
+    world.archive.end_upload(orphan)
     assert world.archive.sweep() == 0, "whatever the clock of the store says of its age"
     world.clock.advance(ORPHAN_SECONDS)
     assert world.archive.sweep() == 2

@@ -295,7 +295,7 @@ async def test_u7_a_disk_that_has_less_than_it_had_archived_never_goes_on(world:
     shutil.rmtree(world.directory("a"))
     shutil.copytree(world.home / "copy", world.directory("a"))
     for epoch in (1, 2):
-        with pytest.raises(CorruptLog, match="move it away"):
+        with pytest.raises(CorruptLog, match="move the directory away"):
             await world.open("a", epoch)
     shutil.rmtree(world.directory("a"))
     a = await world.open("a", 2)

@@ -329,7 +329,7 @@ def test_a_sweep_deletes_no_run_that_a_slice_counts_on_l13(moment: str) -> None:
 
     failed = made()
     world.archive.put_state(failed)
-    world.archive.landed(failed)
+    world.archive.end_upload(failed)
     assert world.archive.sweep() == 0, "its hour begins when it is first seen"
     clock.advance(ORPHAN_SECONDS + 1)
     new = made()

@@ -297,7 +297,7 @@ class EtcdMetadata:
             InvalidInput: it is reserved.
         """
         if key == "/" or key.startswith(RESERVED):
-            raise InvalidInput(f"metadata key {key!r} is reserved in etcd")
+            raise InvalidInput(f"metadata key {key!r} is reserved in etcd: use another")
         return self._prefix + key.encode()
 
     def name_of(self, key: bytes) -> str:

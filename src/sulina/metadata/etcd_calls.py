@@ -73,7 +73,7 @@ class EtcdRefused(Exception):
         """Return the error for callers of the store."""
         match self.code:
             case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
-                return InvalidSettings(f"etcd at {path} does not allow it: {self.details[:DETAILS_MAX]}")
+                return InvalidSettings(f"etcd at {path} does not allow the call: {self.details[:DETAILS_MAX]}")
             case grpc.StatusCode.INVALID_ARGUMENT if "user" in self.details or "auth" in self.details:
                 return InvalidSettings(f"etcd at {path} refuses the user or password: {self.details[:DETAILS_MAX]}")
             case grpc.StatusCode.INVALID_ARGUMENT:

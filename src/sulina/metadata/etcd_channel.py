@@ -85,7 +85,7 @@ class Credentials:
                 raise Unanswered(f"no token from {endpoint.address} in {timeout_seconds:.1f} s") from None
         return self.token
 
-    def forget(self, token: str | None) -> None:
+    def discard(self, token: str | None) -> None:
         """Discard a token that is not valid any more."""
         if token == self.token:
             self.token = None
@@ -208,7 +208,7 @@ class EtcdEndpoint:
             link.heard()
             raise
         except Unanswered:
-            self._give_up_if_silent(link, began, timeout_seconds)
+            self._replace_if_silent(link, began, timeout_seconds)
             raise
         link.heard()
         if self._history.accepted != accepted:
@@ -236,7 +236,7 @@ class EtcdEndpoint:
                 return stream, await stream.read()
         except TimeoutError:
             stream.cancel()
-            self._give_up_if_silent(link, began, timeout_seconds)
+            self._replace_if_silent(link, began, timeout_seconds)
             raise Unanswered(f"no answer from {self.address} in {timeout_seconds:.1f} s") from None
         except BaseException:
             stream.cancel()
@@ -263,7 +263,7 @@ class EtcdEndpoint:
             self._link = _Link(self.address, self._channel_credentials, self._lost)
         return self._link
 
-    def _give_up_if_silent(self, link: _Link, began: float, timeout_seconds: float) -> None:
+    def _replace_if_silent(self, link: _Link, began: float, timeout_seconds: float) -> None:
         """Use a new connection from now on, if this one was silent for a whole attempt. Its streams end; its calls may
         still be answered until their time is up."""
         now = asyncio.get_running_loop().time()
@@ -456,7 +456,7 @@ class EtcdEndpoints:
             except EtcdRefused as refused:
                 if not self.may_renew(refused) or renewals == RENEWALS_MAX:
                     raise
-            self.credentials.forget(token)
+            self.credentials.discard(token)
             renewals += 1
 
     def may_renew(self, refused: EtcdRefused) -> bool:

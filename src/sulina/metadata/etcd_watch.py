@@ -33,9 +33,11 @@ _logger = logging.getLogger("sulina.metadata")
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class OpenedStream:
+    """A stream of one watch, and the revision of the store when it was opened."""
+
     stream: Stream[pb.WatchRequest, pb.WatchResponse]
-    revision: int  # of the store at that moment
+    revision: int
 
 
 class EtcdWatches:
@@ -135,8 +137,8 @@ class EtcdWatches:
             key=first, range_end=end, start_revision=max(queue.seen, 1), progress_notify=True, fragment=True
         )
 
-        async def try_once(endpoint: EtcdEndpoint, seconds: float) -> _Opened:
-            return await _open(endpoint, pb.WatchRequest(create=create), seconds)
+        async def try_once(endpoint: EtcdEndpoint, seconds: float) -> OpenedStream:
+            return await open_stream(endpoint, pb.WatchRequest(create=create), seconds)
 
         opened = await self._endpoints.once(try_once, deadline=self._endpoints.deadline())
         try:
@@ -152,7 +154,7 @@ class EtcdWatches:
         finally:
             opened.stream.cancel()
 
-    async def _move(self, opened: _Opened, queue: WatchQueue) -> None:
+    async def _move(self, opened: OpenedStream, queue: WatchQueue) -> None:
         """Move changes from the stream to the queue. EtcdRefused, Unanswered."""
         events: list[pb.Event] = []
         while queue.is_running:
@@ -180,13 +182,18 @@ class EtcdWatches:
         return Change(self._name_of(event.kv.key), value, revision)
 
 
-async def _open(endpoint: EtcdEndpoint, request: pb.WatchRequest, seconds: float) -> _Opened:
-    """Open a stream on which etcd has accepted the watch. EtcdRefused, Unanswered."""
+async def open_stream(endpoint: EtcdEndpoint, request: pb.WatchRequest, seconds: float) -> OpenedStream:
+    """Open a stream on which etcd has accepted the watch.
+
+    Raises:
+        EtcdRefused: the user may not read these keys.
+        Unanswered: etcd did not answer in time, or has ended the watch.
+    """
     stream, created = await endpoint.open(WATCH, request, seconds)
     if created.canceled:
         stream.cancel()
         raise _cancellation(created.cancel_reason)
-    return _Opened(stream, created.header.revision)
+    return OpenedStream(stream, created.header.revision)
 
 
 def _cancellation(reason: str) -> EtcdRefused | Unanswered:

@@ -61,7 +61,7 @@ class Deadlines:
                 self._next = min(self._deadlines.values(), default=math.inf)
             return sorted(self._ended)
 
-    def forget(self, lease_id: int) -> None:
+    def remove(self, lease_id: int) -> None:
         """Remove a lease whose keys are deleted."""
         with self._lock:
             self._ttl_seconds.pop(lease_id, None)

@@ -166,7 +166,7 @@ class MemoryMetadata:
     def _end(self, lease_id: int) -> None:
         self._apply((), sorted(self._lease_keys[lease_id]))
         del self._lease_keys[lease_id]
-        self.deadlines.forget(lease_id)
+        self.deadlines.remove(lease_id)
 
     def _revision_of(self, key: str) -> int:
         stored = self._entries.get(key)
@@ -218,13 +218,13 @@ class _RecentChanges:
         self._changes += len(changes)
         self._bytes += _size_bytes(changes)
         while len(self._revisions) > 1 and (self._changes > self._changes_max or self._bytes > HISTORY_BYTES_MAX):
-            self._forget_oldest()
+            self._remove_oldest()
 
     def compact(self, revision: int) -> None:
         while self._compacted < revision:
-            self._forget_oldest()
+            self._remove_oldest()
 
-    def _forget_oldest(self) -> None:
+    def _remove_oldest(self) -> None:
         oldest = self._revisions.popleft()
         self._changes -= len(oldest)
         self._bytes -= _size_bytes(oldest)

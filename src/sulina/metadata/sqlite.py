@@ -217,7 +217,7 @@ class SqliteMetadata:
             for call in calls:
                 call.run(draft)
         for lease_id in draft.ended:
-            self.deadlines.forget(lease_id)
+            self.deadlines.remove(lease_id)
         for lease_id, ttl_seconds in draft.granted.items():
             self.deadlines.start(lease_id, ttl_seconds)
         return draft.changes

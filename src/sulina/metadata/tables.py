@@ -166,11 +166,13 @@ class SqliteTables:
         self._db.pragma("locking_mode", "EXCLUSIVE")  # before WAL, which then needs no shared memory
         self._db.execute("BEGIN EXCLUSIVE; COMMIT")  # acquires the lock, which stays
         if self._db.pragma("application_id") != APPLICATION_ID:
-            raise InvalidInput(f"{self.path} is a database of something else, not Sulina's metadata")
+            raise InvalidInput(f"{self.path} is not a metadata file of Sulina, but another database: use another path")
         if (version := self._db.pragma("user_version")) != FORMAT:
-            raise InvalidInput(f"{self.path} has metadata format {version}; this version of Sulina knows {FORMAT}")
+            raise InvalidInput(
+                f"{self.path} has metadata format {version}; this version of Sulina needs format {FORMAT}"
+            )
         if self._db.pragma("journal_mode", "WAL") != "wal":
-            raise OSError(f"{self.path} cannot have a write-ahead log")
+            raise OSError(f"{self.path} cannot use a write-ahead log: use a local disk")
         self._db.pragma("synchronous", "FULL")
         self._db.pragma("fullfsync", 1)  # macOS
         self._db.pragma("checkpoint_fullfsync", 1)

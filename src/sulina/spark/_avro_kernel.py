@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sulina.core.records._kernels import kernel
+from sulina.core.records.kernels import kernel
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]

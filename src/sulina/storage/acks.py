@@ -65,7 +65,7 @@ class Acks:
         else:
             future.set_exception(LeaseExpired(broker=self._broker_id))
 
-    def give_up(self, path: str, cause: Exception) -> None:
+    def fail_late(self, path: str, cause: Exception) -> None:
         """Fail the appends that have waited long for an archive that failed again; publishers may retry them."""
         before = self._clock.monotonic() - ACK_SECONDS_MAX
         late = [entry for entry in self._waiting if entry[2] <= before]

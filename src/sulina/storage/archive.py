@@ -280,7 +280,7 @@ class Archive(ArchiveReader):
                 raise VersionConflict(expected=Version(new.version_start - 1), current=view.log_version)
             self._commit([add], self._epoch)
             added = self.view.slices[-1]
-        self.landed(new)
+        self.end_upload(new)
         self._reach(Failpoint.ARCHIVE_COMMITTED)
         return added
 
@@ -292,13 +292,13 @@ class Archive(ArchiveReader):
             self.put_state(new)
             return self.add(new)
         finally:
-            self.landed(new)
+            self.end_upload(new)
 
     def discard(self, new: NewSlice) -> None:
         """Delete the objects of a slice that was never committed. Those that cannot be deleted now are swept later."""
         self._delete([new.object, commits_name(new.object), state_name(new.object)])
 
-    def landed(self, new: NewSlice) -> None:
+    def end_upload(self, new: NewSlice) -> None:
         """End the upload of a slice, whatever its outcome: a sweep may then delete objects that nothing refers to."""
         self._in_flight -= {new.object, commits_name(new.object), state_name(new.object)}
         self._in_flight.difference_update(run.name for run in new.runs if run.name is not None)

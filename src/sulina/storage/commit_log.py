@@ -193,7 +193,7 @@ class CommitLog:
             return None
         commit = decode(name, data, Commit)
         if commit.version != version:
-            raise CorruptCommit(name=name, reason=f"it says version {commit.version}")
+            raise CorruptCommit(name=name, reason=f"it has version {commit.version}")
         return commit
 
     def commit(

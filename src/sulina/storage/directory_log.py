@@ -257,7 +257,7 @@ class DirectoryLog:
         self.commits.limit(options.memory)
 
     def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
-        batches = _placed(plan, appends, self.epoch)
+        batches = placed_batches(plan, appends, self.epoch)
         operations = plan.operations
         started = self._clock.monotonic()
         prepared = self.commits.prepare(operations, epoch=self.epoch)
@@ -295,12 +295,12 @@ class DirectoryLog:
             self._due.append(self.commits.take_checkpoint())
 
     def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:
-        self._take_back()
+        self._undo_write()
         if self._failure is not None:
             return self._stopped_for(count)
         return [VersionConflict(expected=lost.expected, current=lost.current) for _ in range(count)]
 
-    def _take_back(self) -> None:
+    def _undo_write(self) -> None:
         """Undo our write after another writer has committed in our directory, and apply its commits."""
         self._tell(self._metrics.conflicted)
         try:
@@ -400,7 +400,7 @@ class DirectoryLog:
         try:
             work()
         except VersionConflict:
-            self._take_back()
+            self._undo_write()
             raise
         except (OSError, Corrupt) as failure:
             self._failure = failure
@@ -494,7 +494,7 @@ def _holding(view: View, offset: Offset) -> SegmentRef:
     return view.segments[low]
 
 
-def _placed(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
+def placed_batches(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
     """Return the batches of a plan with their bytes: stamped with offset and epoch, otherwise unchanged."""
     placed: list[PlacedBatch] = []
     start, data = 0, memoryview(b"")

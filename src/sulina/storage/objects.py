@@ -343,7 +343,7 @@ class DirectoryObjects:
             self._made = {folder for folder in self._made if not f"{folder}/".startswith(f"{top}/")}
             remove_tree(top)
             if os.path.isdir(top):  # another process was deleting too, and ended half way
-                raise OSError("not all of it is gone; delete it again")
+                raise OSError("some of it is still there: delete it again")
 
     def commits(self, path: str) -> CommitStore:
         return _SharedCommits(self, self._files, f"{self._root}/{path}")

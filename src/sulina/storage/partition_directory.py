@@ -21,8 +21,8 @@ from sulina.core.log.commit import Checkpoint, checkpoint_name, encode
 from sulina.core.log.log_state import NO_EPOCH, LogState, MemoryLimits
 from sulina.core.log.resume import (
     ARCHIVE,
+    CONTINUES,
     DIRECTORY,
-    GOES_ON,
     DirectoryState,
     End,
     How,
@@ -112,7 +112,7 @@ class DirectoryResume:
                 # An earlier attempt has claimed it, and may have stopped before these checks.
                 self._holder_after(before)
             found = self._state_of(before)
-            if found in GOES_ON:
+            if found in CONTINUES:
                 return Resumed(How.CONTINUED, Leftover(Fate.NOTHING))
             leftover = Leftover(Fate.NOTHING)
             if found is not DirectoryState.ABSENT:
@@ -143,7 +143,7 @@ class DirectoryResume:
     def _holder_after(self, view: ArchiveView) -> str:
         """Return the holder that continues from a view of the archive, before anything is changed, or refuse."""
         found = self._state_of(view)
-        if found in GOES_ON:
+        if found in CONTINUES:
             self._check_directory(view)
             stamp = read_stamp(self.files, self.directory)
             if stamp is None:

@@ -337,7 +337,7 @@ class Segments:
         finally:
             file.close()
         if len(data) < size:
-            reason = f"the file ends here, the log at {segment.size}"
+            reason = f"the file ends here, but the segment ends at {segment.size}"
             raise CorruptSegment(path=path, position=position + len(data), offset=segment.base, reason=reason)
         return memoryview(data)
 

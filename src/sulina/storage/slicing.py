@@ -95,7 +95,7 @@ def _batches(log: DirectoryLog, start: Offset, end: Offset, size: int) -> list[m
         offset = found.next_offset
     stored = sum(map(len, data))
     if stored != size:
-        reason = f"offsets [{start}, {end}) have {stored} bytes, their commits say {size}"
+        reason = f"offsets [{start}, {end}) have {stored} bytes, but {size} by their commits"
         raise CorruptSegment(path=log.directory, position=0, offset=start, reason=reason)
     return data
 

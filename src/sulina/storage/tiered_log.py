@@ -323,7 +323,7 @@ class TieredLog:
             path = self.local.directory_log.directory
             self._acks.fail(lambda: LogStopped(path=path, cause=error))
         else:
-            self._acks.give_up(self.archive.location, error)
+            self._acks.fail_late(self.archive.location, error)
 
     # Appending
 

@@ -266,7 +266,7 @@ class Uploader:
         except VersionConflict:
             return True  # a commit of our own, whose reply was lost, was stored after all: look again
         finally:
-            self._archive.landed(new)
+            self._archive.end_upload(new)
             self._progress()
         if new.state is not None:
             self._state_bytes = len(new.state)

@@ -253,7 +253,7 @@ class Disk:
                 change.apply(self.directories[change.directory].durable)
         self.unsynced = [change for change in self.unsynced if change.directory not in directories]
 
-    def forget_unsynced_names(self, directory: str) -> None:
+    def drop_unsynced_names(self, directory: str) -> None:
         """Make unsynced names volatile: they stay visible, but no sync saves them, nor removals that rely on them."""
         forgotten: set[_NameChange | None] = set()
         for change in self.unsynced:

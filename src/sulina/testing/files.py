@@ -81,7 +81,7 @@ class SimulatedFiles:
             try:
                 self._process.raise_fault("sync_directory", path)
             except OSError:
-                self._disk.forget_unsynced_names(directory)
+                self._disk.drop_unsynced_names(directory)
                 raise
             if not self._process.lies("sync_directory", path):
                 self._disk.sync_names(directory)

@@ -72,7 +72,7 @@ def test_u8_a_directory_that_has_all_that_came_from_it_goes_on(next_offset: int,
 
 @pytest.mark.parametrize(("next_offset", "version"), [(9, 4), (0, -1), (10, 3), (9, 9)])
 def test_u7_a_directory_that_has_less_than_came_from_it_never_goes_on(next_offset: int, version: int) -> None:
-    said = f"in some/dir .*ends at offset {next_offset}, version {version}, but 10, 4 came from it into the archive"
+    said = f"in some/dir .*ends at offset {next_offset}, version {version}, but offset 10, version 4 of it was archived"
     with pytest.raises(CorruptLog, match=said):
         check_continues("some/dir", local(next_offset, version), archive(10, 4), None)
 

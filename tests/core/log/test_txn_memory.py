@@ -21,7 +21,7 @@ def txn(name: str, at: int = 0, *, version: int = 1, log_ms: int = 0, count: int
 
 
 def commit(memory: TxnMemory, txn: TxnRef, limits: TxnLimits = LIMITS) -> None:
-    memory.forget(txn.log_ms, limits)
+    memory.remove_expired(txn.log_ms, limits)
     memory.remember(txn)
     memory.seal(limits)
 
@@ -48,7 +48,7 @@ def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
         """Forgets what is over just before a run is looked up by its number."""
 
         def get(self, number: int, default: TxnRun | None = None) -> TxnRun | None:  # type: ignore[override]
-            memory.forget(901_000, LIMITS)
+            memory.remove_expired(901_000, LIMITS)
             return super().get(number, default)
 
     memory = filled(1)
@@ -119,7 +119,7 @@ def test_a_txn_id_that_comes_again_after_its_time_is_what_it_wrote_last_l13() ->
     memory = filled(8)
     memory.remember(txn("t0", 99, version=9, log_ms=900_001))
     assert memory.find("t0", 900_001, LIMITS) == txn("t0", 99, version=9, log_ms=900_001)
-    memory.forget(900_001, LIMITS)
+    memory.remove_expired(900_001, LIMITS)
     assert memory.find("t0", 900_001, LIMITS) == txn("t0", 99, version=9, log_ms=900_001)
     assert memory.find("t1", 900_001, LIMITS) is None
     assert len(memory) == 1

@@ -165,9 +165,9 @@ class LogState:
             CorruptCommit: the commit does not continue this state.
         """
         if commit.version != self.version + 1:
-            raise self._corrupt(commit, f"it says version {commit.version}, {self.version + 1} is next")
+            raise self._corrupt(commit, f"it has version {commit.version}, but {self.version + 1} is next")
         if commit.epoch < self.epoch:
-            raise self._corrupt(commit, f"epoch {commit.epoch} comes after {self.epoch}")
+            raise self._corrupt(commit, f"its epoch {commit.epoch} is lower than {self.epoch}, the log's")
         self._pass_time(commit)
         for operation in commit.operations:
             match operation:
@@ -186,10 +186,10 @@ class LogState:
         if (commit.start_offset, commit.next_offset) != (self.start_offset, self.next_offset):
             said = f"[{commit.start_offset}, {commit.next_offset})"
             raise self._corrupt(
-                commit, f"it says {said}, its operations lead to {self.start_offset}, {self.next_offset}"
+                commit, f"it has offsets {said}, but its operations lead to [{self.start_offset}, {self.next_offset})"
             )
         if commit.epoch != self.epoch:
-            raise self._corrupt(commit, f"epoch {commit.epoch} was never claimed, {self.epoch} was")
+            raise self._corrupt(commit, f"its epoch {commit.epoch} was never claimed, {self.epoch} was")
         self.version = commit.version
         self._keep_bounds()
 
@@ -217,7 +217,9 @@ class LogState:
             CorruptCommit: the commit does not continue this state.
         """
         if commit.version != self.version + 1 or commit.epoch < self.epoch:
-            raise self._corrupt(commit, f"it says version {commit.version} after {self.version} of epoch {self.epoch}")
+            raise self._corrupt(
+                commit, f"it has version {commit.version}, epoch {commit.epoch} after {self.version}, {self.epoch}"
+            )
         self._pass_time(commit)
         for operation in commit.operations:
             if isinstance(operation, Add):
@@ -227,7 +229,9 @@ class LogState:
                 self.next_offset = operation.offset_end
                 self._remember(commit, operation)
         if commit.next_offset != self.next_offset:
-            raise self._corrupt(commit, f"it says {commit.next_offset}, its operations lead to {self.next_offset}")
+            raise self._corrupt(
+                commit, f"it ends at {commit.next_offset}, but its operations lead to {self.next_offset}"
+            )
         self.version, self.epoch, self.start_offset = commit.version, commit.epoch, self.next_offset
         self._keep_bounds()
 
@@ -278,7 +282,7 @@ class LogState:
     def _pass_time(self, commit: Commit) -> None:
         self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
         self.newest_ms = max(self.newest_ms, timestamp_ms(commit.timestamp))
-        self.txns.forget(self.log_ms, self.limits.txns)
+        self.txns.remove_expired(self.log_ms, self.limits.txns)
 
     def _keep_bounds(self) -> None:
         """Remove expired origins, and the longest silent ones past a bound."""
@@ -291,9 +295,9 @@ class LogState:
             self.runs -= _beyond_kept(oldest)
             del self.origins[oldest.origin_id]
         if self.runs > self.limits.runs_max:
-            self._forget_runs()
+            self._trim_runs()
 
-    def _forget_runs(self) -> None:
+    def _trim_runs(self) -> None:
         """Leave the longest silent origins RUNS_KEPT runs each, until half of the bound is free again."""
         for origin in list(self.origins.values()):
             if self.runs <= self.limits.runs_max // 2:
@@ -381,7 +385,7 @@ class LogState:
     def _check_state_is_kept(self, commit: Commit) -> None:
         """Check that a state is left: a takeover starts from the newest state and applies the commits after it."""
         if not any(slice_.state for slice_ in reversed(self.segments)):
-            raise self._corrupt(commit, "it leaves no state of the log")
+            raise self._corrupt(commit, "it would remove the last state of the log")
 
     def _remove(self, commit: Commit, remove: Remove) -> None:
         oldest = self.segments[0] if self.segments else None

@@ -49,7 +49,7 @@ class DirectoryState(StrEnum):
     FOREIGN = "foreign"
 
 
-GOES_ON = (DirectoryState.NEWEST, DirectoryState.UNSTAMPED)
+CONTINUES = (DirectoryState.NEWEST, DirectoryState.UNSTAMPED)
 
 
 def directory_state(
@@ -106,8 +106,8 @@ def check_continues(path: str, local: LogState, archive: ArchiveView, at_archive
         return
     if local.version < archive.log_version or local.next_offset < archive.next_offset:
         has = f"it ends at offset {local.next_offset}, version {local.version}"
-        reason = f"{has}, but {archive.next_offset}, {archive.log_version} came from it into the archive"
-        raise CorruptLog(path=path, reason=f"{reason}; move it away to go on from the archive")
+        reason = f"{has}, but offset {archive.next_offset}, version {archive.log_version} of it was archived"
+        raise CorruptLog(path=path, reason=f"{reason}; move the directory away to continue from the archive")
     if at_archived is not None and archive.log_version >= 0 and at_archived != archive.next_offset:
         reason = f"its version {archive.log_version} ends at {at_archived}, the archive's at {archive.next_offset}"
         raise CorruptLog(path=path, reason=reason)

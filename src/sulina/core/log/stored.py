@@ -150,7 +150,8 @@ def stored_batches(data: memoryview, *, path: str, position: int, offset: Offset
 
 def _misplaced(data: memoryview, at: int, path: str, position: int, offset: Offset, epoch: Epoch) -> CorruptSegment:
     found, length, its_epoch, magic, *_ = _FRONT.unpack_from(data, at)
-    reason = f"it says offset {found}, epoch {its_epoch}, format {magic}, {length} bytes; epoch {epoch} is right"
+    has = f"it has offset {found}, epoch {its_epoch}, format {magic}, {length} bytes"
+    reason = f"{has}; expected offset {offset}, epoch {epoch}"
     return CorruptSegment(path=path, position=position + at, offset=offset, reason=reason)
 
 

@@ -99,7 +99,7 @@ class TxnMemory:
         self._count += run.count - before
         self._all_shards()[hash(txn.txn_id) % _SHARDS][txn.txn_id] = run.number
 
-    def forget(self, now_ms: int, limits: TxnLimits) -> None:
+    def remove_expired(self, now_ms: int, limits: TxnLimits) -> None:
         """Remove expired runs. Called before the txn_ids of a commit are added."""
         runs = self._sealed
         while runs and limits.is_over(runs[0].last_ms, now_ms):

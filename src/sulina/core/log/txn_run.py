@@ -158,7 +158,7 @@ class TxnRun:
                 run = cls()
                 run.name, run.count, run.last_ms = name, count, last_ms
                 return run
-        raise msgspec.ValidationError(f"{reference} names no run of txn_ids")
+        raise msgspec.ValidationError(f"{reference} does not name a run of txn_ids")
 
 
 def is_run_name(name: str) -> bool:

@@ -120,14 +120,16 @@ def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
         InvalidBatch: it is not the header of a record batch.
     """
     if len(buffer) - position < HEADER_BYTES or position < 0:
-        raise InvalidBatch(f"record batch needs {HEADER_BYTES} bytes of header, there are {len(buffer) - position}")
+        raise InvalidBatch(
+            f"record batch needs a header of {HEADER_BYTES} bytes, but only {len(buffer) - position} are there"
+        )
     header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
     if header.magic != MAGIC:
-        raise InvalidBatch(f"record batch has format version {header.magic}, only {MAGIC} is understood")
+        raise InvalidBatch(f"record batch has format version {header.magic}: use version {MAGIC}")
     if header.batch_length < HEADER_BYTES - _LENGTH_END:
-        raise InvalidBatch(f"record batch says that {header.batch_length} bytes follow its length")
+        raise InvalidBatch(f"record batch has length {header.batch_length}, which is less than a header")
     if not 0 <= header.base_offset <= _BASE_OFFSET_MAX:
-        raise InvalidBatch(f"record batch has base offset {header.base_offset}")
+        raise InvalidBatch(f"record batch has base offset {header.base_offset}, which is negative or too large")
     if header.record_count < 0 or header.last_offset_delta < 0:
         raise InvalidBatch(
             f"record batch has {header.record_count} records and last offset delta {header.last_offset_delta}"
@@ -153,7 +155,9 @@ def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: boo
             if header.size_bytes > limits.batch_bytes_max:
                 raise BatchTooLarge(size_bytes=header.size_bytes, limit_bytes=limits.batch_bytes_max)
             if end > len(view):
-                raise InvalidBatch(f"record batch says {header.size_bytes} bytes, there are {len(view) - position}")
+                raise InvalidBatch(
+                    f"record batch has {header.size_bytes} bytes by its header, but {len(view) - position} are there"
+                )
             _check_counts(header, limits)
             if check_crc:
                 computed = crc32c(view[position + _CRC_START : end])
@@ -198,22 +202,26 @@ def check_records(buffer: Bytes, headers: Sequence[BatchHeader], limits: BatchLi
         DecompressedTooLarge: the records are over the limit once decompressed.
     """
     if len(headers) > limits.batches_max:
-        raise InvalidBatch(f"{len(headers)} record batches at once, the limit is {limits.batches_max}")
+        raise InvalidBatch(f"{len(headers)} record batches at once are over the limit of {limits.batches_max}")
     position, left = 0, limits
     for header in headers:
         if header.is_control or header.is_log_append_time:
             # Only the log may make either, not a client.
-            raise InvalidBatch("record batch is a control batch, or says that the log gave its timestamps")
+            raise InvalidBatch(
+                "record batch is a control batch, or has timestamps of the log: a client may send neither"
+            )
         body = records_of(buffer, header, position, left)
         # Numba takes a second to import: it is imported only for many records, and used from then on.
         if not are_worth_it(header.record_count, loaded=_RECORDS_MIN_WITH_KERNELS, unloaded=_RECORDS_MIN_FOR_KERNELS):
             newest = max(delta for delta, *_ in walk(body, header)) + header.base_timestamp
         else:
-            from sulina.core.records import _kernels
+            from sulina.core.records import kernels
 
-            newest = _kernels.check(body, header)
+            newest = kernels.check(body, header)
         if newest != header.max_timestamp:
-            raise InvalidBatch(f"record batch says its newest timestamp is {header.max_timestamp}, it is {newest}")
+            raise InvalidBatch(
+                f"record batch has newest timestamp {header.max_timestamp} by its header, but it is {newest}"
+            )
         if header.codec != Codec.NONE:
             left = replace(left, decompressed_bytes_max=left.decompressed_bytes_max - len(body))
         position += header.size_bytes
@@ -279,7 +287,9 @@ def records_of(
     if header.codec != Codec.NONE:
         body = decompress(header.codec, body, limits.decompressed_bytes_max)
     if header.record_count * RECORD_BYTES_MIN > len(body):  # before any caller allocates by this count
-        raise InvalidBatch(f"record batch says {header.record_count} records, they have {len(body)} bytes")
+        raise InvalidBatch(
+            f"record batch has {header.record_count} records by its header, but only {len(body)} bytes of them"
+        )
     return body
 
 
@@ -298,13 +308,13 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
         length, position = _varint(body, position, size)
         end = position + length
         if length < RECORD_BYTES_MIN - 1 or end > size:
-            raise InvalidBatch(f"record {index} says {length} bytes, {size - position} are left")
+            raise InvalidBatch(f"record {index} has length {length}, not {RECORD_BYTES_MIN - 1} to {size - position}")
         delta, position = _varint(body, position + 1, end, 64)  # after one byte of attributes, all unused
         if not _INT64_MIN <= base_timestamp + delta <= _INT64_MAX:
-            raise InvalidBatch(f"record {index} has timestamp {base_timestamp} + {delta}")
+            raise InvalidBatch(f"record {index} has timestamp {base_timestamp} + {delta}, which is too large")
         offset_delta, position = _varint(body, position, end)
         if offset_delta != index:
-            raise InvalidBatch(f"record {index} has offset delta {offset_delta}")
+            raise InvalidBatch(f"record {index} has offset delta {offset_delta}, but {index} is right")
         key_start, key_end, position = _nullable(body, position, end)
         value_start, value_end, position = _nullable(body, position, end)
         headers: tuple[tuple[str, int, int], ...] = ()
@@ -351,7 +361,7 @@ def _nullable(body: Bytes, position: int, end: int) -> tuple[int, int, int]:
     if length == -1:
         return -1, -1, position
     if length < 0 or length > end - position:
-        raise InvalidBatch(f"a length of {length} bytes, of {end - position} that are left")
+        raise InvalidBatch(f"a key or value has length {length}, but {end - position} bytes are left")
     return position, position + length, position + length
 
 

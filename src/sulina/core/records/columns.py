@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sulina.core.records import _kernels as kernels
+from sulina.core.records import kernels
 from sulina.core.records.batch import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
@@ -59,7 +59,7 @@ def decode_columns(
     names = SCHEMA.names if columns is None else list(columns)
     unknown = set(names) - set(SCHEMA.names)
     if unknown:
-        raise InvalidInput(f"there is no column {min(unknown)!r}, only {', '.join(SCHEMA.names)}")
+        raise InvalidInput(f"there is no column {min(unknown)!r}: use some of {', '.join(SCHEMA.names)}")
     if len(buffer) > _ARROW_BYTES_MAX:
         raise BatchTooLarge(size_bytes=len(buffer), limit_bytes=_ARROW_BYTES_MAX)
     if headers is None:
@@ -302,7 +302,7 @@ class _InputColumns:
             pairs, counts = _flat_headers(headers)
             return cls(timestamps, _binary(key), _binary(value), counts, _binary(pairs[0]), _binary(pairs[1]))
         except (pa.ArrowException, OverflowError) as error:
-            raise InvalidInput(f"the columns are not what a batch is made of: {error}") from None
+            raise InvalidInput(f"the columns cannot be encoded as a batch: {error}") from None
 
     @property
     def bytes_max(self) -> int:

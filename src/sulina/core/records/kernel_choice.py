@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 
-_MODULE = "sulina.core.records._kernels"
+_MODULE = "sulina.core.records.kernels"
 
 _warming = 0  # number of threads that are warming up
 _is_warming_here: ContextVar[bool] = ContextVar("is_warming_here", default=False)

@@ -111,7 +111,9 @@ def decode(
     """
     header = header or parse_header(buffer, position)
     if header.size_bytes > len(buffer) - position:
-        raise InvalidBatch(f"record batch says {header.size_bytes} bytes, there are {len(buffer) - position}")
+        raise InvalidBatch(
+            f"record batch has {header.size_bytes} bytes by its header, but {len(buffer) - position} are there"
+        )
     if header.is_control:
         return []
     body = bytes(records_of(buffer, header, position, limits))  # a slice of bytes is a copy of its own
@@ -134,7 +136,7 @@ def decode(
 def _encode_varint(number: int) -> bytes:
     """Encode a varint: zigzag, then seven bits a byte, the lowest first."""
     if not -(2**63) <= number < 2**63:
-        raise InvalidBatch(f"{number} does not fit 64 bits; the timestamps of a batch must")
+        raise InvalidBatch(f"a timestamp of the batch, or its distance from the first, does not fit 64 bits: {number}")
     rest = (number << 1) ^ (number >> 63)
     out = bytearray()
     while rest > 0x7F:

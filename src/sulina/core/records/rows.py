@@ -92,7 +92,7 @@ def _decode_plain(
     """Decode the plain batches at `start`. Return their records, and where they end."""
     import numpy as np
 
-    from sulina.core.records import _kernels as kernels
+    from sulina.core.records import kernels
 
     buffer = np.frombuffer(body, np.uint8)
     bounds = (limits.batch_bytes_max, limits.records_max)
@@ -155,7 +155,7 @@ def _encode_many(
         data = b"".join(filter(None, items))
     import numpy as np
 
-    from sulina.core.records import _kernels as kernels
+    from sulina.core.records import kernels
 
     count = len(values)
     try:

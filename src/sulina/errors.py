@@ -10,8 +10,8 @@ SulinaError
 │   ├── BatchTooLarge, DecompressedTooLarge   more bytes than the limit, as sent, or once decompressed
 │   ├── InvalidSettings             a policy, schema or position outside the rules
 │   ├── InvalidRecord               a record that its topic's schema does not allow
-│   ├── NotSerializable             a value, key or header that has no form in bytes
-│   ├── InvalidEnvelope             a message that cannot be read as what it says it is
+│   ├── NotSerializable             a value, key or header that cannot be encoded as bytes
+│   ├── InvalidEnvelope             a message that cannot be decoded as its headers say
 │   ├── KeysSpanPartitions          one batch cannot be atomic in several partitions
 │   └── NotReliable                 a best-effort topic stores no records, so there is nothing to read or seek
 ├── Conflict                        another writer or caller was first; nothing was written

@@ -100,7 +100,7 @@ def test_a_mistyped_broker_is_recognised(cluster: FakeCluster, capfd: pytest.Cap
     cluster.says("cluster", a_cluster(a_broker("broker-1"), a_broker("broker-2")))
     done = told(capfd, "topic", "move", "orders", "--to", "brokr-2")
     assert (done.code, done.out) == (1, "")
-    assert "there are broker-1, broker-2" in done.err
+    assert "choose one of broker-1, broker-2" in done.err
     assert "did you mean broker-2?" in done.err
     assert done.err.count("\n") == 1
     cluster.says("drain_broker", BrokerNotFound(broker="broker2", brokers="broker-1, broker-2"))

@@ -179,8 +179,8 @@ class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     delivery: Annotated[
         DeliveryGuarantee,
         Meta(
-            description="`reliable`: the topic is a log. `non_reliable`: records are passed on to attached "
-            "subscribers and not stored. It cannot change later."
+            description="`reliable`: the topic is a log. `non_reliable`: the topic is best-effort, so records are "
+            "sent to attached subscribers and not stored. It cannot change later."
         ),
     ] = DeliveryGuarantee.RELIABLE
     policy: Annotated[Policy, Meta(description="Settings that differ from the namespace's policy.")] = Policy()

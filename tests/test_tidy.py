@@ -87,7 +87,7 @@ TESTS = {PRIVATE}
 # What each part keeps. A part that has become clean gets the rule here, in its own line; no rule is ever taken away.
 KEPT: dict[str, set[str]] = {
     ".": {REFERENCES},
-    "broker": {REFERENCES},
+    "broker": SRC,
     "cli": SRC,
     "client": {REFERENCES},
     "core": SRC,

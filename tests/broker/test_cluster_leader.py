@@ -338,11 +338,11 @@ async def test_a_leader_whose_knowledge_of_topics_is_old_deletes_nothing() -> No
         a, _b = await world.join_all("a", "b")
         names = await world.create("orders", 4)
         await world.served(names)
-        known, world.topics._topics = world.topics._topics, {}
+        known, world.topics.known = world.topics.known, {}
         await asyncio.sleep(30)
         assert set(a.view.epochs) == set(names)
         assert sum(world.store.changes_of_owner.values()) == 4
-        world.topics._topics = known
+        world.topics.known = known
         await world.served(names)
 
 
@@ -360,8 +360,8 @@ async def test_r10_the_delete_mark_of_a_former_topic_sweeps_nothing_of_one_that_
         await world.until(lambda: not a.view.epochs)
         await world.served(await world.create("orders", 4))
         topic = names[0].topic
-        await world.topics._edit([], [keys.delivery(topic), keys.namespace_topic(topic)])
-        del world.topics._topics[topic]
+        await world.topics.edit([], [keys.delivery(topic), keys.namespace_topic(topic)])
+        del world.topics.known[topic]
         await asyncio.sleep(30)
         assert set(a.view.epochs) == set(names)
 
@@ -374,15 +374,15 @@ async def test_r10_a_deleted_topic_that_a_late_leader_assigned_once_more_is_swep
         names = await world.create("orders", 4)
         await world.served(names)
         topic = names[0].topic
-        known = world.topics._topics[topic]
+        known = world.topics.known[topic]
         await world.topics.delete("orders")
         await a.cluster.delete_topic(topic, 4, Compare(keys.delivery(topic), NO_REVISION))
-        world.topics._topics[topic] = known  # no leader has heard of the delete yet
+        world.topics.known[topic] = known  # no leader has heard of the delete yet
         a.cluster.topics_changed(names)
         await world.until(lambda: set(a.view.epochs) == set(names))
         (mark,) = a.view.deleted.values()
         assert all(epoch.revision > mark.revision for epoch in a.view.epochs.values())
-        del world.topics._topics[topic]  # now they have
+        del world.topics.known[topic]  # now they have
         await world.until(lambda: not (a.view.epochs or a.view.assignments or a.view.unassigned))
 
 
@@ -414,11 +414,11 @@ async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> N
         lost = set(b.owner.mine)
         await b.kill()
         await world.until(lambda: set(a.view.unassigned) == lost)
-        known = world.topics._topics.pop(names[0].topic)  # it is being deleted
+        known = world.topics.known.pop(names[0].topic)  # it is being deleted
         await a.cluster.delete_topic(names[0].topic, 40, await world.topics.mark(names[0].topic))
         assert not a.view.epochs
         assert not a.owner.mine
-        world.topics._topics[names[0].topic] = known
+        world.topics.known[names[0].topic] = known
         a.cluster.topics_changed(names)
         await world.served(names, seconds=1)
 
@@ -500,7 +500,7 @@ async def test_nothing_is_assigned_that_does_not_wait_any_more() -> None:
         a.line.held_up = "/cluster/brokers/"
         names = await world.create("orders", 6)
         await a.line.is_held_up.wait()
-        world.topics._topics.clear()
+        world.topics.known.clear()
         await b.cluster.delete_topic(names[0].topic, 6, await world.topics.mark(names[0].topic))
         a.line.held_up = None
         a.line.let_through.set()
@@ -572,7 +572,7 @@ async def test_one_that_was_outrun_does_not_keep_the_others_of_its_group_waiting
                 is_first = False
                 for name in taken:  # as if their owner had given them back in this very moment
                     if name in b.owner.mine or world.store.owners[name] == "b":
-                        world.store._apply([Put(keys.unassigned(name), _waiting())], [keys.assignment("b", name)])
+                        world.store.apply_now([Put(keys.unassigned(name), _waiting())], [keys.assignment("b", name)])
 
         a = await world.join("a", failpoints=race)
         b = await world.join("b")

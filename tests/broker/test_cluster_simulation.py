@@ -283,7 +283,7 @@ class Simulation:
         self.names = [name for name in self.names if name not in names]
         for one in self.alive.values():
             one.owner.serving.difference_update(names)
-        stored = self.world.topics._topics.pop(names[0].topic)
+        stored = self.world.topics.known.pop(names[0].topic)
         await asyncio.sleep(self.chance.random() * 2)
         while True:
             try:
@@ -294,7 +294,7 @@ class Simulation:
                 member = self.some() or member
                 member.line.heal()
                 await asyncio.sleep(1)
-        self.world.topics._topics[names[0].topic] = stored
+        self.world.topics.known[names[0].topic] = stored
         await self.world.topics.delete("two")
         for name in names:
             self.truth.forget(name)

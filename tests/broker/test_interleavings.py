@@ -439,7 +439,7 @@ async def test_values_are_not_stored_under_a_schema_that_they_were_not_checked_b
 
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
-        broker.registry.topics[ORDERS]._check_value = check
+        broker.registry.topics[ORDERS].check_value = check
         large = Record(value=b'{"text": "' + b"x" * CHECK_BYTES_MAX + b'"}')
         publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [large]))
         await asyncio.to_thread(checking.wait, 20)

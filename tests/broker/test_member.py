@@ -122,14 +122,14 @@ async def test_a_move_asked_for_before_there_is_an_owner_is_made_u2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also at a broker that has not heard yet who the owner is: a wish is never dropped without a word."""
-    may_assign, assign = asyncio.Event(), LoadManager._assign
+    may_assign, assign = asyncio.Event(), LoadManager.assign
 
     async def assign_later(manager: LoadManager) -> None:
         await may_assign.wait()
         await assign(manager)
 
     async with brokers(tmp_path, "a", "b") as world:
-        monkeypatch.setattr(LoadManager, "_assign", assign_later)
+        monkeypatch.setattr(LoadManager, "assign", assign_later)
         with monkeypatch.context() as patience:
             patience.setattr("sulina.broker.cluster_handle.PLACED_SECONDS", 0.01)
             await world.running["a"].put_topic(ORDERS, ARCHIVED)
@@ -149,7 +149,7 @@ async def test_an_unload_of_what_nobody_has_is_refused(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("sulina.broker.cluster_handle.PLACED_SECONDS", 0.05)
     async with brokers(tmp_path, "a", "b") as world:
-        monkeypatch.setattr(LoadManager, "_assign", assign_never)
+        monkeypatch.setattr(LoadManager, "assign", assign_never)
         await world.running["a"].put_topic(ORDERS, ARCHIVED)
         with pytest.raises(NotServing, match="has no owner yet"):
             await world.running["a"].unload(ORDERS, to="b")

@@ -50,7 +50,7 @@ def small_world(quota_changes: int = 1_000_000) -> tuple[World, SmallStore]:
     store = SmallStore(quota_changes)
     world = World(OPTIONS)
     world.store = world.shared = store
-    world.topics._store = store
+    world.topics.store = store
     return world, store
 
 

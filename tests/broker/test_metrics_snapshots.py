@@ -29,9 +29,9 @@ class World:
         self.accepted: dict[TopicName, int] = {}
         self.now = 100.0
         self.events = EventStream(VirtualClock())
-        self.snapshots = MetricsSnapshots(self._metrics, lambda: self.accepted, seconds=SECONDS, events=self.events)
+        self.snapshots = MetricsSnapshots(self.metrics_of, lambda: self.accepted, seconds=SECONDS, events=self.events)
 
-    def _metrics(self, name: TopicName | None) -> PubSubMetrics:
+    def metrics_of(self, name: TopicName | None) -> PubSubMetrics:
         if name is None:
             return PubSubMetrics(accepted=sum(self.accepted.values()))
         if name not in self.accepted:
@@ -84,7 +84,7 @@ async def test_p10_every_topic_is_told_though_a_round_takes_longer_than_the_inte
 async def test_a_tick_looks_at_few_topics_however_many_have_nothing_to_tell() -> None:
     world = World()
     looked_at: list[TopicName | None] = []
-    metrics = world._metrics
+    metrics = world.metrics_of
     world.snapshots._metrics = lambda name: looked_at.append(name) or metrics(name)  # type: ignore[func-returns-value]
     world.accepted = {topic(number): 0 for number in range(3 * LOOKED_AT_A_TICK)}
     with world.listening(SNAPSHOT):

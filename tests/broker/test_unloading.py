@@ -226,7 +226,7 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U4, U5: also of what was not archived before; only assignment keys are touched."""
-    monkeypatch.setattr(Unloading, "_hasten", lambda _: asyncio.sleep(0))  # all is left to the seal
+    monkeypatch.setattr(Unloading, "archive_ahead", lambda _: asyncio.sleep(0))  # all is left to the seal
     policy = Policy(ack=Ack.LOCAL, archive_bytes=1 << 30, archive_seconds=NEVER_SECONDS)
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world, TopicSettings(policy=policy))

@@ -66,7 +66,7 @@ async def test_l9_a_log_that_stopped_goes_on_by_itself_when_there_is_room_again(
         return told["status"] == 503 and "take no records" in told["text"]
 
     await until("/ready says that the disk is full", is_told, 15.0)
-    await wait_diagnosed(world, "fail partitions", f"{TOPIC}/0 at a", "make room", is_etcd_asked=False)
+    await wait_diagnosed(world, "fail partitions", f"{TOPIC}/0 at a", "free space on that disk", is_etcd_asked=False)
     refused = await publish(world, a.url, "no room")
     assert refused.json()["retryable"], refused.text
     assert await values(world) == acked, "it is read all the while"

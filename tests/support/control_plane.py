@@ -121,6 +121,10 @@ class WatchedStore(MemoryMetadata):
         if not holds:
             self.broken.append(f"at revision {self._revision}: {rule}")
 
+    def apply_now(self, puts: Sequence[Put], deletes: Sequence[str]) -> None:
+        """Write as another broker would, without a transaction."""
+        self._apply(puts, deletes)
+
     def _apply(self, puts: Sequence[Put], deletes: Sequence[str]) -> None:
         super()._apply(puts, deletes)
         for key in deletes:
@@ -177,49 +181,49 @@ class Topics:
     """What all brokers know of topics; the store knows it first."""
 
     def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-        self._topics: dict[TopicName, tuple[int, bool]] = {}
+        self.store = store
+        self.known: dict[TopicName, tuple[int, bool]] = {}
         self._ids: dict[TopicName, str] = {}
         self._made = itertools.count()
 
     async def create(self, name: str, partitions: int = 1, *, is_reliable: bool = True) -> list[PartitionName]:
         topic = TopicName("default", name)
-        await self._edit([Put(keys.delivery(topic), b"{}"), Put(keys.namespace_topic(topic), b"{}")], [])
-        self._topics[topic], self._ids[topic] = (partitions, is_reliable), f"{name}-{next(self._made)}"
+        await self.edit([Put(keys.delivery(topic), b"{}"), Put(keys.namespace_topic(topic), b"{}")], [])
+        self.known[topic], self._ids[topic] = (partitions, is_reliable), f"{name}-{next(self._made)}"
         return partition_names(name, partitions)
 
     async def mark(self, topic: TopicName) -> Compare:
         """That the topic is as it is now."""
-        entry = await self._store.get(keys.delivery(topic))
+        entry = await self.store.get(keys.delivery(topic))
         return Compare(keys.delivery(topic), entry.revision if entry else NO_REVISION)
 
     async def delete(self, name: str) -> None:
         topic = TopicName("default", name)
         mark = msgspec.json.encode(DeleteMark(topic=str(topic), at_ms=0))
-        await self._edit(
+        await self.edit(
             [Put(keys.deleted(self._ids[topic]), mark)], [keys.delivery(topic), keys.namespace_topic(topic)]
         )
-        del self._topics[topic]
+        del self.known[topic]
 
-    async def _edit(self, puts: list[Put], deletes: list[str]) -> None:
-        if not isinstance(self._store, WatchedStore):
-            await self._store.txn(puts=puts, deletes=deletes)
+    async def edit(self, puts: list[Put], deletes: list[str]) -> None:
+        if not isinstance(self.store, WatchedStore):
+            await self.store.txn(puts=puts, deletes=deletes)
             return
-        self._store.is_editing = True
+        self.store.is_editing = True
         try:
-            await self._store.txn(puts=puts, deletes=deletes)
+            await self.store.txn(puts=puts, deletes=deletes)
         finally:
-            self._store.is_editing = False
+            self.store.is_editing = False
 
     def is_reliable(self, partition: PartitionName) -> bool | None:
-        partitions, is_reliable = self._topics.get(partition.topic, (0, None))
+        partitions, is_reliable = self.known.get(partition.topic, (0, None))
         return is_reliable if partition.partition < partitions else None
 
     def topic_id(self, partition: PartitionName) -> str | None:
         return self._ids[partition.topic] if self.is_reliable(partition) is not None else None
 
     def partitions(self) -> Iterable[PartitionName]:
-        return [PartitionName(topic, number) for topic, (count, _) in self._topics.items() for number in range(count)]
+        return [PartitionName(topic, number) for topic, (count, _) in self.known.items() for number in range(count)]
 
 
 class Line:

@@ -147,7 +147,7 @@ class Topic:
         self.policy = resolved(policy, namespace_policy)
         self.schema = schema
         self.schema_id = schema.fingerprint
-        self._check_value = checker(schema)
+        self.check_value = checker(schema)
         self.metrics = metrics
         self._options = options
         self._counts = counts
@@ -283,7 +283,7 @@ class Topic:
             await asyncio.to_thread(self._check_values, data)
 
     def _check_values(self, data: Bytes) -> None:
-        check_values(self._check_value, (record.value for record in decode_rows(data, limits=self.batch_limits)))
+        check_values(self.check_value, (record.value for record in decode_rows(data, limits=self.batch_limits)))
 
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
@@ -340,7 +340,7 @@ class Topic:
     def change(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
         """Go on with another policy and schema. The logs are told by `PartitionLogs.reconfigure`."""
         self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
-        self.schema, self.schema_id, self._check_value = schema, schema.fingerprint, checker(schema)
+        self.schema, self.schema_id, self.check_value = schema, schema.fingerprint, checker(schema)
         for subscription in self.subscriptions.values():
             subscription.rules = self.rules
 

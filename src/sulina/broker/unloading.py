@@ -81,7 +81,7 @@ class Unloading:
             if not unload.force and await self._is_refused(record_revision):
                 return UnloadOutcome.REFUSED
             try:
-                await self._hasten()
+                await self.archive_ahead()
             except LogIncomplete as missing:
                 if not unload.give_up:
                     raise
@@ -185,7 +185,7 @@ class Unloading:
             last_committed_offset=drained.next_offset - 1 if drained is not None else None,
         )
 
-    async def _hasten(self) -> None:
+    async def archive_ahead(self) -> None:
         """Archive what there is while records are still taken, so that little is left for the pause."""
         if self._topic.is_reliable:
             try:

@@ -133,7 +133,7 @@ class LoadManager:
         existing = set(self._topics.partitions()) if is_all else None
         await self._add_unknown(existing if existing is not None else hints)
         await self._unassign_from_dead(set(self._view.registrations) if is_all else returned)
-        await self._assign()
+        await self.assign()
         await self._drain()
         if self._options.rebalance_seconds is not None and now >= self._rebalance_at:
             self._rebalance_at = now + self._options.rebalance_seconds
@@ -274,7 +274,7 @@ class LoadManager:
             found.update(zip(some, entries, strict=True))
         return found
 
-    async def _assign(self) -> None:
+    async def assign(self) -> None:
         """Assign every waiting partition that a registered broker may get."""
         view = self._view
         active = view.active()

@@ -255,7 +255,6 @@ class Broker:
             options=self.options,
             events=self.events,
             clock=self._clock,
-            metadata=self.metadata,
         )
         return ClusterMember(
             self.metadata,

@@ -26,7 +26,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import EpochEntry, UnloadRequest
 from sulina.errors import NotServing, SulinaError
 from sulina.failpoints import Failpoint
-from sulina.ports import Clock, MetadataStore
+from sulina.ports import Clock
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
 
@@ -70,11 +70,9 @@ class PartitionOwner:
         options: BrokerOptions,
         events: EventStream,
         clock: Clock,
-        metadata: MetadataStore,
     ) -> None:
         self._cluster = cluster
         self._handle = handle
-        self._metadata = metadata
         self._registry = registry
         self._topics = registry.topics
         self._memory = memory
@@ -270,7 +268,6 @@ class PartitionOwner:
         return Unloading(
             topic,
             number,
-            metadata=self._metadata,
             cluster=self._cluster,
             handle=self._handle,
             revision=revision,

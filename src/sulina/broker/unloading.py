@@ -27,7 +27,7 @@ from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.resume import DIRECTORY, End
 from sulina.errors import Corrupt, LogIncomplete, NotOwner, NotServing, SubscriptionBusy, SulinaError
 from sulina.failpoints import Failpoint
-from sulina.ports import Clock, Compare, MetadataStore, Put
+from sulina.ports import Clock, Put
 from sulina.wire.messages import TopicState
 
 TAKE_BACK_SECONDS = 0.5  # between two attempts to serve a partition again
@@ -39,7 +39,7 @@ class UnloadOutcome(StrEnum):
     """How an attempt to unload a partition ended."""
 
     DONE = "done"
-    REFUSED = "refused"  # the wish is withdrawn
+    REFUSED = "refused"  # the request is deleted, unless it was changed meanwhile: then it comes again
     LATER = "later"  # the partition is served as before, and it is tried again
 
 
@@ -51,7 +51,6 @@ class Unloading:
         topic: Topic,
         number: int,
         *,
-        metadata: MetadataStore,
         cluster: Cluster,
         handle: ClusterHandle,
         revision: int,
@@ -64,7 +63,6 @@ class Unloading:
         self._topic = topic
         self._ownership = topic.ownerships[number]
         self._number = number
-        self._metadata = metadata
         self._cluster = cluster
         self._handle = handle
         self._revision = revision  # of the assignment
@@ -110,9 +108,7 @@ class Unloading:
         try:
             self._topic.check_idle()
         except SubscriptionBusy as busy:
-            key = keys.unload(self._ownership.name)
-            await self._metadata.txn(compares=[Compare(key, record_revision)], deletes=[key])
-            self._events.emit("unload_refused", self._topic.name, partition=self._number, reason=str(busy))
+            await self._cluster.refuse_unload(self._ownership.name, record_revision, str(busy))
             return True
         return False
 

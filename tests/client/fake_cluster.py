@@ -15,7 +15,7 @@ from sulina.client.asking import Outcome, outcome
 from sulina.core.log.commit import OriginRef, SequenceRun
 from sulina.core.log.log_state import Appended, advanced, repeat_of
 from sulina.core.records.batch import BatchHeader, parse_header
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.topic import Ack, TopicSettings
 from sulina.errors import (
     ConsumerNotFound,
@@ -82,7 +82,7 @@ class Part:
         self.epoch = 0
         self.state = TopicState.CLOSED
         self.waits_for: str | None = None
-        self.log: list[Record] = []
+        self.log: list[StoredRecord] = []
         self.answers: dict[str, Published] = {}
         self.origins: dict[int, OriginRef] = {}
         self.acked: dict[str, set[int]] = {}  # by subscription
@@ -104,7 +104,7 @@ class Part:
         if header.producer_id >= 0 and (found := self._repeat(header, may_skip=frame.may_skip)) is not None:
             return self._published(found.offset_start, header.record_count)
         start = len(self.log)
-        self.log += [Record(r.value, r.key, offset=start + i) for i, r in enumerate(decode(frame.data))]
+        self.log += [StoredRecord(r.value, r.key, offset=start + i) for i, r in enumerate(decode(frame.data))]
         if header.producer_id >= 0:
             producer, run = (
                 header.producer_id,

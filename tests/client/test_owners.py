@@ -8,7 +8,7 @@ import pytest
 
 import sulina
 from sulina.client import Client, ClientOptions, Delivered, Subscription, brokers
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.errors import (
     Disconnected,
     InvalidSettings,
@@ -37,7 +37,7 @@ def fill(cluster: FakeCluster, count: int) -> None:
     """So many records more in each partition."""
     for part in cluster.parts:
         start = len(part.log)
-        part.log += [Record(b"%d" % n, offset=n) for n in range(start, start + count)]
+        part.log += [StoredRecord(b"%d" % n, offset=n) for n in range(start, start + count)]
         waiting, part.waiting = part.waiting, []
         for go_on in waiting:
             go_on()

@@ -6,7 +6,7 @@ import pytest
 
 from sulina.client import Client, ClientOptions, Reader
 from sulina.core.log.log_state import NO_EPOCH
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import Disconnected, InvalidSettings, OffsetOutOfRange, PositionDiverged
 from sulina.wire.frames import Call, Fetch
@@ -49,7 +49,7 @@ class Log:
             return
         base = frame.offset // 10 * 10
         top = min(base + 10, end)
-        data = encode([Record(b"%d" % n) for n in range(base, top)], base_offset=base) if base < top else b""
+        data = encode([StoredRecord(b"%d" % n) for n in range(base, top)], base_offset=base) if base < top else b""
         connection.answer(
             frame,
             Fetched(

@@ -11,7 +11,7 @@ import pytest
 from sulina.client import Client, ClientOptions, PubSub, PubSubMessage
 from sulina.client.serialization import SERIALIZER_HEADER
 from sulina.client.subscriber import Subscriber
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     CorruptBatch,
@@ -86,7 +86,7 @@ async def test_messages_have_their_coordinates_and_contents_and_are_acked_by_att
     [joined] = node.sent(Join)
     assert (joined.topic, joined.name, joined.positions, joined.start) == (TOPIC, "me", {}, "earliest")
     assert (subscriber.topic, subscriber.name, subscriber.is_attached) == (TOPIC, "me", True)
-    data = encode([Record(b'{"a":1}', b"k", 5, ((SERIALIZER_HEADER, b"2"), ("mine", b"x"))), Record(None)])
+    data = encode([StoredRecord(b'{"a":1}', b"k", 5, ((SERIALIZER_HEADER, b"2"), ("mine", b"x"))), StoredRecord(None)])
     node.connection.push(Deliver(handle(node), 3, 41, memoryview(data), [(0, 2)]))
     await node.wait_sent(AckBatch, 1)
     [ack] = node.sent(AckBatch)
@@ -242,7 +242,7 @@ async def test_what_timed_out_at_the_node_and_comes_again_is_passed_over(pubsub:
 
 async def test_a_batch_that_is_damaged_fails(pubsub: PubSub, node: FakeNode) -> None:
     await pubsub.subscribe(TOPIC, Inbox())
-    data = encode([Record(b"x")])
+    data = encode([StoredRecord(b"x")])
     data[-1] ^= 1
     node.connection.push(Deliver(handle(node), 0, 1, memoryview(data), [(0, 1)]))
     await node.wait_sent(FailBatch, 1)
@@ -254,7 +254,7 @@ async def test_a_payload_that_nobody_can_read_is_the_handlers_to_see(pubsub: Pub
         return message.payload
 
     await pubsub.subscribe(TOPIC, handler)
-    data = encode([Record(b"x", None, 0, ((SERIALIZER_HEADER, b"777"),))])
+    data = encode([StoredRecord(b"x", None, 0, ((SERIALIZER_HEADER, b"777"),))])
     node.connection.push(Deliver(handle(node), 0, 1, memoryview(data), [(0, 1)]))
     await node.wait_sent(FailBatch, 1)
     assert node.sent(FailBatch)[0].reason.startswith(InvalidEnvelope.__name__)

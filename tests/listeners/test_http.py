@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.records.routing import partition_of
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
@@ -76,7 +76,9 @@ async def test_a_raw_value_has_its_key_in_a_header(http: httpx.AsyncClient) -> N
 
 async def test_encoded_batches_are_stored_as_they_are(http: httpx.AsyncClient) -> None:
     await put(http)
-    data = encode([Record(b"a", timestamp_ms=1), Record(b"b", timestamp_ms=2)]) + encode([Record(b"c", timestamp_ms=3)])
+    data = encode([StoredRecord(b"a", timestamp_ms=1), StoredRecord(b"b", timestamp_ms=2)]) + encode(
+        [StoredRecord(b"c", timestamp_ms=3)]
+    )
     answer = await http.post(RECORDS, content=bytes(data), headers={"content-type": BATCH})
     assert answer.json()["count"] == 3
     read = await http.get(READ, headers={"accept": BATCH})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.records.rows import decode_rows
 from sulina.errors import InvalidInput
 from sulina.listeners.http_problem import HttpError
@@ -19,23 +19,23 @@ from sulina.listeners.http_records import read_publish, record_out
 NOW = 1_700_000_000_000
 
 
-def publish(**fields: Any) -> list[Record]:
+def publish(**fields: Any) -> list[StoredRecord]:
     return decode_rows(read_publish(json.dumps(fields).encode(), NOW, 1000).data)
 
 
-def shown(record: Record) -> Any:
+def shown(record: StoredRecord) -> Any:
     return msgspec.to_builtins(record_out(record))
 
 
 def test_text_becomes_bytes_and_absent_timestamps_now() -> None:
     [record] = publish(records=[{"key": "ключ", "value": "hello"}])
-    assert record == Record(b"hello", "ключ".encode(), NOW)
+    assert record == StoredRecord(b"hello", "ключ".encode(), NOW)
 
 
 def test_bytes_come_in_base64() -> None:
     data = base64.b64encode(bytes(range(256))).decode()
     [record] = publish(records=[{"key_b64": data, "value_b64": data, "timestamp": 5}])
-    assert record == Record(bytes(range(256)), bytes(range(256)), 5)
+    assert record == StoredRecord(bytes(range(256)), bytes(range(256)), 5)
     assert shown(record) == {"offset": 0, "timestamp": 5, "key_b64": data, "value_b64": data, "headers": {}}
 
 
@@ -73,13 +73,13 @@ def test_headers_that_are_not_text_come_out_in_base64() -> None:
     )
 )
 def test_what_json_shows_can_be_published_again(rows: list[Any]) -> None:
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     for value, key, headers in rows:
         by_name: dict[str, list[bytes | None]] = {}
         for name, data in headers:
             by_name.setdefault(name, []).append(data)
         pairs = tuple((name, data) for name, group in by_name.items() for data in group)
-        records.append(Record(value, key, 7, pairs, len(records)))
+        records.append(StoredRecord(value, key, 7, pairs, len(records)))
     shapes = [shown(record) for record in records]
     again = publish(records=[{k: v for k, v in shape.items() if k != "offset"} for shape in shapes])
     assert again == records

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
 from sulina.config import Settings
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidName, InvalidSettings, OffsetOutOfRange, ReaderNotFound
 from sulina.node.node import Node
@@ -151,7 +151,7 @@ async def test_s10_retention_waits_for_a_stream_with_a_name(tmp_path: Path) -> N
         policy = Policy(segment_bytes=1 << 16, batch_bytes_max=1 << 16, retention_bytes=1 << 16)
         await node.broker.put_topic(orders, TopicSettings(policy=policy))
         for _ in range(10):
-            await node.broker.publish_records(orders, [Record(value=b"x" * 40_000)])
+            await node.broker.publish_records(orders, [StoredRecord(value=b"x" * 40_000)])
         reader = stream(node.url, name, maxRowsPerTrigger="4")
         start = await asyncio.to_thread(reader.initialOffset)
         first = await asyncio.to_thread(next_batch, reader, start)

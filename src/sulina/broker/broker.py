@@ -35,7 +35,7 @@ from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.commit import Commit
 from sulina.core.log.position import LATEST, Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import (
     AlreadyExists,
     InvalidInput,
@@ -299,7 +299,7 @@ class Broker(ClusterMember):
     async def publish_records(
         self,
         name: TopicName,
-        records: Sequence[Record],
+        records: Sequence[StoredRecord],
         *,
         partition: int | None = None,
         txn_id: str | None = None,

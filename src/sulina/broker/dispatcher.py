@@ -19,7 +19,7 @@ from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, Planne
 from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
 from sulina.core.delivery.ranges import Range
 from sulina.core.log.stored import bounds
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.records.rows import decode_rows
 from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
@@ -33,7 +33,7 @@ UNSURE_PAUSE_SECONDS = 0.05
 
 _logger = structlog.get_logger("sulina.dispatcher")
 
-Bury = Callable[[Sequence[Record], int], Awaitable[None]]  # the records, and how often each was delivered
+Bury = Callable[[Sequence[StoredRecord], int], Awaitable[None]]  # the records, and how often each was delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Dispatcher:
                 self._around.changed()
                 self.wake()
 
-    def _settle_dying(self, start: int, end: int, records: Sequence[Record], due: float) -> None:
+    def _settle_dying(self, start: int, end: int, records: Sequence[StoredRecord], due: float) -> None:
         """Ack what is in the dead-letter topic; what has come through too many of those stays here."""
         for record in records:
             if hops_of(record) >= HOPS_MAX:
@@ -238,8 +238,8 @@ class Dispatcher:
             self._around.metrics.dead_lettered_records.inc(high - low)
             self.dispatch.buried(low, high)
 
-    async def _records(self, start: int, end: int) -> list[Record]:
-        records: list[Record] = []
+    async def _records(self, start: int, end: int) -> list[StoredRecord]:
+        records: list[StoredRecord] = []
         offset = start
         while offset < end:
             found = await self._log.read(Offset(offset), max_bytes=READ_BYTES)

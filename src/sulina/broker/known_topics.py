@@ -32,7 +32,7 @@ from sulina.broker.whole import whole
 from sulina.clock import SystemClock
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy
 from sulina.errors import (
     Compacted,
@@ -433,6 +433,6 @@ class KnownTopics(ABC):
 
     @abstractmethod
     async def _bury(
-        self, topic: Topic, subscription: str, partition: int, records: Sequence[Record], attempts: int
+        self, topic: Topic, subscription: str, partition: int, records: Sequence[StoredRecord], attempts: int
     ) -> None:
         """Put records into the dead-letter topic of theirs."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo
 
@@ -12,7 +12,7 @@ from sulina.wire.messages import SubscriptionInfo
 class OtherOwners(Protocol):
     """Asks whoever owns a partition at that moment, for a few seconds. NotServing, Disconnected when nobody answers."""
 
-    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         """Publish a record of ours under the topic's schema, once for its txn_id."""
         ...
 

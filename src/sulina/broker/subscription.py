@@ -27,7 +27,7 @@ from sulina.core.delivery.holder import Holder
 from sulina.core.delivery.members import Members, SubscriptionKind
 from sulina.core.delivery.ranges import Range
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.errors import (
     CursorMoved,
     InvalidInput,
@@ -51,7 +51,9 @@ _logger = structlog.get_logger("sulina.subscription")
 class Buries(Protocol):
     """Puts records into the dead-letter topic."""
 
-    async def __call__(self, subscription: str, partition: int, records: Sequence[Record], attempts: int) -> None: ...
+    async def __call__(
+        self, subscription: str, partition: int, records: Sequence[StoredRecord], attempts: int
+    ) -> None: ...
 
 
 class Claims(Protocol):
@@ -359,7 +361,7 @@ class Subscription:
     def _surroundings(self, number: int) -> Surroundings:
         cursor, place = self._cursors[number], self._context.partitions[number].place
 
-        async def bury(records: Sequence[Record], attempts: int) -> None:
+        async def bury(records: Sequence[StoredRecord], attempts: int) -> None:
             await self._context.bury(self.name, number, records, attempts)
 
         return Surroundings(

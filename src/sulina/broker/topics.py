@@ -28,7 +28,7 @@ from sulina.core.delivery.dead_letter import (
     txn_id_of,
 )
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.records.routing import partition_of
 from sulina.core.records.values import checker
 from sulina.core.topic import Policy, TopicSettings, check_policy, resolved
@@ -303,7 +303,7 @@ class Topics(KnownTopics):
             yield
 
     async def _bury(
-        self, topic: Topic, subscription: str, partition: int, records: Sequence[Record], attempts: int
+        self, topic: Topic, subscription: str, partition: int, records: Sequence[StoredRecord], attempts: int
     ) -> None:
         """Publish records with where they came from, and create the topic for them if there is none."""
         target = dead_letter_topic(topic.name, topic.policy)
@@ -320,7 +320,7 @@ class Topics(KnownTopics):
             "records_dead_lettered", topic.name, subscription=subscription, count=len(records), to=str(target)
         )
 
-    async def _send(self, topic: Topic, record: Record, partition: int, txn_id: str) -> None:
+    async def _send(self, topic: Topic, record: StoredRecord, partition: int, txn_id: str) -> None:
         """Publish a record of our own, wherever the partition is served. What is put aside need not fit the schema."""
         schema_id = topic.schema_id
         if self.others is not None and not topic.places[partition].is_here:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from sulina.core.records.batch import BatchLimits, split
 from sulina.core.records.compression import Bytes
 from sulina.core.records.kernel_choice import are_loaded, warm_up
-from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.wire.frames import FRAME_BYTES_MAX
 
@@ -47,15 +47,15 @@ class BatchCodec:
         if len(values) < 32 or self._has_kernels(len(values)):  # so few are done in Python there too
             return encode_rows(values, keys, timestamps_ms, headers)
         stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
-        records = map(Record, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
+        records = map(StoredRecord, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
         return encode(list(records))
 
-    def decode(self, data: Bytes) -> list[Record]:
+    def decode(self, data: Bytes) -> list[StoredRecord]:
         """The records of the batches that lie end to end in `data`; their checksums hold. InvalidBatch, and others."""
         headers = split(data, LIMITS)
         if self._has_kernels(sum(header.record_count for header in headers)):
             return decode_rows(data, limits=LIMITS)
-        records: list[Record] = []
+        records: list[StoredRecord] = []
         position = 0
         for header in headers:
             records += decode(data, header, position, LIMITS)
@@ -85,7 +85,7 @@ def _use_kernels() -> None:
     _ready.set()
 
 
-def within(records: list[Record], start: int, end: int) -> list[Record]:
+def within(records: list[StoredRecord], start: int, end: int) -> list[StoredRecord]:
     """The records whose offsets are in [start, end); they come sorted."""
     if not records or (records[0].offset >= start and records[-1].offset < end):
         return records

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.log.publish_request import NO_OPTIONS, PublishRequest
-from sulina.core.records.record import Headers, Record
+from sulina.core.records.record import Headers, StoredRecord
 from sulina.core.records.rows import encode_rows
 from sulina.errors import InvalidInput
 from sulina.listeners.http_problem import malformed
@@ -234,7 +234,7 @@ def _headers_in(record: RecordIn) -> Headers:
     return tuple(pairs)
 
 
-def record_out(record: Record) -> RecordOut:
+def record_out(record: StoredRecord) -> RecordOut:
     """A record as JSON shows it."""
     key, key_b64 = _text_or_bytes(record.key)
     value, value_b64 = _text_or_bytes(record.value)

@@ -9,7 +9,7 @@ from sulina.client.connection import Connector
 from sulina.client.message import Message
 from sulina.client.options import ClientOptions
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.errors import NotServing
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo
@@ -25,7 +25,7 @@ class RemoteOwners:
         self._client: Client | None = None
         self._lock = asyncio.Lock()
 
-    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         """Return when it is what the topic's ack level says."""
         client = await self._opened()
         message = Message(record.value, record.key, record.headers, record.timestamp_ms)

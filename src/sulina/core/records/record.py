@@ -25,7 +25,7 @@ from sulina.errors import InvalidBatch, UnknownCodec
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer back to it
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer back to it
     """One stored item. `offset` is given by the log: `encode` takes the order of the records instead."""
 
     value: bytes | None
@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer 
 
 
 def encode(
-    records: Sequence[Record],
+    records: Sequence[StoredRecord],
     *,
     codec: int = Codec.NONE,
     base_offset: int = 0,
@@ -96,7 +96,7 @@ def decode(
     header: BatchHeader | None = None,
     position: int = 0,
     limits: BatchLimits = DEFAULT_LIMITS,
-) -> list[Record]:
+) -> list[StoredRecord]:
     """The records of the batch at `position`; none if it is a control batch.
 
     Its CRC is the caller's to check. InvalidBatch, UnknownCodec, DecompressedTooLarge.
@@ -110,7 +110,7 @@ def decode(
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.max_timestamp if header.is_log_append_time else None
     return [
-        Record(
+        StoredRecord(
             None if value_start < 0 else body[value_start:value_end],
             None if key_start < 0 else body[key_start:key_end],
             base_timestamp + timestamp_delta if append_time is None else append_time,

@@ -12,7 +12,7 @@ from sulina.core.records.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits,
 from sulina.core.records.batch import _headers as parse_headers
 from sulina.core.records.compression import Bytes, Codec
 from sulina.core.records.kernel_choice import are_worth_it
-from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.record import _varint as varint
 from sulina.errors import InvalidBatch
 
@@ -56,7 +56,7 @@ def encode_rows(
 
 def decode_rows(
     data: Bytes, start_offset: int = 0, max_records: int | None = None, limits: BatchLimits = DEFAULT_LIMITS
-) -> list[Record]:
+) -> list[StoredRecord]:
     """The records from `start_offset` on of the batches that lie end to end in `data`, at most so many.
 
     Control batches have none. CRCs are the caller's to check; what follows the last record is not looked at.
@@ -64,7 +64,7 @@ def decode_rows(
     """
     wanted = sys.maxsize if max_records is None else max_records
     body = bytes(data)  # slices of bytes are the records' own bytes
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     position = 0
     while position < len(body) and len(records) < wanted:
         if are_worth_it(len(body), loaded=0, unloaded=_BYTES_MIN_FOR_KERNELS):
@@ -82,7 +82,7 @@ def decode_rows(
 
 def _decode_plain(
     body: bytes, start: int, start_offset: int, wanted: int, limits: BatchLimits
-) -> tuple[list[Record], int]:
+) -> tuple[list[StoredRecord], int]:
     """The records of the plain batches at `start`, and where these end."""
     import numpy as np
 
@@ -94,7 +94,7 @@ def _decode_plain(
     rows = np.empty((min(count, wanted), kernels.ROW_FIELDS), np.int64)
     kernels.raise_fault(*kernels.find_rows(buffer, start, end, start_offset, rows))
     records = [
-        Record(
+        StoredRecord(
             None if value_start < 0 else body[value_start:value_end],
             None if key_start < 0 else body[key_start:key_end],
             timestamp_ms,
@@ -177,4 +177,4 @@ def _encode_with_headers(
 ) -> bytearray:
     count = len(values)
     stamps = [timestamps_ms] * count if isinstance(timestamps_ms, int) else timestamps_ms
-    return encode(list(map(Record, values, keys or [None] * count, stamps, headers)))
+    return encode(list(map(StoredRecord, values, keys or [None] * count, stamps, headers)))

@@ -20,14 +20,14 @@ async def chat(url: str, topic: str, name: str) -> None:
     """Until the end of standard input."""
     me = f"{name}-{secrets.token_hex(4)}"  # there may be two of that name
 
-    def hear(message: sulina.PubSubMessage) -> None:
+    def hear(message: sulina.Message) -> None:
         """What others say. Returning acks it."""
         said = message.payload
         if said["by"] != me:
             print(f"{said['name']} {said['text']}", flush=True)
 
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.client.create_topic(topic)  # one that exists stays as it is
+    async with sulina.connect(url) as pubsub:
+        await pubsub.admin.create_topic(topic)  # one that exists stays as it is
         subscriber = await pubsub.subscribe(topic, hear, name=me)
 
         async def say(text: str) -> None:

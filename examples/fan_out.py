@@ -28,7 +28,7 @@ class Worker:
         self._pause_seconds = pause_seconds
         self._started = time.monotonic()
 
-    async def take(self, messages: Sequence[sulina.PubSubMessage]) -> None:
+    async def take(self, messages: Sequence[sulina.Message]) -> None:
         """A whole batch. Returning acks it; raising means that this worker gets it again later."""
         await asyncio.sleep(self._pause_seconds)
         self.taken += len(messages)
@@ -40,8 +40,8 @@ class Worker:
 
 async def fan_out(url: str, count: int, messages: int) -> None:
     """Publish to all workers, and show what each of them got."""
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.client.create_topic(TOPIC)
+    async with sulina.connect(url) as pubsub:
+        await pubsub.admin.create_topic(TOPIC)
         workers = [Worker(f"worker-{number}", messages) for number in range(1, count)]
         workers.append(Worker("slow worker", messages, SLOW_SECONDS))
         subscribers = [

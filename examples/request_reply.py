@@ -17,7 +17,7 @@ REQUESTS = "/default/sums"
 REPLY_SECONDS = 10.0
 
 
-def header(message: sulina.PubSubMessage, name: str) -> str:
+def header(message: sulina.Message, name: str) -> str:
     """KeyError where there is none."""
     return (dict(message.headers)[name] or b"").decode()
 
@@ -25,7 +25,7 @@ def header(message: sulina.PubSubMessage, name: str) -> str:
 async def serve(pubsub: sulina.PubSub) -> None:
     """Answer requests, for ever."""
 
-    async def answer(request: sulina.PubSubMessage) -> None:
+    async def answer(request: sulina.Message) -> None:
         reply = {"sum": sum(request.payload["numbers"])}
         # Only who asked is subscribed to that topic. When it has gone meanwhile, the ack says that nobody is there.
         await pubsub.publish(
@@ -46,13 +46,13 @@ class Requests:
         self._waiting: dict[str, asyncio.Future[Any]] = {}
 
     async def __aenter__(self) -> "Requests":
-        await self._pubsub.client.create_topic(self._replies, delivery="non_reliable")
+        await self._pubsub.admin.create_topic(self._replies, delivery="non_reliable")
         self._subscriber = await self._pubsub.subscribe(self._replies, self._replied, name="asker")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._pubsub.unsubscribe(self._replies, self._subscriber)
-        await self._pubsub.client.delete_topic(self._replies)
+        await self._pubsub.admin.delete_topic(self._replies)
 
     async def ask(self, numbers: list[int]) -> Any:
         """The reply. TimeoutError."""
@@ -67,7 +67,7 @@ class Requests:
         finally:
             del self._waiting[correlation_id]
 
-    async def _replied(self, message: sulina.PubSubMessage) -> None:  # a plain function would run in another thread
+    async def _replied(self, message: sulina.Message) -> None:  # a plain function would run in another thread
         reply = self._waiting.get(header(message, "correlation-id"))
         if reply is not None and not reply.done():  # else: too late, or twice
             reply.set_result(message.payload)
@@ -84,8 +84,8 @@ async def ask(pubsub: sulina.PubSub) -> None:
 
 async def run(role: str, url: str) -> None:
     """One side, or both."""
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.client.create_topic(REQUESTS)
+    async with sulina.connect(url) as pubsub:
+        await pubsub.admin.create_topic(REQUESTS)
         if role == "server":
             await serve(pubsub)
         elif role == "client":

@@ -33,13 +33,13 @@ ORDER = {
 chance = random.Random(7)
 
 
-def event(number: int) -> sulina.Message:
+def event(number: int) -> sulina.Record:
     at = f"2026-11-{1 + number % 3:02d}T{number % 24:02d}:{chance.randrange(60):02d}:00Z"
     country = chance.choice(["RO", "BG", "MD", "UA"])
     value = json.dumps({"order": number, "country": country, "amount": round(chance.uniform(1, 200), 2), "at": at})
     if number % 50 == 49:
         value = chance.choice([value[:-9], value.replace('"amount": ', '"amount": "free", "was": '), ""])
-    return sulina.Message(value, key=country)
+    return sulina.Record(value, key=country)
 
 
 client = sulina.connect(url).__enter__()

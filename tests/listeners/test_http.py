@@ -57,7 +57,8 @@ async def test_what_is_published_is_read_l16(http: httpx.AsyncClient) -> None:
     answer = await http.post(RECORDS, json={"records": [record, {"value": None}]})
     assert answer.json() == {"partition": 0, "base_offset": 0, "count": 2, "version": 1, "ack": "local"}
     found = (await http.get(READ)).json()
-    assert found["records"][0] == {"offset": 0, **record}
+    stored = record | {"headers": {"sulina-serializer": "1", "a": "b"}}
+    assert found["records"][0] == {"offset": 0, **stored}
     assert {**found["records"][1], "timestamp": 0} == {
         "offset": 1, "timestamp": 0, "key": None, "value": None, "headers": {},
     }  # fmt: skip

@@ -10,7 +10,7 @@ from cyclopts import Parameter, validators
 from sulina.cli import records
 from sulina.cli.records import Format, PrintableRecord
 from sulina.cli.remote import HERE, Remote, topic_name
-from sulina.cli.subscription import Kind
+from sulina.cli.subscription import Mode
 from sulina.core.log.position import Position
 from sulina.errors import InvalidInput, NotReliable, SubscriptionNotFound
 
@@ -26,12 +26,12 @@ def consume(
     topic: str,
     /,
     *,
-    from_: Annotated[str | None, Parameter(name="--from", show_default="earliest")] = None,
+    start: Annotated[str, Parameter(show_default="earliest")] = "earliest",
     partition: Annotated[tuple[int, ...], Parameter(alias="-p", show_default=False)] = (),
     count: Annotated[Positive | None, Parameter(alias="-n")] = None,
     follow: Annotated[bool, Parameter(negative="--no-follow")] = True,
     subscription: Annotated[str | None, Parameter(alias="-s")] = None,
-    kind: Annotated[Kind | None, Parameter(show_default="as it is, exclusive for a new one")] = None,
+    mode: Annotated[Mode | None, Parameter(show_default="as it is, exclusive for a new one")] = None,
     format_: Annotated[Format, Parameter(name="--format")] = "text",
     remote: Remote = HERE,
 ) -> None:
@@ -41,7 +41,7 @@ def consume(
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
-    from_
+    start
         earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO; counts for a subscription that is new.
     partition
         Only this one; may be repeated. A subscription has all.
@@ -51,21 +51,21 @@ def consume(
         Wait for records to come; otherwise end where the topic ends.
     subscription
         Its name; made if there is none.
-    kind
+    mode
         Who among the consumers of the subscription gets a record.
     format_
         `text` to look at, `json` a line each, `raw` nothing but values.
     """
     name = topic_name(topic)
-    start = str(Position.parse(from_ or "earliest"))
+    start = str(Position.parse(start))
     if subscription and partition:
         raise InvalidInput("--partition is for readers; a subscription has all partitions")
     show = records.printer("json" if remote.json else format_)
 
     async def work(client: "Client") -> None:
         if subscription:
-            return await _subscribe(client, name, subscription, kind, start, count, follow, show)
-        reader = client.consume(name, start=start, partitions=list(partition) or None, follow=follow)
+            return await _subscribe(client, name, subscription, mode, start, count, follow, show)
+        reader = client.read(name, start=start, partitions=list(partition) or None, follow=follow)
         return await _print(reader, count, show)
 
     remote.run(work)
@@ -123,7 +123,7 @@ async def _subscribe(
     client: "Client",
     topic: str,
     subscription: str,
-    kind: Kind | None,
+    mode: Mode | None,
     start: str,
     count: int | None,
     follow: bool,
@@ -132,11 +132,11 @@ async def _subscribe(
     """Print, then ack: a record that was not printed is delivered again, to whoever comes next."""
     left = count
     credit = min(count or 1000, 1000)
-    chosen: str = kind or "exclusive"
-    if kind is None:
+    chosen: str = mode or "exclusive"
+    if mode is None:
         with contextlib.suppress(SubscriptionNotFound, NotReliable):
-            chosen = (await client.subscription(topic, subscription)).kind
-    async with client.subscribe(topic, subscription, kind=chosen, start=start, credit=credit) as messages:
+            chosen = (await client.admin.subscription(topic, subscription)).kind
+    async with client.consumer(topic, subscription, mode=chosen, start=start, credit=credit) as messages:
         while left != 0:
             try:
                 async with asyncio.timeout(None if follow else QUIET_SECONDS):
@@ -148,28 +148,28 @@ async def _subscribe(
             for message in taken:
                 show(message)
             records.flush()
-            await messages.ack(taken)
+            await messages.ack(*taken)
             if left is not None:
                 left -= len(taken)
 
 
 async def _is_drained(client: "Client", topic: str, subscription: str) -> bool:
     """Whether nothing is left that could come: what is not acked is with other consumers."""
-    info = await client.subscription(topic, subscription)
+    info = await client.admin.subscription(topic, subscription)
     return sum(cursor.lag - cursor.in_flight for cursor in info.cursors) <= 0
 
 
 async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]) -> list[PrintableRecord]:
     """The newest `lines` records of all partitions, by their time. `ends` gets where each partition ended."""
-    info = await client.topic(topic)
+    info = await client.admin.topic(topic)
     newest: list[PrintableRecord] = []
     for number in range(info.settings.partitions):
-        part = await client.partition(topic, number)
+        part = await client.admin.partition(topic, number)
         ends[number] = part.end_offset
         start = max(part.start_offset, part.end_offset - lines)
         if start == part.end_offset:
             continue
-        async with client.consume(topic, start=f"offset:{start}", partitions=[number], follow=False) as reader:
+        async with client.read(topic, start=f"offset:{start}", partitions=[number], follow=False) as reader:
             newest += [record async for record in reader if record.offset < part.end_offset]
         newest = sorted(newest, key=lambda record: (record.timestamp_ms, record.partition, record.offset))[-lines:]
     return newest
@@ -181,5 +181,5 @@ async def _follow(
     """The records of all partitions from these offsets on, as they come."""
     async with asyncio.TaskGroup() as tasks:
         for number, start in starts.items():
-            reader = client.consume(topic, start=f"offset:{start}", partitions=[number], follow=True)
+            reader = client.read(topic, start=f"offset:{start}", partitions=[number], follow=True)
             tasks.create_task(_print(reader, None, show), name=f"tail-{number}")

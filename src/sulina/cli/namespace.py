@@ -19,7 +19,7 @@ def create(namespace: str, /, *, policy: PolicyFlags = NOTHING_SAID, remote: Rem
         Its name, of letters, digits, `_` and `-`.
     """
     wanted = policy.policy()
-    info = remote.run(lambda client: client.create_namespace(namespace, policy=wanted))
+    info = remote.run(lambda client: client.admin.create_namespace(namespace, policy=wanted))
     if remote.json:
         return terminal.print_json(info)
     return terminal.done(f"namespace {info.namespace} is there")
@@ -28,7 +28,7 @@ def create(namespace: str, /, *, policy: PolicyFlags = NOTHING_SAID, remote: Rem
 @app.command(name="list")
 def list_(*, remote: Remote = HERE) -> None:
     """List the namespaces."""
-    namespaces = remote.run(lambda client: client.namespaces())
+    namespaces = remote.run(lambda client: client.admin.namespaces())
     if remote.json:
         return terminal.print_json(namespaces)
     rows = [(info.namespace, info.topics, policy_text(info.policy)) for info in namespaces]
@@ -44,7 +44,7 @@ def show(namespace: str, /, *, remote: Remote = HERE) -> None:
     namespace
         Its name.
     """
-    info = remote.run(lambda client: client.namespace(namespace))
+    info = remote.run(lambda client: client.admin.namespace(namespace))
     if remote.json:
         return terminal.print_json(info)
     return terminal.print_facts(
@@ -61,7 +61,7 @@ def delete(namespace: str, /, *, remote: Remote = HERE) -> None:
     namespace
         Its name.
     """
-    remote.run(lambda client: client.delete_namespace(namespace))
+    remote.run(lambda client: client.admin.delete_namespace(namespace))
     if remote.json:
         return terminal.print_json({"deleted": namespace})
     return terminal.done(f"namespace {namespace} is deleted")

@@ -20,10 +20,12 @@ from cyclopts import Group, Parameter, validators
 from sulina.cli import terminal
 from sulina.cli.lines import InputLines
 from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.core.records.record import Headers
+from sulina.core.records.serializer import TEXT_HEADERS
 from sulina.errors import InvalidInput, SulinaError
 
 if TYPE_CHECKING:
-    from sulina.client import Client, Message, PublishAck, PublishPart
+    from sulina.client import Client, PublishAck, PublishPart, Record
 
 UNDER_WAY_MAX = 16  # batches
 _GENERATOR = Group("Generator", help="Records out of nothing, instead of lines.")
@@ -39,8 +41,8 @@ class _LineFormat:
     separator: bytes | None
     headers: tuple[tuple[str, bytes], ...]
 
-    def message(self, line: bytes, key: bytes | None = None) -> "Message":
-        from sulina.client import Message
+    def message(self, line: bytes, key: bytes | None = None) -> "Record":
+        from sulina.client import Record
 
         value = line
         if self.separator:
@@ -48,7 +50,7 @@ class _LineFormat:
             if not found:
                 shown = line[:40].decode(errors="replace")
                 raise InvalidInput(f"the line {shown!r} has no separator {self.separator.decode()!r} after its key")
-        return Message(value=value, key=key if key is not None else self.key, headers=self.headers)
+        return Record(value, key if key is not None else self.key, (*_serializer(value), *self.headers))
 
 
 @dataclass(slots=True)
@@ -156,6 +158,15 @@ def _tell(totals: _ProducedTotals, topic: str, *, as_json: bool) -> None:
     )
 
 
+def _serializer(value: bytes) -> Headers:
+    """Return the headers that make a value text for its consumers; none, where it is not UTF-8."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return ()
+    return TEXT_HEADERS
+
+
 def _header(text: str) -> tuple[str, bytes]:
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -184,7 +195,7 @@ async def _publish_all(
     client: "Client",
     topic: str,
     partition: int | None,
-    source: "AsyncIterator[list[Message]]",
+    source: "AsyncIterator[list[Record]]",
     totals: _ProducedTotals,
     expected: int | None,
     as_json: bool,
@@ -196,7 +207,7 @@ async def _publish_all(
     from sulina.client import SplitFailed
 
     totals.started = time.monotonic()
-    under_way: deque[tuple[asyncio.Task[PublishAck], list[Message]]] = deque()
+    under_way: deque[tuple[asyncio.Task[PublishAck], list[Record]]] = deque()
     with _progress(expected, quiet=as_json) as advance:
 
         async def settle_first() -> None:
@@ -232,7 +243,7 @@ async def _publish_all(
             await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
 
 
-def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "list[Message]") -> None:
+def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "list[Record]") -> None:
     for part in parts:
         if not part.is_accepted:
             continue
@@ -269,7 +280,7 @@ def _progress(expected: int | None, *, quiet: bool) -> Iterator[Any]:
 
 async def _generated(
     count: int, rate: float | None, size: int, batch: int, shape: _LineFormat
-) -> "AsyncIterator[list[Message]]":
+) -> "AsyncIterator[list[Record]]":
     """Values of `size` bytes that begin with their number. With a rate, batches small enough to be even."""
     filler = os.urandom(size).hex().encode()[: size - 16]
     step = batch if rate is None else max(1, min(batch, int(rate / 100)))
@@ -281,7 +292,7 @@ async def _generated(
         yield [shape.message(b"%015d " % number + filler, key=shape.key) for number in numbers]
 
 
-async def _read(stream: FileIO, whole: bool, batch: int, shape: _LineFormat) -> "AsyncIterator[list[Message]]":
+async def _read(stream: FileIO, whole: bool, batch: int, shape: _LineFormat) -> "AsyncIterator[list[Record]]":
     """Lines as they come. A thread reads, and waits when it is far ahead."""
     if whole:
         yield [shape.message(await asyncio.to_thread(stream.readall))]

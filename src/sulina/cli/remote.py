@@ -91,7 +91,7 @@ async def check_broker(client: "Client", broker_id: str) -> None:
 
     A node that is alone says what is wrong with that itself.
     """
-    brokers = (await client.cluster()).brokers
+    brokers = (await client.admin.cluster()).brokers
     state_of = {info.broker_id: info.state for info in sorted(brokers, key=lambda info: info.broker_id)}
     if broker_id not in state_of and any(info.url for info in brokers):
         raise BrokerNotFound(broker=broker_id, brokers=", ".join(state_of))
@@ -142,7 +142,7 @@ async def _nearest(client: "Client", error: TopicNotFound) -> str:
     """The topic that was meant, perhaps."""
     wanted = str(vars(error).get("topic", ""))
     by_topic: dict[str, str] = {}
-    for info in await client.topics():
+    for info in await client.admin.topics():
         by_topic.setdefault(info.topic.rpartition("/")[2], info.topic)
     near = difflib.get_close_matches(wanted.rpartition("/")[2], by_topic, n=1, cutoff=0.6)
     if near:

@@ -58,10 +58,10 @@ def create(
 
         said = policy.policy()
         try:
-            known = (await client.topic(name)).settings
+            known = (await client.admin.topic(name)).settings
         except TopicNotFound:
             known = TopicSettings()
-        return await client.create_topic(
+        return await client.admin.create_topic(
             name,
             partitions=partitions or known.partitions,
             delivery=delivery or known.delivery,
@@ -84,7 +84,7 @@ def list_(*, namespace: str | None = None, remote: Remote = HERE) -> None:
     namespace
         Only those of this namespace.
     """
-    topics = remote.run(lambda client: client.topics(namespace=namespace))
+    topics = remote.run(lambda client: client.admin.topics(namespace=namespace))
     if remote.json:
         return terminal.print_json(topics)
     if not topics:
@@ -119,10 +119,10 @@ def show(topic: str, /, *, remote: Remote = HERE) -> None:
     name = topic_name(topic)
 
     async def ask(client: "Client") -> "tuple[TopicInfo, list[PartitionInfo]]":
-        info = await client.topic(name)
+        info = await client.admin.topic(name)
         if info.settings.delivery != "reliable":
             return info, []
-        return info, [await client.partition(name, number) for number in range(info.settings.partitions)]
+        return info, [await client.admin.partition(name, number) for number in range(info.settings.partitions)]
 
     info, partitions = remote.run(ask)
     if remote.json:
@@ -183,7 +183,7 @@ def delete(
     if not yes and not remote.json and not terminal.is_confirmed(f"Delete {name} and all its records?"):
         terminal.say("nothing was deleted")
         return 1
-    remote.run(lambda client: client.delete_topic(name, force=force))
+    remote.run(lambda client: client.admin.delete_topic(name, force=force))
     if remote.json:
         terminal.print_json({"deleted": name})
     else:
@@ -203,7 +203,7 @@ def producers(topic: str, /, *, remote: Remote = HERE) -> None:
     from datetime import UTC, datetime
 
     name = topic_name(topic)
-    found = remote.run(lambda client: client.producers(name))
+    found = remote.run(lambda client: client.admin.producers(name))
     if remote.json:
         return terminal.print_json(found)
     if not found:
@@ -230,7 +230,7 @@ def subscribers(topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    found = remote.run(lambda client: client.subscribers(name))
+    found = remote.run(lambda client: client.admin.subscribers(name))
     if remote.json:
         return terminal.print_json(found)
     if not found:
@@ -250,7 +250,7 @@ def lookup(topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    found = remote.run(lambda client: client.lookup(name))
+    found = remote.run(lambda client: client.admin.placement(name))
     if remote.json:
         return terminal.print_json(found)
     rows = [
@@ -338,7 +338,7 @@ def cancel_move(topic: str, /, *, partition: int | None = None, remote: Remote =
         Only this one.
     """
     name = topic_name(topic)
-    cancelled = remote.run(lambda client: client.cancel_unloads(name, partition=partition))
+    cancelled = remote.run(lambda client: client.admin.cancel_moves(name, partition=partition))
     if remote.json:
         return terminal.print_json({"unloads": cancelled})
     if not cancelled:
@@ -384,16 +384,16 @@ class _Going:
 
     async def _find_lost(self, client: "Client") -> "list[UnloadInfo]":
         """The partitions that wait for a broker that alone has all of them."""
-        found = await client.unloads(self._topic)
+        found = await client.admin.moves(self._topic)
         return [info for info in found if info.step == moving.RECOVERING and self._partition in (None, info.partition)]
 
     async def _find_missing(self, client: "Client") -> list[str]:
         """Return what is missing from the partitions that are closed for it."""
         texts = []
-        for place in (await client.lookup(self._topic)).partitions:
+        for place in (await client.admin.placement(self._topic)).partitions:
             if self._partition in (None, place.partition):
                 try:
-                    await client.partition(self._topic, place.partition)
+                    await client.admin.partition(self._topic, place.partition)
                 except LogIncomplete as missing:
                     texts.append(str(missing))
         return texts
@@ -401,8 +401,8 @@ class _Going:
     async def _ask(self, client: "Client", *, waits: bool) -> list[moving.PartitionMove]:
         if self._to is not None:
             await check_broker(client, self._to)
-        before, since = await client.lookup(self._topic), time.monotonic()
-        asked = await client.unload(
+        before, since = await client.admin.placement(self._topic), time.monotonic()
+        asked = await client.admin.move_topic(
             self._topic,
             force=self._force,
             to=self._to,

@@ -7,12 +7,13 @@ sent anew.
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from sulina.client.message import Delivered
+from sulina.client.message import Message
 from sulina.client.session import Session
 from sulina.errors import (
     ConsumerNotFound,
@@ -34,6 +35,7 @@ DELAY_SECONDS_MAX = 24 * 3600
 Ranges = list[tuple[int, int]]
 
 _partition = attrgetter("partition")
+_delivery_ids = itertools.count(1)
 
 
 class Attachment:
@@ -48,6 +50,7 @@ class Attachment:
     ) -> None:
         """`on_trouble` is called when acks fail as if another owned the partition. None: there is no other."""
         self.handle = session.next_id()
+        self.delivery_id = next(_delivery_ids)  # by which messages name it, in the whole process
         self.credit = credit  # that it begins with
         self.taken = 0  # by the application, whose credit has not been given back
         self.refill = max(1, credit // 2)  # when so many are
@@ -100,19 +103,19 @@ class Attachment:
 
     # What the application calls
 
-    def is_own(self, message: Delivered) -> bool:
+    def is_own(self, message: Message) -> bool:
         """Whether the delivery is still this consumer's to ack, as far as is known here."""
         if self.is_gone or not self.is_reliable:
             return False
         attempts = self._attempts
         return not attempts or attempts.get((message.partition, message.offset), message.attempt) == message.attempt
 
-    def _own(self, messages: Sequence[Delivered]) -> Sequence[Delivered]:
+    def _own(self, messages: Sequence[Message]) -> Sequence[Message]:
         if not self.is_gone and not self._attempts:
             return messages
         return [message for message in messages if self.is_own(message)]
 
-    async def ack(self, messages: Sequence[Delivered]) -> bool:
+    async def ack(self, messages: Sequence[Message]) -> bool:
         """Return when the cursors are durable; False when any of the deliveries was not ours any more."""
         if not self.is_reliable:
             return True
@@ -124,7 +127,7 @@ class Attachment:
             is_known = all(await asyncio.gather(*(self._ack(*part) for part in parts)))
         return is_known and len(own) == len(messages)
 
-    async def nack(self, messages: Sequence[Delivered], delay_seconds: float | None) -> bool:
+    async def nack(self, messages: Sequence[Message], delay_seconds: float | None) -> bool:
         """Return when the node knows; False when any of the deliveries was not ours any more."""
         if not self.is_reliable:
             return False
@@ -135,7 +138,7 @@ class Attachment:
         answers = await asyncio.gather(*(self._nack(*part, delay_ms) for part in _by_partition(own)))
         return all(answers) and len(own) == len(messages)
 
-    def ack_soon(self, message: Delivered) -> None:
+    def ack_soon(self, message: Message) -> None:
         """Called by any thread."""
         if (self.is_gone or self._attempts or not self.is_reliable) and not self.is_own(message):
             return
@@ -242,7 +245,7 @@ def ranges_of(offsets: list[int]) -> Ranges:
     return ranges
 
 
-def _by_partition(messages: Iterable[Delivered]) -> Iterator[tuple[int, Ranges]]:
+def _by_partition(messages: Iterable[Message]) -> Iterator[tuple[int, Ranges]]:
     offsets: dict[int, list[int]] = {}
     for partition, some in groupby(messages, key=_partition):
         offsets.setdefault(partition, []).extend([message.offset for message in some])

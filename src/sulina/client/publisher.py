@@ -10,7 +10,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,9 +20,10 @@ from sulina.client.batches import LIMITS, BatchCodec
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked, checked_number, checked_text
 from sulina.client.lanes import Lanes, Sending
-from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, value_bytes
+from sulina.client.message import Record, header_pairs, key_bytes, stamp_ms
 from sulina.client.numbering import Attempts
-from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus
+from sulina.client.publish_ack import PublishAck, PublishPart
+from sulina.client.serialization import SerializationRegistry
 from sulina.client.topics import KnownTopic, Topics
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records.batch import split
@@ -31,6 +32,7 @@ from sulina.core.records.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
 from sulina.errors import (
     BatchTooLarge,
+    InvalidName,
     InvalidSettings,
     KeysSpanPartitions,
     NotSerializable,
@@ -92,26 +94,31 @@ class Columns:
     headers: list[Headers] | None
 
     @classmethod
-    def of(cls, messages: Iterable[object], now_ms: int) -> "Columns":
-        """Messages, or values. NotSerializable says which of them it is."""
+    def of(cls, records: Iterable[object], registry: SerializationRegistry, now_ms: int) -> "Columns":
+        """Return records, or values, as they are stored.
+
+        Raises:
+            NotSerializable: one of them cannot be written; it says which.
+        """
         values: list[bytes | None] = []
         keys: list[bytes | None] = []
         stamps: list[int] = []
         headers: list[Headers] = []
-        for message in messages:
+        write = registry.write
+        for record in records:
             try:
-                if isinstance(message, Message):
-                    values.append(value_bytes(message.value))
-                    keys.append(key_bytes(message.key))
-                    headers.append(header_pairs(message.headers))
-                    stamps.append(stamp_ms(message.timestamp_ms, now_ms))
+                if isinstance(record, Record):
+                    value, pairs = write(record.value, header_pairs(record.headers))
+                    keys.append(key_bytes(record.key))
+                    stamps.append(stamp_ms(record.timestamp_ms, now_ms))
                 else:
-                    values.append(value_bytes(message))
+                    value, pairs = write(record)
                     keys.append(None)
-                    headers.append(())
                     stamps.append(now_ms)
             except NotSerializable as error:
-                raise NotSerializable(f"record {len(stamps)}: {error}") from None
+                raise NotSerializable(f"record {len(values)}: {error}") from None
+            values.append(value)
+            headers.append(pairs)
         return cls(
             values,
             keys if keys.count(None) < len(keys) else None,
@@ -149,10 +156,7 @@ def acks_of(part: PublishPart) -> list[PublishAck | SulinaError]:
         return [part.error if part.reason is None else PublishAck.of([part])] * part.count
     base = part.base_offset
     return [
-        PublishAck(
-            PublishStatus.ACCEPTED,
-            parts=(replace(part, base_offset=None if base is None else base + at, count=1, records=_ONE),),
-        )
+        PublishAck((replace(part, base_offset=None if base is None else base + at, count=1, records=_ONE),))
         for at in range(part.count)
     ]
 
@@ -160,34 +164,52 @@ def acks_of(part: PublishPart) -> list[PublishAck | SulinaError]:
 class Publisher:
     """Publishes for one client."""
 
-    def __init__(self, brokers: Brokers, codec: BatchCodec, topics: Topics, lanes: Lanes) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        codec: BatchCodec,
+        topics: Topics,
+        lanes: Lanes,
+        registry: SerializationRegistry,
+        on_reject: Callable[[str, SulinaError], None],
+    ) -> None:
+        """`on_reject` is called with the topic and the error of a publish that was rejected before it was sent."""
         self._brokers = brokers
         self._codec = codec
         self._topics = topics
         self._lanes = lanes
+        self._registry = registry
+        self._on_reject = on_reject
 
-    async def publish(self, topic: str | TopicName, messages: Iterable[object], terms: PublishTerms) -> PublishAck:
-        """Return when the node has answered for every part. Faults of the system raise."""
+    async def publish(self, topic: object, records: Iterable[object], terms: PublishTerms) -> PublishAck:
+        """Publish records, and return when the node has answered for every part.
+
+        Raises:
+            SulinaError: a fault of the system; what is wrong with the records is in the ack.
+        """
         try:
-            name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
-            columns = Columns.of(messages, int(time.time() * 1000))
+            name = _topic_name(topic)
+            columns = Columns.of(records, self._registry, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
-            return PublishAck.rejected(error)
-        return PublishAck.of(parts)
+            shown = str(topic) if isinstance(topic, str | TopicName) else ""
+            ack = PublishAck.rejected(error, shown)
+            self._on_reject(shown, error)
+            return ack
+        return PublishAck.of(parts, str(name))
 
     async def publish_each(
-        self, topic: str | TopicName, messages: Sequence[object], terms: PublishTerms
+        self, topic: str, records: Sequence[object], terms: PublishTerms
     ) -> list[PublishAck | SulinaError]:
-        """Publish messages that have nothing to do with each other, and return what became of each of them."""
+        """Publish records that have nothing to do with each other, and return what became of each of them."""
         try:
-            name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
-            columns = Columns.of(messages, int(time.time() * 1000))
+            name = _topic_name(topic)
+            columns = Columns.of(records, self._registry, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
-            parts = [PublishPart(partition=0, count=len(messages), error=error, records=range(len(messages)))]
+            parts = [PublishPart(partition=0, count=len(records), error=error, records=range(len(records)))]
         found = {number: ack for part in parts for number, ack in zip(part.records, acks_of(part), strict=True)}
-        return [found[number] for number in range(len(messages))]
+        return [found[number] for number in range(len(records))]
 
     async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         known = await self._topic(name, terms)
@@ -297,6 +319,14 @@ class Publisher:
         except SulinaError as error:
             return error
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
+
+
+def _topic_name(topic: object) -> TopicName:
+    if isinstance(topic, TopicName):
+        return topic
+    if not isinstance(topic, str):
+        raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
+    return TopicName.parse(topic)
 
 
 def _have_origins(data: memoryview) -> bool:

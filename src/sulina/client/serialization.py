@@ -1,9 +1,9 @@
-"""From values to envelopes and back: who can write a value, and who can read it again.
+"""How values become bytes with a serializer header, and how payloads are read from them.
 
-- Bytes, text, JSON and Arrow need no registration; Avro needs a schema, and a type of the user's own its two functions.
-- A type is looked up as it is: a subclass is another type, because it would come back as its parent.
-- What a record needs to be read again is in two of its headers. Plain bytes have none, so that whoever knows nothing of
-  envelopes reads and writes them as they are.
+- Bytes, text, JSON and Arrow need no registration; Avro needs a schema, and a user's own type needs two functions.
+- Types are matched exactly: a subclass is another type, because it would come back as its parent.
+- Two headers of a record say how to read its value. Plain bytes have none, so producers and consumers that do not know
+  these headers write and read them as they are.
 """
 
 import datetime
@@ -12,7 +12,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -20,12 +19,11 @@ import msgspec
 
 from sulina.core.delivery.pubsub import Envelope
 from sulina.core.records.record import Headers
+from sulina.core.records.serializer import JSON_HEADERS, SERIALIZER_HEADER, TEXT_HEADERS, TYPE_HEADER, Serializer
 from sulina.core.records.values import checker
 from sulina.core.topic import Schema, SchemaKind
 from sulina.errors import InvalidEnvelope, InvalidSettings, NotSerializable
 
-SERIALIZER_HEADER = "sulina-serializer"  # the id, in decimal digits
-TYPE_HEADER = "sulina-type"  # its name in UTF-8; absent: it has none
 USER_ID_MIN = 100
 USER_ID_MAX = 2**31 - 1
 TYPE_NAME_LENGTH_MAX = 500
@@ -35,16 +33,6 @@ T = TypeVar("T")
 _RESERVED = frozenset((SERIALIZER_HEADER, TYPE_HEADER))
 # What Avro's logical types are in Python: they pass as they are.
 _AVRO_TYPES = (bytes, datetime.datetime, datetime.date, datetime.time, decimal.Decimal, uuid.UUID)
-
-
-class Serializer(IntEnum):
-    """The ids that are ours. Those from 100 on are the users'."""
-
-    BYTES = 0
-    TEXT = 1
-    JSON = 2
-    ARROW = 3  # a stream of IPC; the type is Table or RecordBatch
-    AVRO = 4  # without its schema: whoever reads it has registered the type too
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +123,25 @@ class SerializationRegistry:
         if (arrow := _arrow_name(value)) is not None:
             return Envelope(Serializer.ARROW, arrow, _written(_arrow_dumps, value))
         return Envelope(Serializer.JSON, "", _written(self._to_json, value))
+
+    def write(self, value: object, headers: Headers = ()) -> tuple[bytes | None, Headers]:
+        """Return a value as it is stored, and the headers with those that its readers need.
+
+        Bytes keep the headers that are given, so that a message can be published again by its value and headers.
+
+        Raises:
+            NotSerializable: no serializer can write the value, or the registered one fails.
+        """
+        if value is None:
+            return None, without_envelope(headers) if headers else ()
+        if isinstance(value, bytes | bytearray | memoryview) and type(value) not in self._by_type:
+            return bytes(value), headers
+        envelope = self.serialize(value)
+        if envelope.type_name or envelope.serializer_id not in _HEADERS:
+            own = headers_of(envelope)
+        else:
+            own = _HEADERS[envelope.serializer_id]  # always the same object: batches are encoded faster
+        return envelope.data, own + without_envelope(headers) if headers else own
 
     def deserialize(self, envelope: Envelope) -> Any:
         """InvalidEnvelope when nobody knows it, or its bytes are not what it says. JSON of an unknown type is plain."""
@@ -232,6 +239,7 @@ def _empty_batch(table: Any) -> Any:
     return pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
+_HEADERS = {int(Serializer.TEXT): TEXT_HEADERS, int(Serializer.JSON): JSON_HEADERS}
 # What is read without a registration.
 _PLAIN: dict[int, Callable[[bytes], Any]] = {
     Serializer.BYTES: lambda data: data,

@@ -21,7 +21,7 @@ import msgspec
 from sulina.client.batches import BatchCodec, within
 from sulina.client.brokers import Brokers
 from sulina.client.handling import Handler, HandlerCalls, calling, reason_of, threads_for
-from sulina.client.message import PubSubMessage
+from sulina.client.message import Message
 from sulina.client.serialization import SerializationRegistry
 from sulina.client.session import Session
 from sulina.core.log.log_state import NO_EPOCH
@@ -152,7 +152,7 @@ class _Line:
 
 
 class Subscriber:
-    """Made by `PubSub.subscribe`. It is subscribed until it unsubscribes, or the topic removes it."""
+    """Made by `Client.subscribe`. It is subscribed until it unsubscribes, or the topic removes it."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Subscriber:
             attachment = await self._brokers.at_home(self._join, self._brokers.options.timeout_seconds)
             if self._is_over:  # meanwhile
                 await attachment.leave()
-                raise NotStarted("publish/subscribe was stopped while the subscriber joined")
+                raise NotStarted("the client was closed while the subscriber joined")
         except BaseException:
             self._end(None)
             raise
@@ -240,9 +240,14 @@ class Subscriber:
         finally:
             self._end(None)
 
-    async def wait_removed(self) -> SulinaError | None:
-        """Return when it gets nothing any more. Why it was removed; None: it was unsubscribed."""
-        return await asyncio.shield(self.removed)
+    async def wait_removed(self, timeout_seconds: float | None = None) -> SulinaError | None:
+        """Wait until it gets nothing more. Return why it was removed; None: it was unsubscribed.
+
+        Raises:
+            TimeoutError: it was not removed within `timeout_seconds`.
+        """
+        async with asyncio.timeout(timeout_seconds):
+            return await asyncio.shield(self.removed)
 
     async def _wait_calls(self, seconds: float | None) -> None:
         tasks = [line.task for line in self._lines.values() if line.task is not None]
@@ -415,14 +420,15 @@ class Subscriber:
                         line.position, line.epoch = end, frame.epoch
         return None if count == len(messages) else "it was unsubscribed"
 
-    def _messages(self, line: _Line, frame: Deliver, *, is_reliable: bool) -> list[PubSubMessage]:
+    def _messages(self, line: _Line, frame: Deliver, *, is_reliable: bool) -> list[Message]:
         """But for those that the handler is done with. InvalidBatch, and others."""
         records = self._codec.decode(frame.data)
         position = self._done_before(line, frame) if is_reliable else None
         topic, partition, registry = self.topic, frame.partition, self._registry
         return [
-            PubSubMessage(
-                record.value, record.key, record.timestamp_ms, record.headers, record.offset, partition, topic, registry
+            Message(
+                topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
+                1, registry,
             )
             for start, end in frame.ranges
             for record in within(records, start if position is None else max(start, position), end)

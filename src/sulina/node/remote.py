@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from sulina.client.client import Client
 from sulina.client.connection import Connector
-from sulina.client.message import Message
+from sulina.client.message import Record
 from sulina.client.options import ClientOptions
 from sulina.core.log.position import Position
 from sulina.core.records.record import StoredRecord
@@ -28,9 +28,9 @@ class RemoteOwners:
     async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         """Return when it is what the topic's ack level says."""
         client = await self._opened()
-        message = Message(record.value, record.key, record.headers, record.timestamp_ms)
+        to_publish = Record(record.value, record.key, record.headers, record.timestamp_ms)
         ack = await client.publish(
-            partition.topic, message, partition=partition.partition, txn_id=txn_id, schema=schema_id
+            partition.topic, to_publish, partition=partition.partition, txn_id=txn_id, schema=schema_id
         )
         if ack.error is not None:
             raise ack.error
@@ -39,19 +39,19 @@ class RemoteOwners:
         """Return the ids of consumers of the topic that are attached at the owner, by subscription."""
         client = await self._opened()
         async with _answered(partition):
-            return await client.consumers(partition.topic, partition.partition)
+            return await client.admin.consumers(partition.topic, partition.partition)
 
     async def locate(self, partition: PartitionName, position: Position) -> int:
         """Return the offset that a position means now."""
         client = await self._opened()
         async with _answered(partition):
-            return await client.locate(partition.topic, str(position), partition.partition)
+            return await client.admin.locate(partition.topic, str(position), partition.partition)
 
     async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
         """Move a subscription in the partition."""
         client = await self._opened()
         async with _answered(partition):
-            return await client.seek(partition.topic, subscription, str(position), partition.partition)
+            return await client.admin.seek(partition.topic, subscription, str(position), partition.partition)
 
     async def close(self) -> None:
         """Close the client, if there is one."""
@@ -61,7 +61,7 @@ class RemoteOwners:
     async def _opened(self) -> Client:
         async with self._lock:
             if self._client is None:
-                self._client = await Client(self._connector, options=ClientOptions(name="broker")).open()
+                self._client = await Client(self._connector, options=ClientOptions(name="broker"))
         return self._client
 
 

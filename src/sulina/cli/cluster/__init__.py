@@ -28,7 +28,7 @@ app.command(recover)
 @app.command
 def status(*, remote: Remote = HERE) -> None:
     """Show the cluster: its brokers, who leads, what has no owner, what is moving."""
-    cluster = remote.run(lambda client: client.cluster())
+    cluster = remote.run(lambda client: client.admin.cluster())
     if remote.json:
         return terminal.print_json(cluster)
     terminal.print_facts(
@@ -56,7 +56,7 @@ def status(*, remote: Remote = HERE) -> None:
 @app.command
 def rebalance(*, remote: Remote = HERE) -> None:
     """Move partitions from brokers that have much to do to those that have less, a few at a time."""
-    moves = remote.run(lambda client: client.rebalance()).moves
+    moves = remote.run(lambda client: client.admin.rebalance()).moves
     if remote.json:
         return terminal.print_json({"moves": moves})
     if not moves:

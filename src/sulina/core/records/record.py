@@ -53,10 +53,14 @@ def encode(
         raise UnknownCodec(codec=codec)
     batch = bytearray(HEADER_BYTES)
     base_timestamp = max_timestamp = records[0].timestamp_ms
+    known: Headers = ()  # mostly the same for all
+    known_bytes = b"\x00"
     for index, record in enumerate(records):
         timestamp = record.timestamp_ms
         max_timestamp = max(max_timestamp, timestamp)
         key, value, headers = record.key, record.value, record.headers
+        if headers is not known:
+            known, known_bytes = headers, _encode_headers(headers) if headers else b"\x00"
         body = b"".join(
             (
                 b"\x00",
@@ -66,7 +70,7 @@ def encode(
                 key or b"",
                 b"\x01" if value is None else _varint(len(value)),
                 value or b"",
-                _encode_headers(headers) if headers else b"\x00",
+                known_bytes,
             )
         )
         batch += _varint(len(body))

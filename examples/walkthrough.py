@@ -42,9 +42,11 @@ def event(number: int) -> sulina.Record:
     return sulina.Record(value, key=country)
 
 
-client = sulina.connect(url).__enter__()
+client = sulina.connect_sync(url)
 schema = {"kind": "json", "definition": ORDER}
-client.create_topic("/default/orders", partitions=2, schema=schema, policy={"validate": False})  # bad ones come, too
+client.admin.create_topic(
+    "/default/orders", partitions=2, schema=schema, policy={"validate": False}
+)  # bad ones come, too
 for first in range(0, 20_000, 1_000):
     ack = client.publish_batch("/default/orders", [event(number) for number in range(first, first + 1_000)], split=True)
     ack.raise_for_status()
@@ -104,7 +106,7 @@ print(polars.read_delta(f"{home}/tables/revenue").group_by("country").agg(polars
 
 # %% The end
 spark.stop()
-client.__exit__(None, None, None)
+client.close()
 node.terminate()
 node.wait()
 subprocess.run(["rm", "-r", str(home)], check=True)

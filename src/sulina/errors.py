@@ -106,7 +106,7 @@ def from_code(code: str, message: str, details: dict[str, object]) -> SulinaErro
 class PubSubError(SulinaError):
     """Publish/subscribe could not do as it was asked, and the fault is not a message's.
 
-    `except PubSubError` catches every fault of the system that `PubSub` raises, those of storage and connections too.
+    `except PubSubError` catches every fault of the system that a client raises, those of storage and connections too.
     """
 
 

@@ -129,7 +129,7 @@ async def test_subscriptions_live_without_consumers_p12(client: Client, topic: s
     await client.admin.create_topic(topic)
     await client.publish_batch(topic, ["a", "b", "c"])
     made = await client.admin.create_subscription(topic, "s", mode="shared", start="offset:1")
-    assert (made.kind, made.cursors[0].offset, made.lag, made.consumers) == ("shared", 1, 2, [])
+    assert (made.mode, made.cursors[0].offset, made.lag, made.consumers) == ("shared", 1, 2, [])
     await client.admin.create_subscription(topic, "r", start="earliest")
     assert [each.subscription for each in await client.admin.subscriptions(topic)] == ["r", "s"]
     assert (await client.admin.topic(topic)).subscriptions == ["r", "s"]

@@ -108,7 +108,7 @@ async def test_r10_consumers_of_a_subscription_that_a_recovery_stored_again_are_
         broker = world.running["a"]
         await broker.put_topic(ORDERS, TopicSettings())
         await world.owner(ORDERS)
-        await broker.put_subscription(ORDERS, "s", SubscriptionSettings(kind=SubscriptionKind.SHARED))
+        await broker.put_subscription(ORDERS, "s", SubscriptionSettings(mode=SubscriptionKind.SHARED))
         async with connected(broker) as connection:
             assert await subscribe(connection, kind=SubscriptionKind.SHARED) == ATTACHED
             entry = await world.metadata.get(keys.subscription(ORDERS, "s"))

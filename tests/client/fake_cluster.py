@@ -425,7 +425,7 @@ class FakeBroker:
             )  # fmt: skip
         here = [c for wire in self.wires for c in wire.consumers.values() if c.subscription == name]
         return SubscriptionInfo(
-            topic=TOPIC, subscription=name, kind="shared", start="earliest",  # type: ignore[arg-type]
+            topic=TOPIC, subscription=name, mode="shared", start="earliest",  # type: ignore[arg-type]
             consumers=sorted(c.name for c in here), cursors=cursors, lag=sum(cursor.lag for cursor in cursors),
         )  # fmt: skip
 

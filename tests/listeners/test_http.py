@@ -375,10 +375,10 @@ async def test_subscriptions_are_made_moved_and_deleted_p12(http: httpx.AsyncCli
     await put(http, partitions=2)
     await http.post(f"{TOPIC}/partitions/1/records", json={"records": [{"value": "a"}, {"value": "b"}]})
     path = f"{TOPIC}/subscriptions/billing"
-    made = await http.put(path, json={"kind": "shared", "start": "earliest"})
+    made = await http.put(path, json={"mode": "shared", "start": "earliest"})
     assert (made.status_code, made.json()["lag"]) == (201, 2)
-    assert (await http.put(path, json={"kind": "shared"})).status_code == 200
-    refused(await http.put(path, json={"kind": "exclusive"}), 409, "already_exists")
+    assert (await http.put(path, json={"mode": "shared"})).status_code == 200
+    refused(await http.put(path, json={"mode": "exclusive"}), 409, "already_exists")
     moved = (await http.post(f"{path}/seek", json={"position": "offset:1", "partition": 1})).json()
     assert [cursor["offset"] for cursor in moved["cursors"]] == [0, 1]
     assert (await http.post(f"{path}/seek", json={"position": "latest"})).json()["lag"] == 0
@@ -386,7 +386,7 @@ async def test_subscriptions_are_made_moved_and_deleted_p12(http: httpx.AsyncCli
     assert listed == [(await http.get(path)).json()]
     for body in ({"position": "latest"}, {"partition": 0}, {"start": "x"}):
         assert (await http.put(path, json=body)).status_code == 422, body
-    for wrong in ({"position": "never"}, {"position": "latest", "kind": "shared"}, {"partition": 0}, {}, None):
+    for wrong in ({"position": "never"}, {"position": "latest", "mode": "shared"}, {"partition": 0}, {}, None):
         assert (await http.post(f"{path}/seek", json=wrong)).status_code == 422, wrong
     none = f"{TOPIC}/subscriptions/none/seek"
     refused(await http.post(none, json={"position": "latest"}), 404, "subscription_not_found")

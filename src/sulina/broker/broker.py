@@ -432,9 +432,9 @@ class Broker(ClusterMember):
         made, is_new = await self._subscription(topic, checked_subscription(subscription), settings)
         if is_new:
             await self._cursors_made(topic, subscription)
-        if made.settings.kind != settings.kind:
+        if made.settings.mode != settings.mode:
             raise AlreadyExists(
-                kind="subscription", name=subscription, difference=f"it is {made.settings.kind}, not {settings.kind}"
+                kind="subscription", name=subscription, difference=f"it is {made.settings.mode}, not {settings.mode}"
             )
         return await made.info(), is_new
 
@@ -460,7 +460,7 @@ class Broker(ClusterMember):
                 topic, known = self._topic(topic.name), self._known(topic.name, subscription)
         await self._make_cursors(topic)
         if is_new:
-            self.events.emit("subscription_added", topic.name, subscription=subscription, kind=str(settings.kind))
+            self.events.emit("subscription_added", topic.name, subscription=subscription, mode=str(settings.mode))
         return known, is_new
 
     async def _create_subscription(

@@ -111,13 +111,13 @@ class PassingSubscription:
     def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:
         self.name = name
         self.settings = settings
-        self.members = Members(settings.kind)
+        self.members = Members(settings.mode)
         self._topic = topic
 
     def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
         """SubscriptionBusy, AlreadyExists when the subscription is of another kind."""
         topic = str(self._topic)
-        for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
+        for older in replaced_by(self.members, consumer, settings.mode, topic=topic, name=self.name):
             self.members.detach(older)
             older.dismissed(taken_over(topic, self.name))
         self.members.attach(consumer)

@@ -87,7 +87,7 @@ class Subscription:
     ) -> None:
         self.name = name
         self.settings = stored.settings
-        self.members = Members(stored.settings.kind)
+        self.members = Members(stored.settings.mode)
         self.revision = stored.revision
         self._cursors: dict[int, Cursor] = {}  # of the partitions that are served here
         self._released: dict[int, Cursor] = {}  # of those that were served here before, as they were then
@@ -100,7 +100,7 @@ class Subscription:
         self._holder_revision = NO_REVISION
         self._moved_at = -math.inf  # when a partition came that the holder has not followed yet
         self._claiming: asyncio.Task[None] | None = None
-        self.members.is_held = context.claim is not None and stored.settings.kind in HELD_KINDS
+        self.members.is_held = context.claim is not None and stored.settings.mode in HELD_KINDS
 
     @property
     def rules(self) -> DispatchRules:
@@ -121,14 +121,14 @@ class Subscription:
         SubscriptionBusy, AlreadyExists when the subscription is of another kind.
         """
         claim, kind = self._context.claim, self.members.kind
-        if claim is not None and kind == settings.kind == SubscriptionKind.EXCLUSIVE:
+        if claim is not None and kind == settings.mode == SubscriptionKind.EXCLUSIVE:
             await claim(self, consumer)
         async with self._lock:
             self._check_open()
             topic = str(self._context.topic)
             if self.members.is_held and kind == SubscriptionKind.EXCLUSIVE and self._holder != consumer.holder:
                 raise self.busy("another consumer has taken it")
-            for older in replaced_by(self.members, consumer, settings.kind, topic=topic, name=self.name):
+            for older in replaced_by(self.members, consumer, settings.mode, topic=topic, name=self.name):
                 self._remove(older)
                 older.dismissed(taken_over(topic, self.name))
             try:
@@ -469,7 +469,7 @@ class Subscription:
         return SubscriptionInfo(
             topic=str(self._context.topic),
             subscription=self.name,
-            kind=self.settings.kind,
+            mode=self.settings.mode,
             start=self.settings.start,
             consumers=[member.name for member in self.members.present],
             cursors=cursors,

@@ -135,7 +135,7 @@ async def _subscribe(
     chosen: str = mode or "exclusive"
     if mode is None:
         with contextlib.suppress(SubscriptionNotFound, NotReliable):
-            chosen = (await client.admin.subscription(topic, subscription)).kind
+            chosen = (await client.admin.subscription(topic, subscription)).mode
     async with client.consumer(topic, subscription, mode=chosen, start=start, credit=credit) as messages:
         while left != 0:
             try:

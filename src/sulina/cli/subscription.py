@@ -32,8 +32,8 @@ def list_(topic: str, /, *, remote: Remote = HERE) -> None:
         return terminal.print_json(found)
     if not found:
         return terminal.say(f"{name} has no subscriptions; `sulina consume {name} --subscription NAME` makes one")
-    rows = [(info.subscription, info.kind, len(info.consumers), info.lag) for info in found]
-    return terminal.print_table(("subscription", "kind", "consumers", "lag"), rows, right=("consumers", "lag"))
+    rows = [(info.subscription, info.mode, len(info.consumers), info.lag) for info in found]
+    return terminal.print_table(("subscription", "mode", "consumers", "lag"), rows, right=("consumers", "lag"))
 
 
 @app.command
@@ -132,7 +132,7 @@ def _show(info: "SubscriptionInfo", *, as_json: bool) -> None:
         {
             "subscription": info.subscription,
             "topic": info.topic,
-            "kind": info.kind,
+            "mode": info.mode,
             "lag": info.lag,
             "consumers": ", ".join(info.consumers) or None,
         }

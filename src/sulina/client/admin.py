@@ -230,7 +230,7 @@ class Admin:
             NotReliable: the topic stores no records.
             OffsetOutOfRange: `start` is outside the log.
         """
-        settings = SubscriptionSettings(kind=checked(mode, SubscriptionKind), start=position_text(start))
+        settings = SubscriptionSettings(mode=checked(mode, SubscriptionKind), start=position_text(start))
         return merged(await self._change_at_owners(operations.CREATE_SUBSCRIPTION, topic, subscription, settings))
 
     async def subscription(self, topic: TopicLike, subscription: str) -> SubscriptionInfo:

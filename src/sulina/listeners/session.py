@@ -367,7 +367,7 @@ class Session:
             deliver=partial(self._deliver, frame.consumer),
             dismissed=partial(self._dismissed, frame.consumer),
         )
-        settings = SubscriptionSettings(kind=frame.kind, start=frame.start)
+        settings = SubscriptionSettings(mode=frame.kind, start=frame.start)
         # The answer is in the outbox before the first delivery is.
         consumer.is_blocked = True
         attachment = await self._broker.attach(topic, frame.subscription, settings, consumer)

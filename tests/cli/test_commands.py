@@ -52,7 +52,7 @@ def test_produce_says_which_partitions_took_their_records_when_another_did_not_l
     refused = node.run("produce", "parts", "--key-separator", "=", "--json", given=lines)
     assert (refused.code, refused.error["code"]) == (1, "split_failed")
     assert "1 of 2 parts" in refused.error["message"]
-    assert "partitions that took theirs: 0. partition 1: record 1" in refused.error["message"]
+    assert "partitions that accepted theirs: 0. partition 1: record 1" in refused.error["message"]
     assert "acknowledged before it: 2 records" in refused.error["hint"]
     ends = [part["end_offset"] for part in node.ok("topic", "show", "parts", "--json").json["partitions"]]
     assert ends == [2, 0], "each part is all or nothing"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sulina.client import Client, ClientOptions
-from sulina.client.asking import Outcome, outcome
+from sulina.client.retries import RequestOutcome, request_outcome
 from sulina.core.log.commit import OriginRef, SequenceRun
 from sulina.core.log.log_state import Appended, advanced, repeat_of
 from sulina.core.records.batch import BatchHeader, parse_header
@@ -334,7 +334,7 @@ class FakeBroker:
                     part.append(frame)
                 raise LeaseExpired(broker=self.name)
         except SulinaError as error:
-            if frame.run and (outcome(error) is not Outcome.FINAL or isinstance(error, TopicNotFound)):
+            if frame.run and (request_outcome(error) is not RequestOutcome.FINAL or isinstance(error, TopicNotFound)):
                 wire.broken_runs[frame.run] = error
             raise
         answer = part.append(frame)

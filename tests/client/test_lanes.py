@@ -134,7 +134,7 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
         assert all(isinstance(error, Disconnected | NotServing | QueueFull) for error in errors)
         await asyncio.sleep(60)
         assert client._brokers.rooms.requests.requests == 0
-        assert all(lane.is_empty for lane in client._lanes._lanes.values())
+        assert all(queue.is_empty for queue in client._queues._queues.values())
         return producers.violations(cluster.parts), sum(map(len, producers.tasks)), len(errors)
 
 

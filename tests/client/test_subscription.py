@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sulina.client import Client, ClientOptions, Consumer, Message
-from sulina.client.attachment import ranges_of
+from sulina.client.consumer_attachment import ranges_of
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     ConsumerNotFound,

@@ -22,7 +22,7 @@ from sulina.client.checks import (
 )
 from sulina.client.merging import merged, merged_all, summed
 from sulina.client.move_watch import MoveWatch, OnProgress
-from sulina.client.places import Place
+from sulina.client.placements import TopicPlacement
 from sulina.client.route import PAUSE_SECONDS_MIN, Routes
 from sulina.core.backoff import ElapsedBackoff
 from sulina.core.delivery.members import SubscriptionKind
@@ -385,7 +385,7 @@ class Admin:
         Raises:
             TopicNotFound: there is no such topic.
         """
-        return await self._routes.places.ask(TopicName.parse(topic_text(topic)))
+        return await self._routes.placements.ask(TopicName.parse(topic_text(topic)))
 
     async def moves(self, topic: TopicLike) -> list[UnloadInfo]:
         """Return the moves of a topic that are under way."""
@@ -464,7 +464,7 @@ class Admin:
         try:
             # In this order: what is not under way any more has moved by then.
             under_way = await self.moves(topic)
-            place = await self._routes.places.look_up(TopicName.parse(topic_text(topic)))
+            place = await self._routes.placements.look_up(TopicName.parse(topic_text(topic)))
         except (Disconnected, NotServing):
             if self._routes.brokers.is_closed:
                 raise
@@ -473,9 +473,9 @@ class Admin:
 
     # How operations are asked for
 
-    async def _place(self, topic: TopicLike) -> Place:
+    async def _place(self, topic: TopicLike) -> TopicPlacement:
         """Return where a topic is served, as far as is known."""
-        return await self._routes.places.get(TopicName.parse(topic_text(topic)))
+        return await self._routes.placements.get(TopicName.parse(topic_text(topic)))
 
     async def _ask(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the home's answer."""
@@ -506,9 +506,9 @@ class Admin:
 
     async def _owned(self, name: TopicName) -> list[int]:
         """Return a partition of each owner of a topic, the owner of the lowest first."""
-        place = await self._routes.places.get(name)
+        place = await self._routes.placements.get(name)
         if not place.is_alone:
-            place = await self._routes.places.look_up(name)
+            place = await self._routes.placements.look_up(name)
         return list(place.owners().values()) or [0]
 
     async def _request(

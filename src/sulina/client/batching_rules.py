@@ -34,7 +34,7 @@ class BatchingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingRecord:
     number: int
     size_bytes: int
     since: float
@@ -53,7 +53,7 @@ class Batching(Generic[T]):
 
     def __init__(self, rules: BatchingRules) -> None:
         self.rules = rules
-        self._waiting: OrderedDict[T, _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[T, _WaitingRecord] = OrderedDict()
         self._waiting_bytes = 0
         self._in_flight: set[OnItsWay[T]] = set()
         self._numbers = itertools.count(1)
@@ -74,7 +74,7 @@ class Batching(Generic[T]):
         if self.records and self.size_bytes + size_bytes > self.rules.queue_bytes_max:
             return False
         self._newest = next(self._numbers)
-        self._waiting[message] = _Waiting(self._newest, size_bytes, now)
+        self._waiting[message] = _WaitingRecord(self._newest, size_bytes, now)
         self._waiting_bytes += size_bytes
         self._count(1, size_bytes)
         return True

@@ -12,10 +12,10 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from sulina.client.asking import Make, ask
 from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
+from sulina.client.retries import Make, send_with_retry
 from sulina.client.session import Session
 from sulina.errors import Disconnected, InvalidSettings, LimitReached, QueueFull, SulinaError
 
@@ -163,7 +163,7 @@ class Brokers:
         *,
         is_repeatable: bool = True,
     ) -> Any:
-        return await ask(
+        return await send_with_retry(
             _AtHome(self, answer_seconds),
             make,
             room=room or self.rooms.requests,

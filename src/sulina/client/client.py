@@ -14,7 +14,6 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from sulina.client.admin import Admin
-from sulina.client.attachments import Terms
 from sulina.client.batches import BatchCodec
 from sulina.client.batching_rules import BatchingRules
 from sulina.client.brokers import Brokers, Reach
@@ -29,22 +28,23 @@ from sulina.client.checks import (
 )
 from sulina.client.connection import Connector
 from sulina.client.consumer import Consumer
+from sulina.client.consumer_attachments import ConsumerTerms
 from sulina.client.events import Events
 from sulina.client.handling import Handler
-from sulina.client.lanes import Lanes
 from sulina.client.message import HeadersLike, Record
 from sulina.client.numbering import Attempts
 from sulina.client.options import ClientOptions
-from sulina.client.places import Places
+from sulina.client.placements import TopicPlacements
 from sulina.client.producer import BatchingOptions, OnFailure, Producer, Rest
 from sulina.client.publish_ack import PublishAck
-from sulina.client.publisher import NO_OPTIONS, Publisher, PublishTerms
+from sulina.client.publisher import NO_OPTIONS, PublishTerms, RecordPublisher
 from sulina.client.reader import Reader, Reading, ReadRange
 from sulina.client.route import Routes
+from sulina.client.send_queues import SendQueues
 from sulina.client.serialization import SerializationRegistry
 from sulina.client.subscriber import SubscriberTerms
 from sulina.client.subscribers import AnySubscriber, OnRemoved, Subscribers
-from sulina.client.topics import Topics
+from sulina.client.topic_cache import TopicCache
 from sulina.client.websocket import WebSocketConnector, split_urls
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.delivery.pubsub import PublishOptions
@@ -97,13 +97,13 @@ class Client:
             connector or reach(first), url=first, others=others, reach=reach, options=self._options, rng=rng
         )
         self._brokers = brokers
-        self._places = Places(brokers)
+        self._places = TopicPlacements(brokers)
         self._routes = Routes(brokers, self._places)
         self._admin = Admin(self._routes)
         self._codec = BatchCodec()
-        self._lanes = Lanes(brokers, self._places)
-        topics = Topics(self._ask_topic, seconds=self._options.topic_seconds, first_turn=rng.randrange)
-        self._publisher = Publisher(brokers, self._codec, topics, self._lanes, self.registry, self._count_reject)
+        self._queues = SendQueues(brokers, self._places)
+        topics = TopicCache(self._ask_topic, seconds=self._options.topic_seconds, first_turn=rng.randrange)
+        self._publisher = RecordPublisher(brokers, self._codec, topics, self._queues, self.registry, self._count_reject)
         self._subscribers = Subscribers(brokers, self._codec, self.registry, self._consume_as)
         self._consumers: set[Consumer] = set()
         self._producers: list[Producer] = []
@@ -172,7 +172,7 @@ class Client:
         finally:
             await self._brokers.close()
             await asyncio.gather(*(producer.stop(Rest.DISCARD) for producer in self._producers))
-            await self._lanes.close()
+            await self._queues.close()
             await self._places.close()
             for task in self._background:
                 task.cancel()
@@ -415,7 +415,7 @@ class Client:
         """
         self._check_open()
         return self._make_consumer(
-            Terms(
+            ConsumerTerms(
                 topic=topic_text(topic),
                 subscription=subscription,
                 kind=checked(mode, SubscriptionKind),
@@ -425,7 +425,7 @@ class Client:
             )
         )
 
-    def _make_consumer(self, terms: Terms) -> Consumer:
+    def _make_consumer(self, terms: ConsumerTerms) -> Consumer:
         return Consumer(self._brokers, self._places, self._codec, self.registry, terms, self._consumers)
 
     def _in_background(self, work: Awaitable[T], name: str) -> asyncio.Task[T]:
@@ -493,7 +493,7 @@ class Client:
 
     def _consume_as(self, identity: str, terms: SubscriberTerms, credit: int) -> Consumer:
         return self._make_consumer(
-            Terms(
+            ConsumerTerms(
                 topic=terms.topic,
                 subscription=identity,
                 kind=SubscriptionKind.FAILOVER,

@@ -13,12 +13,12 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
-from sulina.client.attachment import Attachment
-from sulina.client.attachments import Attachments, Listener, Terms
 from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.brokers import Brokers
+from sulina.client.consumer_attachment import ConsumerAttachment
+from sulina.client.consumer_attachments import AttachmentListener, ConsumerAttachments, ConsumerTerms
 from sulina.client.message import Message
-from sulina.client.places import Places
+from sulina.client.placements import TopicPlacements
 from sulina.client.serialization import SerializationRegistry
 from sulina.errors import SulinaError
 from sulina.wire.frames import Deliver
@@ -36,10 +36,10 @@ class Consumer:
     def __init__(
         self,
         brokers: Brokers,
-        places: Places,
+        placements: TopicPlacements,
         codec: BatchCodec,
         registry: SerializationRegistry,
-        terms: Terms,
+        terms: ConsumerTerms,
         opened: set["Consumer"],
     ) -> None:
         self.terms = terms
@@ -47,10 +47,12 @@ class Consumer:
         self._opened = opened  # all of the client's, as long as they are attached
         self._registry = registry
         self._buffer: deque[Message] = deque()
-        self._by_id: dict[int, Attachment] = {}  # attachments that have delivered and are not lost
-        self._deliveries: deque[tuple[Attachment, Deliver]] = deque()
+        self._by_id: dict[int, ConsumerAttachment] = {}  # attachments that have delivered and are not lost
+        self._deliveries: deque[tuple[ConsumerAttachment, Deliver]] = deque()
         self._filled = asyncio.Event()
-        self._attachments = Attachments(brokers, places, terms, Listener(self._take_delivery, self._forget, self._fail))
+        self._attachments = ConsumerAttachments(
+            brokers, placements, terms, AttachmentListener(self._take_delivery, self._forget, self._fail)
+        )
         self._opening = asyncio.Lock()
         self._is_open = False
         self._error: SulinaError | None = None
@@ -173,7 +175,7 @@ class Consumer:
         attachment = self._by_id.get(message.delivery_id)
         return attachment is not None and (not attachment.is_reliable or attachment.is_own(message))
 
-    def _by_attachment(self, messages: Sequence[Message]) -> list[tuple[Attachment | None, list[Message]]]:
+    def _by_attachment(self, messages: Sequence[Message]) -> list[tuple[ConsumerAttachment | None, list[Message]]]:
         groups: dict[int, list[Message]] = {}
         for delivery_id, some in groupby(messages, key=_delivery_id):
             groups.setdefault(delivery_id, []).extend(some)
@@ -197,7 +199,7 @@ class Consumer:
             self._fail(error)
         return True
 
-    def _decode(self, attachment: Attachment, frame: Deliver) -> None:
+    def _decode(self, attachment: ConsumerAttachment, frame: Deliver) -> None:
         topic, partition, attempt = self.terms.topic, frame.partition, frame.attempt
         registry, delivery_id = self._registry, attachment.delivery_id
         records = self._codec.decode(frame.data)
@@ -214,13 +216,13 @@ class Consumer:
 
     # What the attachments say
 
-    def _take_delivery(self, attachment: Attachment, frame: Deliver) -> None:
+    def _take_delivery(self, attachment: ConsumerAttachment, frame: Deliver) -> None:
         if attachment in self._attachments.live and self._error is None:
             self._by_id[attachment.delivery_id] = attachment
             self._deliveries.append((attachment, frame))
             self._filled.set()
 
-    def _forget(self, attachment: Attachment) -> None:
+    def _forget(self, attachment: ConsumerAttachment) -> None:
         """Drop what an attachment delivered and was not taken yet: it will come again."""
         self._by_id.pop(attachment.delivery_id, None)
         if self._deliveries:
@@ -237,9 +239,11 @@ class Consumer:
         self._filled.set()
 
 
-async def _ack(attachment: Attachment | None, messages: Sequence[Message]) -> bool:
+async def _ack(attachment: ConsumerAttachment | None, messages: Sequence[Message]) -> bool:
     return attachment is not None and await attachment.ack(messages)
 
 
-async def _nack(attachment: Attachment | None, messages: Sequence[Message], delay_seconds: float | None) -> bool:
+async def _nack(
+    attachment: ConsumerAttachment | None, messages: Sequence[Message], delay_seconds: float | None
+) -> bool:
     return attachment is not None and await attachment.nack(messages, delay_seconds)

@@ -100,15 +100,15 @@ class Receipt:
         """Do not publish it. False: it is on its way, or its outcome is known."""
         return self._leave(self)
 
-    def settle(self, outcome: PublishAck | BaseException | None) -> None:
+    def settle(self, request_outcome: PublishAck | BaseException | None) -> None:
         """For the producer: this became of it. None: it was cancelled."""
-        if outcome is None:
+        if request_outcome is None:
             self._answer.cancel()
-        elif isinstance(outcome, BaseException):
-            self._answer.set_exception(outcome)
+        elif isinstance(request_outcome, BaseException):
+            self._answer.set_exception(request_outcome)
             self._answer.exception()  # whoever does not await it has chosen not to know
         else:
-            self._answer.set_result(outcome)
+            self._answer.set_result(request_outcome)
 
 
 class PublishesEach(Protocol):
@@ -362,16 +362,18 @@ class Producer:
                 self._settle(receipt, ProducerStopped(topic=self.topic, reason=reason), "discarded")
         self._room.set()
 
-    def _settle(self, receipt: Receipt, outcome: PublishAck | BaseException | None, kind: str = "failed") -> None:
+    def _settle(
+        self, receipt: Receipt, request_outcome: PublishAck | BaseException | None, kind: str = "failed"
+    ) -> None:
         if receipt.is_done:
             return
-        if outcome is None:
+        if request_outcome is None:
             kind = "cancelled"
-        elif isinstance(outcome, PublishAck):
-            kind = "accepted" if outcome.is_accepted else "rejected"
+        elif isinstance(request_outcome, PublishAck):
+            kind = "accepted" if request_outcome.is_accepted else "rejected"
         self._counts[kind] += 1
         self._unsettled.discard(receipt)
-        receipt.settle(outcome)
+        receipt.settle(request_outcome)
 
 
 def _is_fault(answer: PublishAck | SulinaError) -> bool:

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from sulina.client.batches import LIMITS, BatchCodec
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked, checked_number, checked_text
-from sulina.client.lanes import Lanes, Sending
 from sulina.client.message import Record, header_pairs, key_bytes, stamp_ms
 from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishPart
+from sulina.client.send_queues import PendingPublish, SendQueues
 from sulina.client.serialization import SerializationRegistry
-from sulina.client.topics import KnownTopic, Topics
+from sulina.client.topic_cache import KnownTopic, TopicCache
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records.batch import split
 from sulina.core.records.record import Headers
@@ -139,13 +139,13 @@ class Columns:
 
 def by_partition(keys: Sequence[bytes | None], partitions: int, keyless: int) -> dict[int, Sequence[int]]:
     """Which records go where, by their numbers; those without a key go to `keyless`."""
-    places: dict[bytes | None, int] = {None: keyless}
+    placements: dict[bytes | None, int] = {None: keyless}
     numbers: dict[int, list[int]] = {}
     for number, key in enumerate(keys):
-        place = places.get(key)
+        place = placements.get(key)
         if place is None:
             assert key is not None
-            place = places[key] = partition_of(key, partitions)
+            place = placements[key] = partition_of(key, partitions)
         numbers.setdefault(place, []).append(number)
     return {**numbers}
 
@@ -161,15 +161,15 @@ def acks_of(part: PublishPart) -> list[PublishAck | SulinaError]:
     ]
 
 
-class Publisher:
+class RecordPublisher:
     """Publishes for one client."""
 
     def __init__(
         self,
         brokers: Brokers,
         codec: BatchCodec,
-        topics: Topics,
-        lanes: Lanes,
+        topics: TopicCache,
+        queues: SendQueues,
         registry: SerializationRegistry,
         on_reject: Callable[[str, SulinaError], None],
     ) -> None:
@@ -177,7 +177,7 @@ class Publisher:
         self._brokers = brokers
         self._codec = codec
         self._topics = topics
-        self._lanes = lanes
+        self._queues = queues
         self._registry = registry
         self._on_reject = on_reject
 
@@ -228,11 +228,11 @@ class Publisher:
         if len(data) > DATA_BYTES_MAX:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), terms)
-        sending = Sending(
-            self._lanes.lane(known, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+        pending = PendingPublish(
+            self._queues.queue(known, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
             terms.options, terms.producer, is_repeatable=known.remembers and _have_origins(data),
         )  # fmt: skip
-        answer = await self._answer(sending, terms)
+        answer = await self._answer(pending, terms)
         if isinstance(answer, SulinaError):
             raise answer
         return answer
@@ -252,30 +252,30 @@ class Publisher:
 
     async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         """Send each part, and return what the node says to it."""
-        places = self._places(topic, columns, terms)
+        placements = self._places(topic, columns, terms)
         parts = [
-            (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
-            for place, numbers in places.items()
+            (place, self._encoded(columns if len(placements) == 1 else columns.rows(numbers)))
+            for place, numbers in placements.items()
         ]
-        sendings = [self._sending(topic, *part, terms) for part in parts]
+        publishes = [self._pending(topic, *part, terms) for part in parts]
         try:
-            answers = await self._answers(sendings, terms)
+            answers = await self._answers(publishes, terms)
         finally:
             if terms.attempts is not None:
-                for place, sending in zip(places, sendings, strict=True):
-                    terms.attempts.keep((topic.topic_id, place), sending.origin if sending.is_unknown else None)
-        return [_part(*place, answer) for place, answer in zip(places.items(), answers, strict=True)]
+                for place, pending in zip(placements, publishes, strict=True):
+                    terms.attempts.keep((topic.topic_id, place), pending.origin if pending.is_unknown else None)
+        return [_part(*place, answer) for place, answer in zip(placements.items(), answers, strict=True)]
 
-    async def _answers(self, sendings: list[Sending], terms: PublishTerms) -> list[Published | SulinaError]:
-        if len(sendings) == 1:
-            return [await self._answer(sendings[0], terms)]
-        for sending in sendings:  # before anybody else is
-            sending.lane.queue(sending)
+    async def _answers(self, publishes: list[PendingPublish], terms: PublishTerms) -> list[Published | SulinaError]:
+        if len(publishes) == 1:
+            return [await self._answer(publishes[0], terms)]
+        for pending in publishes:  # before anybody else is
+            pending.queue.enqueue(pending)
         try:
-            return await asyncio.gather(*(self._answer(sending, terms) for sending in sendings))
+            return await asyncio.gather(*(self._answer(pending, terms) for pending in publishes))
         finally:
-            for sending in sendings:
-                sending.lane.leave(sending)
+            for pending in publishes:
+                pending.queue.leave(pending)
 
     def _places(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> dict[int, Sequence[int]]:
         count = len(columns.values)
@@ -304,18 +304,18 @@ class Publisher:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         return memoryview(data)
 
-    def _sending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> Sending:
+    def _pending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> PendingPublish:
         attempts = terms.attempts
-        return Sending(
-            self._lanes.lane(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+        return PendingPublish(
+            self._queues.queue(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
             terms.options, terms.producer,
             is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
             origin=None if attempts is None else attempts.numbers.get((topic.topic_id, partition)),
         )  # fmt: skip
 
-    async def _answer(self, sending: Sending, terms: PublishTerms) -> Published | SulinaError:
+    async def _answer(self, pending: PendingPublish, terms: PublishTerms) -> Published | SulinaError:
         try:
-            answer = await sending.lane.publish(sending, self._seconds(terms))
+            answer = await pending.queue.publish(pending, self._seconds(terms))
         except SulinaError as error:
             return error
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)

@@ -8,10 +8,10 @@ lasts. Where a node is alone, nothing is looked up: it will come back.
 import asyncio
 from typing import Any
 
-from sulina.client.asking import Make, ask
 from sulina.client.brokers import Brokers
 from sulina.client.in_flight import InFlight
-from sulina.client.places import Place, Places, unowned
+from sulina.client.placements import TopicPlacement, TopicPlacements, unowned
+from sulina.client.retries import Make, send_with_retry
 from sulina.client.session import Session
 from sulina.core.backoff import ElapsedBackoff
 from sulina.errors import (
@@ -38,7 +38,7 @@ class Route:
     def __init__(
         self,
         brokers: Brokers,
-        places: Places,
+        placements: TopicPlacements,
         name: TopicName,
         partition: int,
         *,
@@ -50,10 +50,10 @@ class Route:
         self.url: str | None = None  # of the session that was given out last
         self.reason: SulinaError | None = None  # why there is none
         self._brokers = brokers
-        self._places = places
+        self._places = placements
         self._answer_seconds = answer_seconds
         self._topic_id = topic_id  # another topic of this name is none of ours
-        self._place: Place | None = None  # that was believed
+        self._place: TopicPlacement | None = None  # that was believed
         self._hint: str | None = None  # where the last refusal said that it is
         self._hops = 0
         self._backoff = brokers.home.backoff()
@@ -139,7 +139,7 @@ class Route:
             return False
         return at is not None and at.url is not None and at.url != self.url
 
-    async def _where(self) -> tuple[Place, PartitionPlacement | None]:
+    async def _where(self) -> tuple[TopicPlacement, PartitionPlacement | None]:
         place = self._place = await self._known()
         at = place.at(self.partition)
         if at is None and not place.is_alone:  # what is known may be of the topic's past; else the broker will say so
@@ -147,7 +147,7 @@ class Route:
             at = place.at(self.partition)
         return place, at
 
-    async def _known(self, than: Place | None = None) -> Place:
+    async def _known(self, than: TopicPlacement | None = None) -> TopicPlacement:
         """Something newer than `than`; waits until there is somebody to ask."""
         while True:
             try:
@@ -162,7 +162,7 @@ class Route:
                 raise TopicNotFound(topic=str(self.name))
             return place
 
-    async def _look_again(self, than: Place) -> None:
+    async def _look_again(self, than: TopicPlacement) -> None:
         await self._pause()
         self._place = await self._known(than)
         if self._place.at(self.partition) == than.at(self.partition):
@@ -175,13 +175,13 @@ class Route:
 class Routes:
     """Requests to the owners of partitions."""
 
-    def __init__(self, brokers: Brokers, places: Places) -> None:
+    def __init__(self, brokers: Brokers, placements: TopicPlacements) -> None:
         self.brokers = brokers
-        self.places = places
+        self.placements = placements
 
     def route(self, name: TopicName, partition: int, wait_seconds: float = 0) -> Route:
         """For reads that the broker is told to answer within `wait_seconds`, or so."""
-        return Route(self.brokers, self.places, name, partition, answer_seconds=wait_seconds + ANSWER_SECONDS)
+        return Route(self.brokers, self.placements, name, partition, answer_seconds=wait_seconds + ANSWER_SECONDS)
 
     async def read(
         self, route: Route, make: Make, *, timeout_seconds: float | None = None, room: InFlight | None = None
@@ -193,13 +193,13 @@ class Routes:
 
     async def change(self, name: TopicName, partition: int, make: Make) -> Any:
         """The owner's answer to what is not sent again when its outcome is unknown."""
-        route = Route(self.brokers, self.places, name, partition)
+        route = Route(self.brokers, self.placements, name, partition)
         return await self._ask(route, make, None, None, is_repeatable=False)
 
     async def _ask(
         self, route: Route, make: Make, timeout_seconds: float | None, room: InFlight | None, *, is_repeatable: bool
     ) -> Any:
         seconds = self.brokers.options.timeout_seconds if timeout_seconds is None else timeout_seconds
-        return await ask(
+        return await send_with_retry(
             route, make, room=room or self.brokers.rooms.requests, is_repeatable=is_repeatable, seconds=seconds
         )

@@ -11,16 +11,16 @@ import asyncio
 import random
 from typing import Any, Protocol
 
-from sulina.client.asking import Asking, Make, ask
 from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
+from sulina.client.retries import Make, RetryState, send_with_retry
 from sulina.core.backoff import Backoff
 from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode, Happened
 
 
-class Attached(Protocol):
+class SessionAttachment(Protocol):
     """A consumer on this connection: what the session tells it, and what it has to say."""
 
     def deliver(self, frame: Deliver) -> None:
@@ -36,7 +36,7 @@ class Attached(Protocol):
         ...
 
 
-class Listening(Protocol):
+class EventListener(Protocol):
     """Who is told what happens on the node, on this connection."""
 
     def happened(self, frame: Happened) -> None:
@@ -48,7 +48,7 @@ class Listening(Protocol):
         ...
 
 
-class Awaiting(Protocol):
+class AnswerReceiver(Protocol):
     """Who waits for an answer: a future, or something that does as if."""
 
     def done(self) -> bool:
@@ -82,7 +82,7 @@ class Session:
         self.rng = rng
         self.rooms = rooms
         self.connection: Connection | None = None  # at this moment
-        self.pending: dict[int, Awaiting] = {}  # what was sent over it and is not answered
+        self.pending: dict[int, AnswerReceiver] = {}  # what was sent over it and is not answered
         self.reconnects = 0
         self.last_id = 0
         self.is_closed = False
@@ -90,9 +90,9 @@ class Session:
         self._backoff_seconds_max = options.backoff_seconds_max if backoff_seconds_max is None else backoff_seconds_max
         self._connected = asyncio.Event()  # or closed: whoever waits for a connection need wait no longer
         self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
-        self._attached: dict[int, Attached] = {}
-        self._listening: dict[int, Listening] = {}
-        self._outbox: dict[int, Attached] = {}  # handles of attachments that have something to say
+        self._attached: dict[int, SessionAttachment] = {}
+        self._listening: dict[int, EventListener] = {}
+        self._outbox: dict[int, SessionAttachment] = {}  # handles of attachments that have something to say
         self._outbox_filled = asyncio.Event()
         self._reason = "not connected yet"
         self._runner: asyncio.Task[None] | None = None
@@ -207,7 +207,7 @@ class Session:
         There is one attempt only if it is not patient. Errors of the node; Disconnected; QueueFull when there is no
         room in flight for so long.
         """
-        return await ask(
+        return await send_with_retry(
             _Here(self) if is_patient else _Once(self),
             make,
             room=room or self.rooms.requests,
@@ -216,7 +216,7 @@ class Session:
             seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
         )
 
-    async def ask(self, make: Make, asking: Asking) -> Any:
+    async def send_once(self, make: Make, state: RetryState) -> Any:
         """Send it over the connection that there is, and wait for the answer. Disconnected."""
         connection = self.connection
         if connection is None:
@@ -225,7 +225,7 @@ class Session:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.pending[number] = answer
         try:
-            asking.is_sent = True
+            state.is_sent = True
             await self.send(connection, make(number))
             return await answer
         finally:
@@ -255,7 +255,7 @@ class Session:
 
     # Attachments
 
-    def attach(self, handle: int, attached: Attached) -> None:
+    def attach(self, handle: int, attached: SessionAttachment) -> None:
         """Deliveries to `handle` on this connection are for `attached`."""
         self._attached[handle] = attached
 
@@ -263,13 +263,13 @@ class Session:
         """Nothing more for it."""
         self._attached.pop(handle, None)
 
-    def post(self, handle: int, attached: Attached) -> None:
+    def post(self, handle: int, attached: SessionAttachment) -> None:
         """The attachment has something to say. Nothing is sent for one that is lost."""
         if handle in self._attached:
             self._outbox[handle] = attached
             self._outbox_filled.set()
 
-    def listen(self, number: int, listening: Listening) -> None:
+    def listen(self, number: int, listening: EventListener) -> None:
         """What happens on this connection's node is told to `listening`, by the id of its request."""
         self._listening[number] = listening
 

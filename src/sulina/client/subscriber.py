@@ -49,10 +49,10 @@ class SubscriberTerms:
     batches: bool
 
 
-class _Attachment:
+class _SubscriberAttachment:
     """A subscriber as one connection knows it."""
 
-    def __init__(self, session: Session, on_delivery: "Callable[[_Attachment, Deliver], None]") -> None:
+    def __init__(self, session: Session, on_delivery: "Callable[[_SubscriberAttachment, Deliver], None]") -> None:
         self.session = session
         self.handle = session.next_id()
         self.is_reliable = False  # until the node has said so
@@ -124,14 +124,14 @@ class _Attachment:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _PartitionDeliveries:
     """The deliveries of one partition, on their way to the handler."""
 
     position: int | None = None  # the handler is done with everything before it
     epoch: int = NO_EPOCH  # of the log in which it is
     tail: int | None = None  # where the newest delivery ended
     has_failed: bool = False  # what comes is void until it is sent again
-    waiting: deque[tuple[_Attachment, Deliver]] = field(default_factory=deque)
+    waiting: deque[tuple[_SubscriberAttachment, Deliver]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
 
     def takes(self, start: int, end: int) -> bool:
@@ -176,8 +176,8 @@ class Subscriber:
         self._on_removed = on_removed
         self._on_end = on_end
         self._threads = threads_for(handler, terms.name)
-        self._lines: dict[int, _Line] = {}
-        self._attachment: _Attachment | None = None
+        self._lines: dict[int, _PartitionDeliveries] = {}
+        self._attachment: _SubscriberAttachment | None = None
         self._is_attached = False
         self._is_over = False
         self._backoff = brokers.home.backoff()
@@ -276,7 +276,7 @@ class Subscriber:
 
     # Being attached
 
-    async def _keep(self, attachment: _Attachment) -> None:
+    async def _keep(self, attachment: _SubscriberAttachment) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -298,8 +298,8 @@ class Subscriber:
             self._end(Disconnected(url="anywhere", reason=f"the subscriber failed: {error!r}"))
             raise
 
-    async def _join(self, session: Session) -> _Attachment:
-        attachment = self._attachment = _Attachment(session, self._take)
+    async def _join(self, session: Session) -> _SubscriberAttachment:
+        attachment = self._attachment = _SubscriberAttachment(session, self._take)
         asked = self.positions()
         epochs = {number: line.epoch for number, line in self._lines.items() if line.epoch != NO_EPOCH}
 
@@ -319,7 +319,7 @@ class Subscriber:
         self._begin(attachment, asked, msgspec.convert(answer, JoinedTopic, from_attributes=True))
         return attachment
 
-    def _begin(self, attachment: _Attachment, asked: dict[int, int], joined: JoinedTopic) -> None:
+    def _begin(self, attachment: _SubscriberAttachment, asked: dict[int, int], joined: JoinedTopic) -> None:
         attachment.is_reliable = joined.is_reliable
         for partition, offset in joined.positions.items():
             line = self._line(partition)
@@ -332,7 +332,7 @@ class Subscriber:
         self._is_attached = not attachment.is_gone
         attachment.ready.set()
 
-    def _diverge(self, line: _Line, partition: int, offset: int, epoch: int) -> None:
+    def _diverge(self, line: _PartitionDeliveries, partition: int, offset: int, epoch: int) -> None:
         """What the handler was done with from `offset` on was given up: the log goes on there."""
         _logger.warning(
             "offsets %d to %d of %s, partition %d, were given up after %s had them; it goes on at %d",
@@ -346,12 +346,12 @@ class Subscriber:
         for line in self._lines.values():
             line.forget()
 
-    def _line(self, partition: int) -> _Line:
-        return self._lines.setdefault(partition, _Line())
+    def _line(self, partition: int) -> _PartitionDeliveries:
+        return self._lines.setdefault(partition, _PartitionDeliveries())
 
     # Deliveries
 
-    def _take(self, attachment: _Attachment, frame: Deliver) -> None:
+    def _take(self, attachment: _SubscriberAttachment, frame: Deliver) -> None:
         if self._is_over or attachment is not self._attachment:
             return
         if not frame.ranges:
@@ -369,7 +369,7 @@ class Subscriber:
         if line.task is None:
             line.task = asyncio.create_task(self._work(line), name=f"sulina-handler {self.name} {frame.partition}")
 
-    async def _work(self, line: _Line) -> None:
+    async def _work(self, line: _PartitionDeliveries) -> None:
         """Handle what waits, until nothing does."""
         calling.set(self)
         try:
@@ -386,13 +386,15 @@ class Subscriber:
         finally:
             line.task = None
 
-    def _fail(self, line: _Line, attachment: _Attachment, frame: Deliver, reason: str) -> None:
+    def _fail(self, line: _PartitionDeliveries, attachment: _SubscriberAttachment, frame: Deliver, reason: str) -> None:
         attachment.settle(FailBatch(attachment.handle, frame.partition, frame.attempt, reason[:REASON_LENGTH_MAX]))
         if attachment is self._attachment:  # else what waits is from after it
             line.waiting.clear()
             line.has_failed = attachment.is_reliable
 
-    async def _handle(self, line: _Line, attachment: _Attachment, frame: Deliver) -> str | None:
+    async def _handle(
+        self, line: _PartitionDeliveries, attachment: _SubscriberAttachment, frame: Deliver
+    ) -> str | None:
         """Call the handler with all of a delivery. Why that was not possible; None: it is done."""
         calls = messages = None
         begun_at = 0
@@ -420,7 +422,7 @@ class Subscriber:
                         line.position, line.epoch = end, frame.epoch
         return None if count == len(messages) else "it was unsubscribed"
 
-    def _messages(self, line: _Line, frame: Deliver, *, is_reliable: bool) -> list[Message]:
+    def _messages(self, line: _PartitionDeliveries, frame: Deliver, *, is_reliable: bool) -> list[Message]:
         """But for those that the handler is done with. InvalidBatch, and others."""
         records = self._codec.decode(frame.data)
         position = self._done_before(line, frame) if is_reliable else None
@@ -434,7 +436,7 @@ class Subscriber:
             for record in within(records, start if position is None else max(start, position), end)
         ]  # fmt: skip
 
-    def _done_before(self, line: _Line, frame: Deliver) -> int | None:
+    def _done_before(self, line: _PartitionDeliveries, frame: Deliver) -> int | None:
         """Up to where records of a delivery, which has been decoded, come again: not where a later epoch begins."""
         if line.position is not None and frame.ranges[0][0] < line.position and NO_EPOCH < line.epoch < frame.epoch:
             offset = first_after_epoch(frame.data, line.epoch)

@@ -15,10 +15,10 @@ from functools import partial
 
 import msgspec
 
-from sulina.client.attachment import Attachment
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
-from sulina.client.places import Place, Places, unowned
+from sulina.client.consumer_attachment import ConsumerAttachment
+from sulina.client.placements import TopicPlacement, TopicPlacements, unowned
 from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
 from sulina.core.backoff import ElapsedBackoff
 from sulina.core.delivery.members import SubscriptionKind
@@ -57,7 +57,7 @@ _PASSING = (ConsumerNotFound, CursorMoved, Disconnected, NotServing, QueueFull)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ConsumerTerms:
     """What is subscribed to, and how. The same terms hold after every reconnect."""
 
     topic: str
@@ -80,14 +80,14 @@ def is_final(error: SulinaError) -> bool:
     return isinstance(error, _FINAL) and not isinstance(error, ConsumerNotFound) and not error.retryable
 
 
-class Hold:
+class BrokerAttachment:
     """One broker: the attachment to it, from the first attempt to its end."""
 
     __slots__ = ("attached_at", "attachment", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[SulinaError]
-        self.attachment: Attachment | None = None
+        self.attachment: ConsumerAttachment | None = None
         self.attached_at: float | None = None
 
     def was_steady(self, now: float) -> bool:
@@ -97,31 +97,33 @@ class Hold:
         return self.attachment.has_delivered or now - self.attached_at >= STEADY_SECONDS
 
 
-def _is_attached(hold: Hold) -> bool:
+def _is_attached(hold: BrokerAttachment) -> bool:
     return hold.attached_at is not None and not hold.task.done()
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class AttachmentListener:
     """What a subscription is told. Deliveries come from attachments that have not been lost yet."""
 
-    deliver: Callable[[Attachment, Deliver], None]
-    lost: Callable[[Attachment], None]
+    deliver: Callable[[ConsumerAttachment, Deliver], None]
+    lost: Callable[[ConsumerAttachment], None]
     failed: Callable[[SulinaError], None]
 
 
-class Attachments:
+class ConsumerAttachments:
     """`open`, then they are kept until `close`, or until the listener hears that they cannot be."""
 
-    def __init__(self, brokers: Brokers, places: Places, terms: Terms, listener: Listener) -> None:
-        self.live: dict[Attachment, None] = {}  # that may deliver
+    def __init__(
+        self, brokers: Brokers, placements: TopicPlacements, terms: ConsumerTerms, listener: AttachmentListener
+    ) -> None:
+        self.live: dict[ConsumerAttachment, None] = {}  # that may deliver
         self._brokers = brokers
-        self._places = places
+        self._places = placements
         self._terms = terms
         self._listener = listener
         self._name = TopicName.parse(terms.topic)
-        self._place: Place | None = None
-        self._holds: dict[str | None, Hold] = {}
+        self._place: TopicPlacement | None = None
+        self._holds: dict[str | None, BrokerAttachment] = {}
         self._busy_until: dict[str | None, float] = {}
         self._look_seconds = LOOK_SECONDS_MIN
         self._news_until = 0.0  # so long something is expected to change
@@ -231,7 +233,7 @@ class Attachments:
         is_first = not self._has_attached or not (self._is_first_lost or any(map(_is_attached, self._holds.values())))
         for url in self._place.owners():
             if url not in self._holds:
-                hold = self._holds[url] = Hold()
+                hold = self._holds[url] = BrokerAttachment()
                 hold.task = asyncio.create_task(self._hold(url, hold), name="sulina-attachment")
                 hold.task.add_done_callback(lambda _: self._changed.set())
             if is_first and self._terms.kind is SubscriptionKind.EXCLUSIVE:
@@ -274,7 +276,7 @@ class Attachments:
             await asyncio.sleep(self._backoff.next() if self._place.is_alone else self._pause())
         return bool(ended)
 
-    def _check(self, url: str | None, hold: Hold) -> None:
+    def _check(self, url: str | None, hold: BrokerAttachment) -> None:
         error = self._reason = hold.task.result()
         if isinstance(error, NotServing):
             self._await_news(error)
@@ -305,7 +307,7 @@ class Attachments:
             self._patience.reset()
             self._changed.set()
 
-    def _awaits_news(self, place: Place) -> bool:
+    def _awaits_news(self, place: TopicPlacement) -> bool:
         # One change is enough: not all that a broker has is moved from it.
         # Epochs are counted for each topic id: those of another topic of this name are news of their own.
         has_come = place.topic_id != self._old_topic_id or any(
@@ -329,7 +331,7 @@ class Attachments:
 
     # One of them
 
-    async def _hold(self, url: str | None, hold: Hold) -> SulinaError:
+    async def _hold(self, url: str | None, hold: BrokerAttachment) -> SulinaError:
         """Attach, and wait for the end. Why it ended, or why it did not even begin."""
         try:
             session = self._brokers.session(url)
@@ -338,7 +340,7 @@ class Attachments:
         except SulinaError as error:
             return error
         on_trouble = None if url is None else self._doubt
-        attachment = hold.attachment = Attachment(session, self._share(), self._listener.deliver, on_trouble)
+        attachment = hold.attachment = ConsumerAttachment(session, self._share(), self._listener.deliver, on_trouble)
         try:
             await self._attach(url, attachment)
         except SulinaError as error:
@@ -353,7 +355,7 @@ class Attachments:
         self._lose(attachment)
         return why
 
-    async def _attach(self, url: str | None, attachment: Attachment) -> None:
+    async def _attach(self, url: str | None, attachment: ConsumerAttachment) -> None:
         terms, session = self._terms, attachment.session
 
         def make(number: int) -> FromClient:
@@ -379,7 +381,7 @@ class Attachments:
         if answer is not None:
             attachment.is_reliable = msgspec.convert(answer, Subscribed, from_attributes=True).is_reliable
 
-    def _lose(self, attachment: Attachment) -> None:
+    def _lose(self, attachment: ConsumerAttachment) -> None:
         self.live.pop(attachment, None)
         self._listener.lost(attachment)
 

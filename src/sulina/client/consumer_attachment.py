@@ -38,14 +38,14 @@ _partition = attrgetter("partition")
 _delivery_ids = itertools.count(1)
 
 
-class Attachment:
+class ConsumerAttachment:
     """Made for a subscription, which gets what is delivered."""
 
     def __init__(
         self,
         session: Session,
         credit: int,
-        on_delivery: Callable[["Attachment", Deliver], None],
+        on_delivery: Callable[["ConsumerAttachment", Deliver], None],
         on_trouble: Callable[[], None] | None = None,
     ) -> None:
         """`on_trouble` is called when acks fail as if another owned the partition. None: there is no other."""

@@ -51,7 +51,7 @@ def _set(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-class Topics:
+class TopicCache:
     """Asks once for all who want to know, and again after some time, or when something shows that it has changed."""
 
     def __init__(self, ask: Ask, *, seconds: float, first_turn: Callable[[int], int]) -> None:

@@ -19,7 +19,7 @@ PLACES_KNOWN_MAX = 10_000
 LOOKUP_SECONDS = 3.0  # then another broker is asked
 
 
-class Place:
+class TopicPlacement:
     """Of one topic, as it was said once."""
 
     __slots__ = ("is_alone", "partitions", "topic_id")
@@ -60,53 +60,53 @@ def unowned(name: TopicName, at: PartitionPlacement) -> NotServing:
     return NotOwner(topic=str(name), partition=at.partition)
 
 
-class Places:
+class TopicPlacements:
     """Of all topics that the client has to do with."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._known: dict[TopicName, Place] = {}
-        self._asking: dict[TopicName, asyncio.Task[Place]] = {}
+        self._known: dict[TopicName, TopicPlacement] = {}
+        self._asking: dict[TopicName, asyncio.Task[TopicPlacement]] = {}
         self.lookups = 0
 
-    def known(self, name: TopicName) -> Place | None:
+    def known(self, name: TopicName) -> TopicPlacement | None:
         """What was heard last."""
         return self._known.get(name)
 
-    async def get(self, name: TopicName, than: Place | None = None) -> Place:
+    async def get(self, name: TopicName, than: TopicPlacement | None = None) -> TopicPlacement:
         """Something newer than `than`, which turned out to be wrong. TopicNotFound, Disconnected."""
         known = self._known.get(name)
         if known is not None and known is not than:
             return known
         return await self.look_up(name)
 
-    async def look_up(self, name: TopicName) -> Place:
+    async def look_up(self, name: TopicName) -> TopicPlacement:
         """As it is now. TopicNotFound, Disconnected."""
-        asking = self._asked(name)
-        await asyncio.wait([asking])
-        if asking.cancelled():
+        lookup = self._asked(name)
+        await asyncio.wait([lookup])
+        if lookup.cancelled():
             raise Disconnected(url="anywhere", reason="the client is closed")
-        return asking.result()
+        return lookup.result()
 
-    def look_up_soon(self, name: TopicName, than: Place | None) -> None:
+    def look_up_soon(self, name: TopicName, than: TopicPlacement | None) -> None:
         """`than` is wrong: ask, without waiting for it."""
         if self._known.get(name) is than:
             self._asked(name)
 
-    def _asked(self, name: TopicName) -> asyncio.Task[Place]:
-        asking = self._asking.get(name)
-        if asking is None:
-            asking = self._asking[name] = asyncio.create_task(self._look_up(name), name=f"sulina-lookup {name}")
-            asking.add_done_callback(_seen)
-        return asking
+    def _asked(self, name: TopicName) -> asyncio.Task[TopicPlacement]:
+        lookup = self._asking.get(name)
+        if lookup is None:
+            lookup = self._asking[name] = asyncio.create_task(self._look_up(name), name=f"sulina-lookup {name}")
+            lookup.add_done_callback(_seen)
+        return lookup
 
     async def close(self) -> None:
         """Nobody asks any more."""
-        asking = list(self._asking.values())
-        for task in asking:
+        lookups = list(self._asking.values())
+        for task in lookups:
             task.cancel()
-        if asking:
-            await asyncio.wait(asking)
+        if lookups:
+            await asyncio.wait(lookups)
 
     async def ask(self, name: TopicName) -> Placement:
         """Whoever answers. TopicNotFound, Disconnected."""
@@ -120,7 +120,7 @@ class Places:
         brokers.learn(placement.brokers)
         return placement
 
-    async def _look_up(self, name: TopicName) -> Place:
+    async def _look_up(self, name: TopicName) -> TopicPlacement:
         try:
             self.lookups += 1
             return self._remember(name, await self.ask(name))
@@ -131,7 +131,7 @@ class Places:
         finally:
             del self._asking[name]
 
-    def _remember(self, name: TopicName, placement: Placement) -> Place:
+    def _remember(self, name: TopicName, placement: Placement) -> TopicPlacement:
         partitions = sorted(placement.partitions, key=lambda at: at.partition)
         older = self._known.pop(name, None)
         if older is not None and older.topic_id == placement.topic_id:
@@ -141,11 +141,11 @@ class Places:
             ]
         while len(self._known) >= PLACES_KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        place = self._known[name] = Place(placement.topic_id, partitions)
+        place = self._known[name] = TopicPlacement(placement.topic_id, partitions)
         return place
 
 
-def _seen(task: asyncio.Task[Place]) -> None:
+def _seen(task: asyncio.Task[TopicPlacement]) -> None:
     """Whoever waited has heard of it."""
     if not task.cancelled():
         task.exception()

@@ -478,9 +478,10 @@ async def test_a_batch_for_several_partitions_is_not_passed_by_what_comes_later(
     async with cluster.client() as client:
         await client.publish(TOPIC, b"first", partition=0)
         messages = [Record(str(n), key=str(n)) for n in range(50)]
-        many = asyncio.create_task(client.publish_batch(TOPIC, messages))
+        many = asyncio.create_task(client.publish_batch(TOPIC, messages, split=True))
         last = [asyncio.create_task(client.publish(TOPIC, b"last", partition=n)) for n in range(3)]
-        await asyncio.gather(many, *last)
+        acks = await asyncio.gather(many, *last)
+        assert all(ack.is_accepted for ack in acks)
         assert [values(part.log)[-1] for part in cluster.parts] == ["last"] * 3
 
 

@@ -1,7 +1,7 @@
 """Record batches on the client's side: few records in Python, many by the kernels.
 
 Importing the kernels takes a second, which an application must not wait for, and most never need: they are imported
-in a thread, once so many records have come that it is worth it. Until then Python does the same, more slowly.
+in a thread, once enough records have come to make it worth while. Until then Python does the same, more slowly.
 """
 
 import asyncio
@@ -43,7 +43,11 @@ class BatchCodec:
         timestamps_ms: Sequence[int] | int,
         headers: Sequence[Headers] | None,
     ) -> bytearray:
-        """One batch. InvalidBatch when there is no record, or a timestamp does not fit."""
+        """Return one batch of these records.
+
+        Raises:
+            InvalidBatch: there is no record, or a timestamp does not fit.
+        """
         if len(values) < 32 or self._has_kernels(len(values)):  # so few are done in Python there too
             return encode_rows(values, keys, timestamps_ms, headers)
         stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
@@ -51,7 +55,11 @@ class BatchCodec:
         return encode(list(records))
 
     def decode(self, data: Bytes) -> list[StoredRecord]:
-        """The records of the batches that lie end to end in `data`; their checksums hold. InvalidBatch, and others."""
+        """Return the records of the batches that lie end to end in `data`; their checksums are checked.
+
+        Raises:
+            InvalidBatch: a batch is damaged, or not what its header says.
+        """
         headers = split(data, LIMITS)
         if self._has_kernels(sum(header.record_count for header in headers)):
             return decode_rows(data, limits=LIMITS)
@@ -73,7 +81,7 @@ class BatchCodec:
         return False
 
     async def close(self) -> None:
-        """A thread cannot be stopped: wait for it."""
+        """Wait for the thread that imports the kernels: it cannot be stopped."""
         if self._warming is not None:
             await self._warming
 
@@ -86,7 +94,7 @@ def _use_kernels() -> None:
 
 
 def within(records: list[StoredRecord], start: int, end: int) -> list[StoredRecord]:
-    """The records whose offsets are in [start, end); they come sorted."""
+    """Return the records whose offsets are in [start, end); they come sorted."""
     if not records or (records[0].offset >= start and records[-1].offset < end):
         return records
     first = bisect_left(records, start, key=_offset)
@@ -94,7 +102,7 @@ def within(records: list[StoredRecord], start: int, end: int) -> list[StoredReco
 
 
 def take_from(buffer: deque[T], count_max: int | None) -> list[T]:
-    """The first so many; None: all."""
+    """Take the first `count_max` items from a buffer; None: all."""
     if count_max is None or count_max >= len(buffer):
         taken = list(buffer)
         buffer.clear()

@@ -1,8 +1,8 @@
 """A consumer as one connection knows it: its credit, its acks, and which deliveries are still its own.
 
-An attachment ends with its connection, by a seek, when its node loses a partition, or when it is left; what it was
-delivered can then no longer be acked, because it is delivered again. Nor can a delivery that the same attachment was
-sent anew.
+An attachment ends with its connection, by a seek, when its node loses a partition, or when it is closed. What it
+delivered can then no longer be acked, because it is delivered again. Nor can an earlier delivery of a record that the
+same attachment delivered once more.
 """
 
 import asyncio
@@ -48,12 +48,12 @@ class ConsumerAttachment:
         on_delivery: Callable[["ConsumerAttachment", Deliver], None],
         on_trouble: Callable[[], None] | None = None,
     ) -> None:
-        """`on_trouble` is called when acks fail as if another owned the partition. None: there is no other."""
+        """Make an attachment; `on_trouble` is called when acks fail as if another broker owned the partition."""
         self.handle = session.next_id()
         self.delivery_id = next(_delivery_ids)  # by which messages name it, in the whole process
         self.credit = credit  # that it begins with
         self.taken = 0  # by the application, whose credit has not been given back
-        self.refill = max(1, credit // 2)  # when so many are
+        self.refill = max(1, credit // 2)  # taken messages, then credit is given back
         self.is_reliable = True  # else there are neither cursors nor anything to deliver again; the node says so
         self.is_gone = False
         self.has_delivered = False
@@ -71,7 +71,7 @@ class ConsumerAttachment:
     # What the session calls
 
     def deliver(self, frame: Deliver) -> None:
-        """Records have come."""
+        """Pass records on to the consumer."""
         self.has_delivered = True
         if frame.attempt > 1:
             for start, end in frame.ranges:
@@ -82,7 +82,7 @@ class ConsumerAttachment:
         self._on_delivery(self, frame)
 
     def lose(self, error: SulinaError) -> None:
-        """Nothing that was delivered can be acked any more."""
+        """End: nothing that was delivered can be acked any more."""
         self.is_gone = True
         self.session.detach(self.handle)
         if not self.gone.done():
@@ -104,7 +104,7 @@ class ConsumerAttachment:
     # What the application calls
 
     def is_own(self, message: Message) -> bool:
-        """Whether the delivery is still this consumer's to ack, as far as is known here."""
+        """Return whether a delivery is still this consumer's to ack, as far as is known here."""
         if self.is_gone or not self.is_reliable:
             return False
         attempts = self._attempts
@@ -128,7 +128,11 @@ class ConsumerAttachment:
         return is_known and len(own) == len(messages)
 
     async def nack(self, messages: Sequence[Message], delay_seconds: float | None) -> bool:
-        """Return when the node knows; False when any of the deliveries was not ours any more."""
+        """Return when the node knows; False when any of the deliveries was not ours any more.
+
+        Raises:
+            InvalidSettings: the delay is negative, or longer than a day.
+        """
         if not self.is_reliable:
             return False
         own = self._own(messages)
@@ -146,13 +150,13 @@ class ConsumerAttachment:
         if acks is None:
             acks = self._acks.setdefault(message.partition, deque())
         acks.append(message.offset)
-        if not self._is_armed:  # asked after the append: whoever disarms, drains afterwards
+        if not self._is_armed:  # asked after the append: `_send_acks` disarms first, then drains
             self._is_armed = True
             with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the connection
                 self._loop.call_soon_threadsafe(self._send_acks_later)
 
     def give_credit(self) -> None:
-        """For what the application has taken, unless that is too much."""
+        """Give back credit for what the application has taken, unless the consumer has too much of it."""
         kept = min(self.taken, self._surplus)
         self._surplus -= kept
         self._credit += self.taken - kept
@@ -171,7 +175,7 @@ class ConsumerAttachment:
             self.give_credit()
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; if it is attached all the same, the node is told, after the acks."""
+        """End without waiting; if it is attached all the same, the node is told, after the acks."""
         self.is_gone = True
         self.session.post(self.handle, self)
 
@@ -210,7 +214,7 @@ class ConsumerAttachment:
         return await self._settled(lambda number: NackRecords(number, self.handle, partition, ranges, delay_ms), ranges)
 
     async def _settled(self, make: Callable[[int], FromClient], ranges: Ranges) -> bool:
-        """Whether the consumer still held all of these."""
+        """Return whether the consumer still held all of these."""
         if self.is_gone:
             return False
         try:
@@ -227,7 +231,7 @@ class ConsumerAttachment:
 
 
 def ranges_of(offsets: list[int]) -> Ranges:
-    """The offsets as half-open ranges, sorted, as few as possible."""
+    """Return offsets as half-open ranges, sorted, as few as possible."""
     if not offsets:
         return []
     first, end = offsets[0], offsets[-1] + 1

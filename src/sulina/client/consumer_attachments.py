@@ -44,13 +44,13 @@ from sulina.wire.frames import Deliver, FromClient, Subscribe
 from sulina.wire.messages import Subscribed
 
 CREDIT_MAX = 1_000_000
-LOOK_SECONDS_MIN = 0.5  # when all seems well it is looked up after so long whether it is
-LOOK_SECONDS_MAX = 30.0  # and when it has been for a while
+LOOK_SECONDS_MIN = 0.5  # between lookups of the owners, at first
+LOOK_SECONDS_MAX = 30.0  # and when nothing has changed for a while
 ATTACH_SECONDS = 3.0  # while somebody has not answered yet, this often
 NEWS_SECONDS = 3.0  # to hear where a partition is that was lost
-STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
+STEADY_SECONDS = 5.0  # after which an attachment counts as steady, and pauses begin small again
 
-# Trying again would not help, or would make anew what somebody has deleted.
+# Trying again would not help, or would create again what was deleted.
 _FINAL = (Conflict, Corrupt, InvalidInput, LimitReached, LogStopped, NotFound)
 # At first nothing else is put up with.
 _PASSING = (ConsumerNotFound, CursorMoved, Disconnected, NotServing, QueueFull)
@@ -76,7 +76,7 @@ class ConsumerTerms:
 
 
 def is_final(error: SulinaError) -> bool:
-    """Whether an attachment that ended so is not to be made again."""
+    """Return whether an attachment that ended with this error is not to be made again."""
     return isinstance(error, _FINAL) and not isinstance(error, ConsumerNotFound) and not error.retryable
 
 
@@ -91,7 +91,7 @@ class BrokerAttachment:
         self.attached_at: float | None = None
 
     def was_steady(self, now: float) -> bool:
-        """Whether it had worked before it ended."""
+        """Return whether it had worked before it ended."""
         if self.attached_at is None or self.attachment is None:
             return False
         return self.attachment.has_delivered or now - self.attached_at >= STEADY_SECONDS
@@ -126,7 +126,7 @@ class ConsumerAttachments:
         self._holds: dict[str | None, BrokerAttachment] = {}
         self._busy_until: dict[str | None, float] = {}
         self._look_seconds = LOOK_SECONDS_MIN
-        self._news_until = 0.0  # so long something is expected to change
+        self._news_until = 0.0  # until then a newer placement is expected
         self._old_epochs: dict[int, int] = {}  # of the partitions of which that is
         self._old_topic_id = ""  # of the topic that had them
         self._has_attached = False
@@ -207,12 +207,12 @@ class ConsumerAttachments:
                     await self._look()
         except SulinaError as error:
             self._fail(error)
-        except Exception as error:  # our own bug: whoever waits must hear of it
+        except Exception as error:  # our own bug: tell all that wait
             self._fail(Disconnected(url="anywhere", reason=f"the subscription failed: {error!r}"))
             raise
 
     async def _look(self) -> None:
-        """Where is it now? A node that is alone is asked once."""
+        """Look up where the topic is served; a node that is alone is asked once."""
         if self._place is not None and self._place.is_alone:
             return
         try:
@@ -241,7 +241,7 @@ class ConsumerAttachments:
         self._share_credit()
 
     async def _wait(self) -> bool:
-        """Until something has changed, or it is time to look again, which is then the answer."""
+        """Wait until something has changed; return whether it is time to look up the owners again."""
         place = self._place
         owners = {} if place is None else place.owners()
         is_settled = all(url in self._holds and _is_attached(self._holds[url]) for url in owners)
@@ -262,7 +262,7 @@ class ConsumerAttachments:
         return False
 
     async def _has_lost(self) -> bool:
-        """Those who let us go are tried again after a pause, unless they said that it would not help."""
+        """Check the attachments that ended, and pause before they are made again; return whether there were any."""
         ended = [(url, hold) for url, hold in self._holds.items() if hold.task.done()]
         for url, hold in ended:
             del self._holds[url]
@@ -292,7 +292,7 @@ class ConsumerAttachments:
             raise error
 
     def _await_news(self, error: NotServing) -> None:
-        """A broker has lost something: whoever is asked where it is may not have heard of it."""
+        """Expect a newer placement: a broker has lost a partition, and others may not have heard of it yet."""
         self._news_until = asyncio.get_running_loop().time() + NEWS_SECONDS
         if self._place is not None:
             lost = getattr(error, "partition", None)
@@ -300,7 +300,7 @@ class ConsumerAttachments:
             self._old_epochs, self._old_topic_id = epochs | self._old_epochs, self._place.topic_id
 
     def _doubt(self) -> None:
-        """An owner does not take acks: it may be none any more, and not know it."""
+        """Doubt an owner that does not take acks: another may own the partition by now."""
         is_new = not self._old_epochs
         self._await_news(NotServing(reason="acks fail"))
         if is_new:

@@ -44,7 +44,7 @@ class IdentitySubscriber:
         on_removed: Callable[[SulinaError], object] | None = None,
         on_end: "Callable[[IdentitySubscriber], None]",
     ) -> None:
-        """`consume` makes a consumer of the identity's subscription, with that much credit."""
+        """Make a subscriber; `consume` makes a consumer of the identity's subscription, with that much credit."""
         self.identity = identity
         self.terms = terms
         self.handler = handler
@@ -77,7 +77,12 @@ class IdentitySubscriber:
         return self._messages.is_attached
 
     async def open(self) -> None:
-        """Offer to serve. The node's errors, such as TopicNotFound; Disconnected."""
+        """Offer to serve.
+
+        Raises:
+            NotStarted: the client was closed meanwhile.
+            TopicNotFound: there is no such topic.
+        """
         try:
             await self._messages.open()
             if self._leaving.is_set():  # meanwhile

@@ -1,6 +1,6 @@
 """Where topics are served, as far as this client has heard.
 
-It may be wrong at any time: whoever is refused looks again, and then all who were told the same know better. One
+It may be wrong at any time: a caller that is refused looks again, and then all who were told the same know better. One
 question for each topic is under way at a time. What was heard of a partition is never replaced by something older.
 """
 
@@ -31,11 +31,11 @@ class TopicPlacement:
         self.is_alone = all(at.url is None and at.broker_id is not None for at in partitions)
 
     def at(self, partition: int) -> PartitionPlacement | None:
-        """None: there is no such partition, as far as is known."""
+        """Return where a partition is served; None: there is no such partition, as far as is known."""
         return self.partitions[partition] if 0 <= partition < len(self.partitions) else None
 
     def owners(self) -> dict[str | None, int]:
-        """Who serves something of it, each with the lowest of its partitions; those first who have the lowest."""
+        """Return the URLs of the owners, each with the lowest of its partitions, in the order of these."""
         owners: dict[str | None, int] = {}
         for at in self.partitions:
             if is_served(at):
@@ -49,12 +49,12 @@ class TopicPlacement:
 
 
 def is_served(at: PartitionPlacement) -> bool:
-    """Whether somebody takes and gives its records."""
+    """Return whether a broker serves the partition."""
     return at.broker_id is not None and at.state is TopicState.ACTIVE
 
 
 def unowned(name: TopicName, at: PartitionPlacement) -> NotServing:
-    """Why nobody can be asked about a partition."""
+    """Return the error for a partition that no broker serves."""
     if at.state is TopicState.RECOVERING and at.waits_for is not None:
         return Recovering(topic=str(name), partition=at.partition, broker=at.waits_for)
     return NotOwner(topic=str(name), partition=at.partition)
@@ -70,18 +70,28 @@ class TopicPlacements:
         self.lookups = 0
 
     def known(self, name: TopicName) -> TopicPlacement | None:
-        """What was heard last."""
+        """Return what was heard last."""
         return self._known.get(name)
 
     async def get(self, name: TopicName, than: TopicPlacement | None = None) -> TopicPlacement:
-        """Something newer than `than`, which turned out to be wrong. TopicNotFound, Disconnected."""
+        """Return something newer than `than`, which turned out to be wrong.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+        """
         known = self._known.get(name)
         if known is not None and known is not than:
             return known
         return await self.look_up(name)
 
     async def look_up(self, name: TopicName) -> TopicPlacement:
-        """As it is now. TopicNotFound, Disconnected."""
+        """Return where a topic is served now.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+        """
         lookup = self._asked(name)
         await asyncio.wait([lookup])
         if lookup.cancelled():
@@ -89,7 +99,7 @@ class TopicPlacements:
         return lookup.result()
 
     def look_up_soon(self, name: TopicName, than: TopicPlacement | None) -> None:
-        """`than` is wrong: ask, without waiting for it."""
+        """Look up a topic without waiting for it, if `than` is still what is known."""
         if self._known.get(name) is than:
             self._asked(name)
 
@@ -101,7 +111,7 @@ class TopicPlacements:
         return lookup
 
     async def close(self) -> None:
-        """Nobody asks any more."""
+        """Cancel all lookups."""
         lookups = list(self._asking.values())
         for task in lookups:
             task.cancel()
@@ -109,7 +119,12 @@ class TopicPlacements:
             await asyncio.wait(lookups)
 
     async def ask(self, name: TopicName) -> Placement:
-        """Whoever answers. TopicNotFound, Disconnected."""
+        """Return the answer of any broker.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+        """
         brokers = self._brokers
         answer = await brokers.read(
             lambda number: Call(number, PLACEMENT.name, {"topic": str(name)}),
@@ -146,6 +161,6 @@ class TopicPlacements:
 
 
 def _seen(task: asyncio.Task[TopicPlacement]) -> None:
-    """Whoever waited has heard of it."""
+    """Mark the error of a lookup as seen: its callers have been told."""
     if not task.cancelled():
         task.exception()

@@ -89,7 +89,12 @@ class Receipt:
         return self._answer.done()
 
     def result(self) -> PublishAck:
-        """What awaiting it gives, once it is done. CancelledError when it was cancelled."""
+        """Return the ack, once it is done.
+
+        Raises:
+            SulinaError: a fault of the system.
+            CancelledError: it was cancelled.
+        """
         return self._answer.result()
 
     async def wait(self) -> None:
@@ -101,12 +106,12 @@ class Receipt:
         return self._leave(self)
 
     def settle(self, request_outcome: PublishAck | BaseException | None) -> None:
-        """For the producer: this became of it. None: it was cancelled."""
+        """Note, for the producer, what became of the record; None: it was cancelled."""
         if request_outcome is None:
             self._answer.cancel()
         elif isinstance(request_outcome, BaseException):
             self._answer.set_exception(request_outcome)
-            self._answer.exception()  # whoever does not await it has chosen not to know
+            self._answer.exception()  # seen: the report counts it, also if nobody awaits it
         else:
             self._answer.set_result(request_outcome)
 
@@ -161,7 +166,7 @@ class Producer:
         return self._stopped_by is not None
 
     def report(self) -> ProducerReport:
-        """What became of everything so far."""
+        """Return what became of all records so far."""
         return ProducerReport(**self._counts)
 
     def produce(
@@ -306,13 +311,13 @@ class Producer:
         return apart
 
     def _may_pass(self, answer: PublishAck | SulinaError) -> bool:
-        """Whether it is to be sent again as it is."""
+        """Return whether a record is to be sent again as it is."""
         if self.options.on_failure != OnFailure.RETRY or self._giving_up.is_set():
             return False
         return answer.retryable if isinstance(answer, SulinaError) else answer.reason == RejectReason.QUEUE_FULL
 
     async def _pause(self) -> bool:
-        """Before something is sent again; True: it is not to be."""
+        """Wait before something is sent again; True: it is not to be."""
         return await wait_or_timeout(self._giving_up, self.options.retry_seconds)
 
     def _take_in(self, told: dict[Receipt, PublishAck | SulinaError]) -> list[list[Receipt]]:
@@ -331,7 +336,7 @@ class Producer:
         return [group for refused in together.values() for group in self._apart(refused, told[refused[0]])]
 
     def _apart(self, refused: list[Receipt], answer: PublishAck | SulinaError) -> list[list[Receipt]]:
-        """One of them is bad, and the others are not to suffer for it."""
+        """Split records that were refused together: one of them is bad, and the others can be published."""
         assert isinstance(answer, PublishAck)
         if len(refused) == 1 or isinstance(answer.error, SchemaConflict):  # which all of them have
             for receipt in refused:
@@ -353,7 +358,7 @@ class Producer:
         return True
 
     def _drop(self) -> None:
-        """What waits is not sent."""
+        """Discard what waits."""
         for receipt in self._batching.clear():
             if self._has_failed:
                 self._settle(receipt, ProducerStopped(topic=self.topic, reason=self._stopped_by or ""))
@@ -377,7 +382,7 @@ class Producer:
 
 
 def _is_fault(answer: PublishAck | SulinaError) -> bool:
-    """Whether it was not the message's fault."""
+    """Return whether the system is at fault, not the record."""
     return isinstance(answer, SulinaError) or answer.reason == RejectReason.QUEUE_FULL
 
 

@@ -127,7 +127,7 @@ class Columns:
         )
 
     def rows(self, numbers: Sequence[int]) -> "Columns":
-        """Some of them, in this order."""
+        """Return some of the records, in this order."""
         keys, stamps, headers = self.keys, self.timestamps_ms, self.headers
         return Columns(
             [self.values[n] for n in numbers],
@@ -138,7 +138,7 @@ class Columns:
 
 
 def by_partition(keys: Sequence[bytes | None], partitions: int, keyless: int) -> dict[int, Sequence[int]]:
-    """Which records go where, by their numbers; those without a key go to `keyless`."""
+    """Return which records go to which partition, by their indexes; those without a key go to `keyless`."""
     placements: dict[bytes | None, int] = {None: keyless}
     numbers: dict[int, list[int]] = {}
     for number, key in enumerate(keys):
@@ -151,7 +151,7 @@ def by_partition(keys: Sequence[bytes | None], partitions: int, keyless: int) ->
 
 
 def acks_of(part: PublishPart) -> list[PublishAck | SulinaError]:
-    """What each record of a part is told."""
+    """Return the ack, or the error, of each record of a part."""
     if part.error is not None:
         return [part.error if part.reason is None else PublishAck.of([part])] * part.count
     base = part.base_offset
@@ -173,7 +173,7 @@ class RecordPublisher:
         registry: SerializationRegistry,
         on_reject: Callable[[str, SulinaError], None],
     ) -> None:
-        """`on_reject` is called with the topic and the error of a publish that was rejected before it was sent."""
+        """Make a publisher; `on_reject` gets the topic and the error of what was rejected before it was sent."""
         self._brokers = brokers
         self._codec = codec
         self._topics = topics
@@ -224,7 +224,12 @@ class RecordPublisher:
     async def publish_encoded(
         self, topic: str | TopicName, partition: int, data: memoryview, terms: PublishTerms
     ) -> Published:
-        """Batches that are encoded already, all or nothing. Whatever is wrong raises."""
+        """Publish batches that are encoded already, all or nothing.
+
+        Raises:
+            BatchTooLarge: they do not fit in one request.
+            SulinaError: they were rejected, or a fault of the system.
+        """
         if len(data) > DATA_BYTES_MAX:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), terms)
@@ -238,7 +243,7 @@ class RecordPublisher:
         return answer
 
     async def _topic(self, name: TopicName, terms: PublishTerms, known: KnownTopic | None = None) -> KnownTopic:
-        """What is known of the topic; or, if that was wrong, what it is now."""
+        """Return what is known of a topic; or, if that was wrong, what it is now."""
         seconds = self._seconds(terms)
         try:
             if known is None:

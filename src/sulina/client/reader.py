@@ -1,6 +1,6 @@
 """Reading a topic from anywhere, without a subscription: the partitions as they come, each in its order.
 
-Each partition has one fetch under way while what came before is being taken. It goes to whoever owns the partition, and
+Each partition has one fetch under way while what came before is being taken. It goes to the owner of the partition, and
 when that is another, on at the same offset. Nothing else runs: a reader that is dropped leaves fetches that end by
 themselves.
 
@@ -97,7 +97,14 @@ class Reader:
         self.divergences: deque[PositionDiverged] = deque(maxlen=DIVERGENCES_KEPT_MAX)  # the newest last
 
     async def open(self) -> None:
-        """Look up where to begin. TopicNotFound, NotReliable, VersionNotRetained."""
+        """Look up where to begin.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            NotReliable: the topic stores no records.
+            VersionNotRetained: the version is gone.
+            InvalidSettings: there is no partition to read.
+        """
         async with self._opening:
             if self._is_open:
                 return
@@ -144,7 +151,7 @@ class Reader:
         return buffer.popleft()
 
     async def take(self, records_max: int | None = None) -> list[Message]:
-        """What is here, at least one record; none only at the end."""
+        """Return the messages that are here, at least one; none only at the end."""
         buffer = self._buffer
         while not buffer:
             if not await self._fill():
@@ -152,7 +159,7 @@ class Reader:
         return take_from(buffer, records_max)
 
     async def batches(self, records_max: int | None = None) -> AsyncIterator[list[Message]]:
-        """Records in lists, as they come: the quickest way to take many."""
+        """Iterate over messages in lists, as they come: the fastest way to read many."""
         while records := await self.take(records_max):
             yield records
 

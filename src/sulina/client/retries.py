@@ -32,7 +32,7 @@ class RequestOutcome(Enum):
 
 
 def request_outcome(error: BaseException) -> RequestOutcome:
-    """Of a request that was sent."""
+    """Return what an error says of a request that was sent."""
     if isinstance(error, Disconnected | LeaseExpired | ArchiveFailed | MetadataFailed):
         return RequestOutcome.UNKNOWN
     return RequestOutcome.REFUSED if isinstance(error, QueueFull | NotServing) else RequestOutcome.FINAL
@@ -57,7 +57,7 @@ class RequestTarget(Protocol):
         ...
 
     async def session(self) -> "Session":
-        """The one to ask now; waits until there is one."""
+        """Return the session to use now; waits until there is one."""
         ...
 
     async def refused(self, error: SulinaError) -> None:
@@ -78,7 +78,11 @@ class RetryState:
         self.refusal: SulinaError | None = None  # the node's, of the last attempt
 
     async def attempt(self, session: "Session", make: Make, size_bytes: int, seconds: float | None) -> Any:
-        """Once, when there is room. Disconnected when there is no answer for so long."""
+        """Send once, when there is room.
+
+        Raises:
+            Disconnected: there is no answer within `seconds`.
+        """
         if not self.room.try_enter(size_bytes):
             self.is_entering = True
             await self.room.enter(size_bytes)
@@ -95,7 +99,7 @@ class RetryState:
             self.room.leave(size_bytes)
 
     def may_repeat(self, error: SulinaError, is_repeatable: bool) -> bool:
-        """Whether this attempt is not the last."""
+        """Return whether to try again after this error."""
         was_sent, self.is_sent = self.is_sent, False
         self.refusal = None if isinstance(error, Disconnected) else error
         found = request_outcome(error)
@@ -105,7 +109,7 @@ class RetryState:
         return found is RequestOutcome.REFUSED
 
     def why_late(self, target: RequestTarget, session: "Session | None", seconds: float) -> SulinaError:
-        """What to raise when its time is over."""
+        """Return the error to raise when the time of the request is over."""
         if self.is_entering:
             return self.room.full()
         if self.is_sent and session is not None:
@@ -114,7 +118,7 @@ class RetryState:
 
 
 def why_waiting(refusal: SulinaError | None, is_unknown: bool, session: "Session | None") -> SulinaError:
-    """The error of what was not under way when its time was over. It never calls refused what may have been done."""
+    """Return the error of a request that was waiting when its time was over; what may be done is not called refused."""
     if refusal is None:
         return session.disconnected() if session is not None else Disconnected(url="anywhere", reason="nobody is there")
     if is_unknown and not isinstance(refusal, Disconnected):
@@ -126,9 +130,12 @@ def why_waiting(refusal: SulinaError | None, is_unknown: bool, session: "Session
 async def send_with_retry(
     target: RequestTarget, make: Make, *, room: InFlight, is_repeatable: bool, seconds: float, size_bytes: int = 0
 ) -> Any:
-    """The answer to the frame that `make` gives for an id; it is called once for each attempt.
+    """Return the answer to the frame that `make` gives for an id; it is called once for each attempt.
 
-    Errors of the node; Disconnected; QueueFull when there is no room in flight for so long.
+    Raises:
+        QueueFull: there was no room in flight within `seconds`.
+        Disconnected: there was no answer, and the outcome may be unknown.
+        SulinaError: the node's own error.
     """
     state = RetryState(room)
     session: Session | None = None

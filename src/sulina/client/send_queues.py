@@ -1,17 +1,17 @@
-"""Publishes on their way, each partition's in a lane of its own: they arrive in the order in which they set out.
+"""Publishes that are sent and not answered, in a queue for each partition: they arrive in the order of their calls.
 
-- While all is well, a publish is sent at once, by whoever makes it, and any number are under way.
-- When one comes back (the partition is moving, the node is full, the connection broke), nothing more is sent until all
-  that is under way has been answered. Then what came back goes first, to whoever owns the partition now: one alone, and
-  when that is taken, all the others behind it.
+- While all is well, a publish is sent at once, by its caller, and any number are under way.
+- When one is refused or cut off (the partition is moving, the node is full, the connection broke), nothing more is sent
+  until all that is under way has been answered. Then what came back is sent first, to the owner of that moment: one
+  alone, and when that is accepted, all the others behind it.
 - What was sent and not answered is sent again only if it has a number or a txn_id, which is always the same; else it is
   an error, as its outcome is unknown. What was refused may always be sent again.
 - What is sent between one trouble and the next is one run: a node that has refused one of a run refuses the later ones
-  too, so that nothing passes what is on its way back.
-- Whoever gives up leaves the lane; nobody waits for it.
+  too, so that nothing passes what is to be sent again.
+- A publish that times out is removed from the queue and does not block later ones.
 - A txn_id for which the log has no room is tried again too, unless publishes that need no such room are behind it: then
   it is refused, so that they do not wait for minutes.
-- What waits here is not under way, so a lane that stands still takes no room from the others.
+- What waits here is not under way, so a queue that stands still takes no room from the others.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class PendingPublish:
         is_repeatable: bool = False,
         origin: OriginNumber | None = None,
     ) -> None:
-        """`is_numbered`: one batch, which is numbered here.
+        """Make a publish; with `is_numbered`, it is one batch, which is numbered here.
 
         `origin` is the number under which it was sent before and may have been written.
         """
@@ -121,18 +121,18 @@ class PendingPublish:
     # What a session calls
 
     def done(self) -> bool:
-        """Whether it needs no answer any more."""
+        """Return whether it needs no answer any more."""
         return self.is_over
 
     def set_result(self, result: Any) -> None:
-        """It was taken."""
+        """Take the node's answer: it was accepted."""
         self.is_over = True
         self.queue.landed(self)
         if not self.answer.done():
             self.answer.set_result(result)
 
     def set_exception(self, error: SulinaError) -> None:
-        """It was not, or nobody knows."""
+        """Take an error: it was not accepted, or the outcome is unknown."""
         self.queue.landed(self)
         found = request_outcome(error)
         if isinstance(error, SequenceSkipped) and self.is_numbered:
@@ -155,13 +155,13 @@ class PendingPublish:
             self.fail(error)
 
     def fail(self, error: SulinaError) -> None:
-        """It comes to nothing."""
+        """Fail for good."""
         self.is_over = True
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def why_late(self, seconds: float) -> SulinaError:
-        """What to raise when its time is over."""
+        """Return the error to raise when its time is over."""
         if self.number and self.session is not None:
             return self.session.late(seconds)
         if self.queue.is_entering and self.refusal is None and not self.is_unknown:
@@ -210,12 +210,18 @@ class PartitionSendQueue:
         return not self.route.is_alone
 
     def next_turn(self) -> int:
-        """Who comes first, goes first."""
+        """Return the next turn: what comes first is sent first."""
         self._turns += 1
         return self._turns
 
     async def publish(self, pending: PendingPublish, seconds: float) -> Any:
-        """The node's answer. Its errors, Disconnected, QueueFull."""
+        """Send a publish, and return the node's answer.
+
+        Raises:
+            Disconnected: there was no answer in time, or the outcome is unknown.
+            QueueFull: there was no room in time.
+            SulinaError: the node's own error.
+        """
         try:
             async with asyncio.timeout(seconds):
                 session = self._session
@@ -239,7 +245,7 @@ class PartitionSendQueue:
                 pending.answer.exception()  # seen: the time may have been over at the same moment
 
     def enqueue(self, pending: PendingPublish) -> None:
-        """It is next after all that are queued, and will be sent by the keeper."""
+        """Queue a publish behind all that are queued; the keeper sends it."""
         pending.is_queued = True
         self._waiting[pending.turn] = pending
         self._keep()
@@ -267,7 +273,7 @@ class PartitionSendQueue:
     # What becomes of them
 
     def landed(self, pending: PendingPublish) -> None:
-        """It is under way no more."""
+        """Note that a publish is under way no more."""
         del self._sent[pending.turn]
         pending.number = 0
         self.room.leave(pending.size_bytes)
@@ -275,7 +281,7 @@ class PartitionSendQueue:
             self._landed.set()
 
     def take_back(self, pending: PendingPublish, error: SulinaError) -> None:
-        """It will be sent again, before all that came later."""
+        """Queue a publish again, before all that came later."""
         self._returned[pending.turn] = pending
         if isinstance(error, SequenceSkipped):
             self._keep()  # it has another number: there is nothing to wait for
@@ -285,7 +291,7 @@ class PartitionSendQueue:
         self._keep()
 
     def leave(self, pending: PendingPublish) -> None:
-        """Whoever made it has given up, if it is not over."""
+        """Remove a publish whose caller has given up, if it is not over."""
         if pending.is_over:
             return
         pending.is_over = True
@@ -298,7 +304,7 @@ class PartitionSendQueue:
         self._waiting.pop(pending.turn, None)
 
     async def check(self) -> None:
-        """Nothing was answered for a while: if the partition has moved meanwhile, nothing will be."""
+        """Check whether the partition has moved, because nothing was answered for a while."""
         if self._is_checking:
             return
         self._is_checking = True
@@ -314,7 +320,7 @@ class PartitionSendQueue:
                     pending.set_exception(Disconnected(url=pending.session.url, reason=reason))
 
     def is_stalled(self) -> bool:
-        """Whether the one that was the oldest the last time still is."""
+        """Return whether the oldest publish is the same as the last time."""
         before, self.oldest = self.oldest, next(iter(self._sent), 0)
         return before != 0 and before == self.oldest
 
@@ -339,7 +345,7 @@ class PartitionSendQueue:
         except asyncio.CancelledError:
             self._fail_all(Disconnected(url="anywhere", reason="the client is closed"))
             raise
-        except Exception as error:  # our own bug: whoever waits must hear of it
+        except Exception as error:  # our own bug: tell all that wait
             self._fail_all(Disconnected(url="anywhere", reason=f"the send queue failed: {error!r}"))
             raise
         finally:
@@ -410,7 +416,7 @@ class PartitionSendQueue:
                 pending.fail(from_code(error.code, str(error), error.details()))
 
     async def close(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -427,7 +433,7 @@ class SendQueues:
         self._checks: set[asyncio.Task[None]] = set()
 
     def queue(self, topic: KnownTopic, partition: int) -> PartitionSendQueue:
-        """The same one for the same topic and partition."""
+        """Return the queue of a partition, always the same one."""
         queue = self._queues.get((topic.topic_id, partition))
         return self._open(topic, partition) if queue is None else queue
 
@@ -442,7 +448,7 @@ class SendQueues:
         return queue
 
     async def _watch(self) -> None:
-        """A broker that stands still says nothing: find out whether others have taken its place."""
+        """Check queues whose broker has stopped answering: others may have its partitions."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             for queue in list(self._queues.values()):
@@ -452,7 +458,7 @@ class SendQueues:
                     check.add_done_callback(self._checks.discard)
 
     async def close(self) -> None:
-        """Nothing more is sent."""
+        """Close all queues: nothing more is sent."""
         tasks = [task for task in (self._watcher, *self._checks) if task is not None]
         for task in tasks:
             task.cancel()

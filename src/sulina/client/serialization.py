@@ -62,13 +62,21 @@ class SerializationRegistry:
         dumps: Callable[[T], bytes],
         loads: Callable[[bytes], T],
     ) -> None:
-        """A type with functions of its own. Several types may share an id. InvalidSettings."""
+        """Register a type with its own functions. Several types may share an id.
+
+        Raises:
+            InvalidSettings: the id, the name or the type is not valid, or is registered already.
+        """
         if not isinstance(serializer_id, int) or not USER_ID_MIN <= serializer_id <= USER_ID_MAX:
             raise InvalidSettings(f"a serializer's id is from {USER_ID_MIN} to {USER_ID_MAX}, not {serializer_id!r}")
         self._add(kind, _Form(serializer_id, type_name, dumps, loads))
 
     def register_json(self, kind: type, *, type_name: str | None = None) -> None:
-        """A dataclass, a Struct, or whatever else msgspec knows: it comes back as one. InvalidSettings."""
+        """Register a dataclass, a Struct or another type that msgspec knows: it comes back as one.
+
+        Raises:
+            InvalidSettings: it cannot be read from JSON, or is registered already.
+        """
         try:
             loads: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
         except TypeError as error:
@@ -76,7 +84,11 @@ class SerializationRegistry:
         self._add(kind, _Form(Serializer.JSON, type_name or _name_of(kind), self._to_json, loads))
 
     def register_avro(self, kind: type, *, schema: Any, type_name: str | None = None) -> None:
-        """A dataclass, a Struct or a dict, by the JSON of an Avro schema. InvalidSettings."""
+        """Register a dataclass, a Struct or a dict by the JSON of an Avro schema.
+
+        Raises:
+            InvalidSettings: the schema is not valid, or the type is registered already.
+        """
         checker(Schema(kind=SchemaKind.AVRO, definition=schema))
         import fastavro
 
@@ -112,7 +124,11 @@ class SerializationRegistry:
         self._by_type[kind] = self._by_name[form.serializer_id, name] = form
 
     def serialize(self, value: object) -> Envelope:
-        """NotSerializable when nobody can write it, or whoever should fails."""
+        """Return a value as bytes, with the serializer and the name of the type that read them.
+
+        Raises:
+            NotSerializable: no serializer can write it, or the registered one fails.
+        """
         form = self._by_type.get(type(value))
         if form is not None:
             return Envelope(form.serializer_id, form.type_name, _written(form.dumps, value))
@@ -144,7 +160,11 @@ class SerializationRegistry:
         return envelope.data, own + without_envelope(headers) if headers else own
 
     def deserialize(self, envelope: Envelope) -> Any:
-        """InvalidEnvelope when nobody knows it, or its bytes are not what it says. JSON of an unknown type is plain."""
+        """Return the value of an envelope; JSON of an unknown type is plain.
+
+        Raises:
+            InvalidEnvelope: no serializer knows it, or its bytes are not what it says.
+        """
         form = self._by_name.get((envelope.serializer_id, envelope.type_name))
         loads = form.loads if form is not None else _PLAIN.get(envelope.serializer_id)
         if loads is None:
@@ -164,7 +184,7 @@ class SerializationRegistry:
 
 
 def headers_of(envelope: Envelope) -> Headers:
-    """What a record carries beside the envelope's bytes. Plain bytes need nothing."""
+    """Return the headers that a record carries beside the envelope's bytes. Plain bytes need none."""
     if envelope.serializer_id == Serializer.BYTES and not envelope.type_name:
         return ()
     number = (SERIALIZER_HEADER, b"%d" % envelope.serializer_id)
@@ -172,7 +192,11 @@ def headers_of(envelope: Envelope) -> Headers:
 
 
 def envelope_of(data: bytes, headers: Iterable[tuple[str, bytes | None]]) -> Envelope:
-    """Of a record as it was read. InvalidEnvelope when its headers are not ours."""
+    """Return the envelope of a record as it was read.
+
+    Raises:
+        InvalidEnvelope: its serializer headers are not valid.
+    """
     found = {name: value or b"" for name, value in headers if name in _RESERVED}
     if not found:
         return Envelope(Serializer.BYTES, "", data)
@@ -186,7 +210,7 @@ def envelope_of(data: bytes, headers: Iterable[tuple[str, bytes | None]]) -> Env
 
 
 def without_envelope(headers: Headers) -> Headers:
-    """The headers that are not ours to write: so a message that was received can be passed on as it is."""
+    """Return headers without those of the serializer, so that a message can be published again."""
     return tuple(header for header in headers if header[0] not in _RESERVED)
 
 
@@ -210,7 +234,7 @@ def _name_of(kind: type) -> str:
 
 
 def _arrow_name(value: object) -> str | None:
-    """Whoever has a table has imported Arrow; nobody else needs it."""
+    """Return the name of an Arrow type; None for other types. Arrow is not imported for that."""
     arrow = sys.modules.get("pyarrow")
     if arrow is None or not isinstance(value, arrow.Table | arrow.RecordBatch):
         return None

@@ -24,15 +24,15 @@ class SessionAttachment(Protocol):
     """A consumer on this connection: what the session tells it, and what it has to say."""
 
     def deliver(self, frame: Deliver) -> None:
-        """Records have come."""
+        """Take records that have come."""
         ...
 
     def lose(self, error: SulinaError) -> None:
-        """The node or the connection has let it go."""
+        """End: the node or the connection has detached it."""
         ...
 
     def drain(self) -> list[FromClient]:
-        """The frames that wait to be sent, none of which is answered."""
+        """Return the frames that wait to be sent, none of which is answered."""
         ...
 
 
@@ -40,11 +40,11 @@ class EventListener(Protocol):
     """Who is told what happens on the node, on this connection."""
 
     def happened(self, frame: Happened) -> None:
-        """This has."""
+        """Take an event frame of this connection."""
         ...
 
     def lose(self, error: SulinaError) -> None:
-        """It hears no more over this connection."""
+        """End: no more events come over this connection."""
         ...
 
 
@@ -52,15 +52,15 @@ class AnswerReceiver(Protocol):
     """Who waits for an answer: a future, or something that does as if."""
 
     def done(self) -> bool:
-        """Whether it needs no answer any more."""
+        """Return whether it needs no answer any more."""
         ...
 
     def set_result(self, result: Any, /) -> None:
-        """This is the answer."""
+        """Take the answer."""
         ...
 
     def set_exception(self, error: SulinaError, /) -> None:
-        """This is why there is none."""
+        """Take the error that came instead of an answer."""
         ...
 
 
@@ -88,7 +88,7 @@ class Session:
         self.is_closed = False
         self._connector = connector
         self._backoff_seconds_max = options.backoff_seconds_max if backoff_seconds_max is None else backoff_seconds_max
-        self._connected = asyncio.Event()  # or closed: whoever waits for a connection need wait no longer
+        self._connected = asyncio.Event()  # or closed: nothing waits for a connection any longer
         self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
         self._attached: dict[int, SessionAttachment] = {}
         self._listening: dict[int, EventListener] = {}
@@ -131,7 +131,7 @@ class Session:
         self._runner.add_done_callback(self._ended)
 
     async def close(self, reason: str = "the client is closed") -> None:
-        """Let go of the connection; whoever waits gets Disconnected."""
+        """Close the connection; calls that wait get Disconnected."""
         self.is_closed = True
         self._reason = reason
         if self._runner is not None:
@@ -139,7 +139,7 @@ class Session:
             await asyncio.wait([self._runner])
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
-        """Nobody reads any more: whoever waits must hear of it, also if it is our own bug."""
+        """Tell all that wait that the session has ended, also if that is our own bug."""
         if not runner.cancelled() and (error := runner.exception()) is not None:
             self._reason = f"the session failed: {error!r}"
         self.is_closed = True
@@ -152,7 +152,7 @@ class Session:
         return Backoff(self.options.backoff_seconds_min, self._backoff_seconds_max, self.rng.random)
 
     def next_id(self) -> int:
-        """A number that was not given out before, for requests and for handles."""
+        """Return a number that was not given out before, for requests and for handles."""
         self.last_id += 1
         return self.last_id
 
@@ -164,7 +164,11 @@ class Session:
             await self._connected.wait()
 
     async def reach(self, seconds: float) -> None:
-        """Return when there is a connection. Disconnected as soon as one cannot be had, or after so long."""
+        """Return when there is a connection.
+
+        Raises:
+            Disconnected: an attempt to connect failed, or none succeeded within `seconds`.
+        """
         if self.connection is not None:
             return
         if self.is_closed:
@@ -202,10 +206,10 @@ class Session:
         room: InFlight | None = None,
         is_patient: bool = True,
     ) -> Any:
-        """The node's answer to the frame that `make` gives for an id; it is called once for each attempt.
+        """Return the node's answer to the frame that `make` gives for an id; it is called once for each attempt.
 
         There is one attempt only if it is not patient. Errors of the node; Disconnected; QueueFull when there is no
-        room in flight for so long.
+        room in flight in time.
         """
         return await send_with_retry(
             _Here(self) if is_patient else _Once(self),
@@ -234,7 +238,11 @@ class Session:
                 answer.exception()  # seen: `send` may have failed first
 
     async def send(self, connection: Connection, frame: FromClient) -> None:
-        """Over a connection that was there a moment ago. Disconnected."""
+        """Send a frame over a connection that was there a moment ago.
+
+        Raises:
+            Disconnected: it is gone.
+        """
         try:
             await connection.send(frame)
         except Disconnected:
@@ -244,37 +252,37 @@ class Session:
             raise
 
     def late(self, seconds: float) -> Disconnected:
-        """The error of whoever has waited so long for an answer, or for a connection."""
+        """Return the error of a request that has waited `seconds` for an answer, or for a connection."""
         if not self.is_connected:
             return self.disconnected()
         return Disconnected(url=self.url, reason=f"no answer within {seconds:g} seconds")
 
     def disconnected(self) -> Disconnected:
-        """Why there is no connection, or was none when it was last looked for."""
+        """Return the error that says why there is no connection."""
         return Disconnected(url=self.url, reason=self._reason)
 
     # Attachments
 
     def attach(self, handle: int, attached: SessionAttachment) -> None:
-        """Deliveries to `handle` on this connection are for `attached`."""
+        """Pass deliveries to `handle` on this connection on to `attached`."""
         self._attached[handle] = attached
 
     def detach(self, handle: int) -> None:
-        """Nothing more for it."""
+        """Remove an attachment."""
         self._attached.pop(handle, None)
 
     def post(self, handle: int, attached: SessionAttachment) -> None:
-        """The attachment has something to say. Nothing is sent for one that is lost."""
+        """Send what an attachment has to say, soon. Nothing is sent for one that is lost."""
         if handle in self._attached:
             self._outbox[handle] = attached
             self._outbox_filled.set()
 
     def listen(self, number: int, listening: EventListener) -> None:
-        """What happens on this connection's node is told to `listening`, by the id of its request."""
+        """Pass events of this connection on to `listening`, by the id of its request."""
         self._listening[number] = listening
 
     def unlisten(self, number: int) -> None:
-        """Nothing more for it."""
+        """Remove a listener."""
         self._listening.pop(number, None)
 
     # The connection
@@ -329,7 +337,11 @@ class Session:
             return  # the reader will see it too
 
     def _take(self, frame: FromNode) -> bool:
-        """Whether it shows that the node does what it is asked. Disconnected when the node breaks off."""
+        """Take a frame; return whether it shows that the node does what it is asked.
+
+        Raises:
+            Disconnected: the node breaks off.
+        """
         kind = type(frame)
         if kind is Deliver:
             if (attached := self._attached.get(frame.consumer)) is not None:  # type: ignore[union-attr]

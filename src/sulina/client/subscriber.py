@@ -34,7 +34,7 @@ DELIVERIES_MAX = 10_000  # of one partition that wait for the handler; the node 
 REASON_LENGTH_MAX = 500
 JOIN_SECONDS = 15.0  # for an answer, before another broker is asked; a node waits for all owners meanwhile
 LEAVE_SECONDS = 5.0
-STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
+STEADY_SECONDS = 5.0  # after which an attachment counts as steady, and pauses begin small again
 
 _logger = logging.getLogger("sulina.client")
 
@@ -66,12 +66,12 @@ class _SubscriberAttachment:
     # What the session calls
 
     def deliver(self, frame: Deliver) -> None:
-        """Records have come, perhaps before the answer that says that it has joined."""
+        """Take records, perhaps before the answer that says that it has joined."""
         self.has_delivered = True
         self._on_delivery(self, frame)
 
     def lose(self, error: SulinaError) -> None:
-        """Nothing that was delivered can be acked any more."""
+        """End: nothing that was delivered can be acked any more."""
         self._end()
         self._frames.clear()
         self.session.detach(self.handle)
@@ -94,7 +94,7 @@ class _SubscriberAttachment:
             self.session.post(self.handle, self)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; if it is attached all the same, the node is told."""
+        """End without waiting; if it is attached all the same, the node is told."""
         if not self.is_gone:
             self._end()
             self._frames.append(Detach(0, self.handle))
@@ -135,7 +135,7 @@ class _PartitionDeliveries:
     task: asyncio.Task[None] | None = None
 
     def takes(self, start: int, end: int) -> bool:
-        """Whether a delivery of a reliable topic is to be handled; False: it comes again."""
+        """Return whether a delivery of a reliable topic is to be handled; False: it comes again."""
         if self.has_failed:
             if start == self.tail:  # it was on its way before the node knew
                 self.tail = end
@@ -146,7 +146,7 @@ class _PartitionDeliveries:
         return True
 
     def forget(self) -> None:
-        """The attachment is lost: what it delivered comes again."""
+        """Drop what waits: the attachment is lost, and it comes again."""
         self.waiting.clear()
         self.tail, self.has_failed = None, False
 
@@ -165,7 +165,7 @@ class Subscriber:
         on_removed: Callable[[SulinaError], object] | None = None,
         on_end: "Callable[[Subscriber], None]",
     ) -> None:
-        """`on_end` is told in any case, `on_removed` when it was not unsubscribed."""
+        """Make a subscriber; `on_end` is called at its end, `on_removed` when it was not unsubscribed."""
         self.terms = terms
         self.handler = handler
         self.delivered = 0  # messages that the handler is done with
@@ -199,11 +199,17 @@ class Subscriber:
         return self._is_attached
 
     def positions(self) -> dict[int, int]:
-        """The next offset for its handler, by partition. None of a topic that keeps nothing."""
+        """Return the next offset for its handler, by partition; nothing for a best-effort topic."""
         return {number: line.position for number, line in self._lines.items() if line.position is not None}
 
     async def open(self) -> None:
-        """Join. The node's errors, such as TopicNotFound; Disconnected."""
+        """Join.
+
+        Raises:
+            NotStarted: the client was closed meanwhile.
+            TopicNotFound: there is no such topic.
+            Disconnected: no node answers in time.
+        """
         try:
             attachment = await self._brokers.at_home(self._join, self._brokers.options.timeout_seconds)
             if self._is_over:  # meanwhile
@@ -222,7 +228,7 @@ class Subscriber:
         await self.leave(None)
 
     async def leave(self, seconds: float | None) -> None:
-        """As `unsubscribe`; a call that takes longer than so long is cancelled, or left to itself in its thread."""
+        """Unsubscribe. A call that takes longer than `seconds` is cancelled, or goes on alone in its thread."""
         is_inside = calling.get() is self
         if self._is_over:
             if not is_inside:
@@ -260,7 +266,7 @@ class Subscriber:
             await asyncio.wait(late, timeout=seconds)
 
     def _end(self, error: SulinaError | None) -> None:
-        """It gets nothing more."""
+        """End: nothing more is delivered."""
         self._is_over = True
         if self._attachment is not None:
             self._attachment.abandon()
@@ -294,7 +300,7 @@ class Subscriber:
                 attachment = await self._brokers.at_home(self._join)
         except SulinaError as error:
             self._end(error)
-        except Exception as error:  # our own bug: whoever waits must hear of it
+        except Exception as error:  # our own bug: tell all that wait
             self._end(Disconnected(url="anywhere", reason=f"the subscriber failed: {error!r}"))
             raise
 
@@ -333,7 +339,7 @@ class Subscriber:
         attachment.ready.set()
 
     def _diverge(self, line: _PartitionDeliveries, partition: int, offset: int, epoch: int) -> None:
-        """What the handler was done with from `offset` on was given up: the log goes on there."""
+        """Go on at `offset`: what the handler was done with from there on was given up."""
         _logger.warning(
             "offsets %d to %d of %s, partition %d, were given up after %s had them; it goes on at %d",
             offset, (line.position or offset) - 1, self.topic, partition, self.name, offset,
@@ -423,7 +429,7 @@ class Subscriber:
         return None if count == len(messages) else "it was unsubscribed"
 
     def _messages(self, line: _PartitionDeliveries, frame: Deliver, *, is_reliable: bool) -> list[Message]:
-        """But for those that the handler is done with. InvalidBatch, and others."""
+        """Return the messages of a delivery, but for those that the handler is done with."""
         records = self._codec.decode(frame.data)
         position = self._done_before(line, frame) if is_reliable else None
         topic, partition, registry = self.topic, frame.partition, self._registry
@@ -437,7 +443,7 @@ class Subscriber:
         ]  # fmt: skip
 
     def _done_before(self, line: _PartitionDeliveries, frame: Deliver) -> int | None:
-        """Up to where records of a delivery, which has been decoded, come again: not where a later epoch begins."""
+        """Return up to which offset records of a delivery come again; a later epoch does not."""
         if line.position is not None and frame.ranges[0][0] < line.position and NO_EPOCH < line.epoch < frame.epoch:
             offset = first_after_epoch(frame.data, line.epoch)
             if offset is not None and offset < line.position:

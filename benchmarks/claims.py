@@ -1,4 +1,4 @@
-"""The claims that docs/benchmarks.md makes: which figures of which benchmark stand beside each other in one picture."""
+"""The claims of docs/benchmarks.md: which figures of which benchmark are compared in one picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Claim:
     bound: float | None = None  # the goal as a value of the picture's unit, where it is one
 
     def pictured(self, results: Sequence[Result]) -> list[Group]:
-        """Return what there is to draw: a quick run has fewer figures."""
+        """Return the groups of bars that have figures: a quick run has fewer."""
         values = {result.name: result.value for result in results if result.unit == self.unit}
         groups = []
         for name, label in self.groups.items():
@@ -85,7 +85,7 @@ CLAIMS = (
         "append-recycled",
         "log.py",
         "Appending to a recycled segment reaches 80 % of the bare disk",
-        "Overwriting allocated blocks syncs much faster, so what Python does besides weighs more. "
+        "Overwriting allocated blocks syncs much faster, so the time in Python weighs more. "
         "[ADR 0007](adr/0007-what-appending-costs.md) says where the time goes.",
         "MB/s",
         OURS_RAW,
@@ -167,7 +167,7 @@ CLAIMS = (
         "pubsub.py",
         "Fan-out on one node is as fast as NATS",
         "Batches of 100 small messages, Python clients on all sides. Reliable messages are durable before they are "
-        "delivered; NATS and Redis keep nothing on disk here.",
+        "delivered; NATS and Redis do not write to disk here.",
         "deliveries/s",
         FAN_OUT,
         _subscribers("1 node", ("1", "10", "100", "1,000")),

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures, made of the figures in docs/benchmarks/*.json. Missed goals stand first."""
+"""Writes docs/benchmarks.md and its pictures from the figures in docs/benchmarks/*.json. Missed goals come first."""
 
 import json
 import os
@@ -25,11 +25,11 @@ class Run:
 
     @property
     def figures(self) -> str:
-        """The file of the figures, as the page links to it."""
+        """Return the path of the file with the figures, as the page links to it."""
         return f"benchmarks/{self.script.removesuffix('.py')}.json"
 
     def described(self) -> str:
-        """Say when it was, of what, and how busy the machine was."""
+        """Return a sentence about the run: script, date, commit, load of the machine."""
         kind = "Quick run" if self.is_quick else "Full run"
         load = "" if self.load_average is None else f", load average before it {self.load_average}"
         note = f"; {self.note}" if self.note else ""
@@ -61,7 +61,7 @@ def write_page(docs: str, runs: Mapping[str, Run], claims: Sequence[Claim] = CLA
 
 
 def pictured(claim: Claim, runs: Mapping[str, Run]) -> list[Group]:
-    """Return what the picture of a claim shows; nothing where its benchmark was not run."""
+    """Return the bars of a claim's picture; none if its benchmark was not run."""
     run = runs.get(claim.script)
     return [] if run is None else claim.pictured(run.results)
 
@@ -77,8 +77,8 @@ def page(runs: Mapping[str, Run], claims: Sequence[Claim]) -> str:
         "<!-- Written by benchmarks/run.py from the figures in docs/benchmarks/*.json; do not edit. -->",
         "",
         "Each claim has one picture. Sulina is blue; beside it are peers, or a limit: what the same machine does",
-        "without Sulina. Both are measured in the same run, in turns, and a ratio is the median over the rounds.",
-        "Goals that were missed come first.",
+        "without Sulina. Both are measured in the same run, in turns; a ratio is the median over the rounds.",
+        "Missed goals come first.",
         "",
         *missed_goals(runs),
         "",
@@ -113,7 +113,7 @@ def heading(claim: Claim, run: Run) -> str:
 
 
 def section(claim: Claim, run: Run) -> list[str]:
-    """Lay out one claim: its sentence, its picture, what was judged."""
+    """Lay out one claim: its sentence, its picture, its goals."""
     title = heading(claim, run)
     lines = [f"### {title}", "", f"![{title}](benchmarks/{claim.slug}.svg)", "", claim.text]
     if judged := claim.judged(run.results):
@@ -125,7 +125,7 @@ def section(claim: Claim, run: Run) -> list[str]:
 
 
 def figures(runs: Mapping[str, Run]) -> list[str]:
-    """Say where all figures are, on which machine they were measured, and how to measure them again."""
+    """List the files of figures, the machines, and the commands that measure them again."""
     lines = ["## All figures, and how to reproduce them", ""]
     lines += [f"- [{run.figures}]({run.figures}): {run.described()}" for run in runs.values()]
     machines = dict.fromkeys(" · ".join(run.machine) for run in runs.values())
@@ -135,7 +135,7 @@ def figures(runs: Mapping[str, Run]) -> list[str]:
         "- `.venv/bin/python benchmarks/log.py [--quick] [--dir DIR]` runs one benchmark.",
         "- `.venv/bin/python benchmarks/run.py --render` makes the page and its pictures again from the figures.",
         "",
-        "Where others work on the machine too, a ratio can be off either way.",
+        "On a machine that is busy with other work, a ratio can be wrong in either direction.",
     ]
     return lines
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from sulina.spark.delta_compaction import optimize
-from sulina.spark.delta_place import TablePlace
+from sulina.spark.table_location import TableLocation
 
 FILES = 8
 APPENDS = 4
@@ -52,12 +52,12 @@ def z_order_by_delta_rs(table: DeltaTable, number: int) -> None:
 
 def compact_by_us(table: DeltaTable, _number: int) -> None:
     """Compact with a lease that ends at once, so that the lease keeps nobody else from starting."""
-    optimize(TablePlace.parse(table.table_uri), lease_seconds=0)
+    optimize(TableLocation.parse(table.table_uri), lease_seconds=0)
 
 
 def z_order_by_us(table: DeltaTable, _number: int) -> None:
     """Order all rows, with the same short lease."""
-    optimize(TablePlace.parse(table.table_uri), z_order=["n"], lease_seconds=0)
+    optimize(TableLocation.parse(table.table_uri), z_order=["n"], lease_seconds=0)
 
 
 def append(table: DeltaTable, number: int) -> None:

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from tools import house_rules as rules
+from tools import house_tidy
 from tools.house_ways import WAYS, trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,11 +57,15 @@ def main() -> int:
 def count(tree: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the figures of a tree that need no running process, and the places that were counted."""
     source = rules.Source(tree / "src" / "sulina")
+    broken = house_tidy.findings(tree, source)
     by_package = source.lines_by_package()
     twice = rules.names_used_twice(source)
     told, untold = rules.functions_that_raise(source)
     verbless, starts = rules.docstrings_without_verb(source), rules.docstrings_with_bad_start(source)
-    words = {where: rules.words_to_avoid(texts) for where, texts in (("src", source.texts), ("docs", documents(tree)))}
+    words = {
+        where: rules.words_to_avoid(texts)
+        for where, texts in (("src", source.texts), ("docs", house_tidy.documents_of(tree)))
+    }
     client = rules.ways_of_client(source)
     figures: dict[str, Any] = {
         "commit": commit(tree),
@@ -73,6 +78,8 @@ def count(tree: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
             "functions with a docstring": sum(1 for _ in rules.documented(source)),
             "docstrings of functions that do not begin with a verb": len(verbless),
             "docstrings that begin with Of or That": len(starts),
+            "references that lead nowhere": len(broken[house_tidy.REFERENCES]),
+            "private attributes of others, in tests": len(broken[house_tidy.PRIVATE]),
         },
         "class names with two meanings": twice,
         "words to avoid": {
@@ -90,10 +97,15 @@ def count(tree: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         "raise, without": [str(one) for one in untold],
         "no verb": [str(one) for one in verbless],
         "begins with Of or That": [str(one) for one in starts],
+        "references that lead nowhere": [str(one) for one in broken[house_tidy.REFERENCES]],
+        "private attributes of others, in tests": [str(one) for one in broken[house_tidy.PRIVATE]],
         **{
             f"{word} in {where}": [str(one) for one in lines] for where in words for word, lines in words[where].items()
         },
         **{f"client: {name}": methods for name, methods in client.items()},
+        "parts that a rule is broken in": [
+            f"{rule}: {', '.join(sorted({house_tidy.part_of(one) for one in found}))}" for rule, found in broken.items()
+        ],
     }
     return figures, found
 
@@ -102,15 +114,6 @@ def commit(tree: Path) -> str:
     """Return the commit that a tree is at, with a plus sign where it has changes."""
     command = ["git", "-C", str(tree), "describe", "--always", "--exclude=*", "--dirty=+"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-
-
-def documents(tree: Path) -> dict[str, str]:
-    """Return the texts that people read: README and its like, and docs."""
-    paths = [*tree.glob("*.md"), *(tree / "docs").rglob("*.md")]
-    about_words = {PAGE.name, "promises.md"}  # one names the words, the other quotes
-    return {
-        str(path.relative_to(tree)): path.read_text(encoding="utf-8") for path in paths if path.name not in about_words
-    }
 
 
 HEAD = """# The house in figures

@@ -3,8 +3,9 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -26,9 +27,25 @@ NOT_TOLD = {"AssertionError", "NotImplementedError", "StopIteration", "StopAsync
 # Verbs that docstrings begin with, in the imperative. A verb that is missing is added to the file.
 VERBS = frozenset((Path(__file__).parent / "docstring_verbs.txt").read_text(encoding="utf-8").split())
 ALSO_NOUNS = frozenset(
-    {"batch", "list", "map", "match", "name", "number", "order", "page", "place", "record", "set", "state", "stream"}
+    {
+        "batch",
+        "list",
+        "map",
+        "match",
+        "name",
+        "number",
+        "order",
+        "page",
+        "place",
+        "queue",
+        "record",
+        "set",
+        "state",
+        "stream",
+    }
     | {"type"}
 )
+ARTICLES = frozenset({"a", "an", "the", "this", "every", "each", "no", "all", "one"})
 OTHER_STARTS = frozenset({"called"})  # for methods that others call: "Called when the connection is lost."
 
 
@@ -50,12 +67,16 @@ class Source:
         self.package = package
         self.modules: dict[str, ast.Module] = {}
         self.texts: dict[str, str] = {}
+        self.nodes: dict[str, list[ast.AST]] = {}  # of each module
+        self.classes: list[tuple[str, ast.ClassDef]] = []  # each with the name of its module
         for path in sorted(package.rglob("*.py")):
             if path.name.endswith("_pb2.py"):
                 continue
             name = str(path.relative_to(package))
             self.texts[name] = path.read_text(encoding="utf-8")
-            self.modules[name] = ast.parse(self.texts[name])
+            self.modules[name] = module = ast.parse(self.texts[name])
+            self.nodes[name] = nodes = [*ast.walk(module)]
+            self.classes += [(name, node) for node in nodes if isinstance(node, ast.ClassDef)]
 
     def lines_by_package(self) -> dict[str, tuple[int, int]]:
         """Count the modules and lines of each package."""
@@ -66,17 +87,14 @@ class Source:
             counts[package] = modules + 1, lines + text.count("\n")
         return dict(sorted(counts.items()))
 
-    def classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
-        """Yield each class with the name of its module."""
-        for name, module in self.modules.items():
-            for node in ast.walk(module):
-                if isinstance(node, ast.ClassDef):
-                    yield name, node
-
-    def functions(self) -> Iterator[tuple[str, Function, bool]]:
-        """Yield each function with the name of its module, and whether it is public: so are its class and itself."""
-        for name, module in self.modules.items():
-            yield from ((name, function, is_public) for function, is_public in _functions(module, is_public=True))
+    @cached_property
+    def functions(self) -> list[tuple[str, Function, bool]]:
+        """Each function with the name of its module, and whether it is public: so are its class and itself."""
+        return [
+            (name, function, is_public)
+            for name, module in self.modules.items()
+            for function, is_public in _functions(module, is_public=True)
+        ]
 
 
 def _functions(node: ast.AST, *, is_public: bool) -> Iterator[tuple[Function, bool]]:
@@ -93,7 +111,7 @@ def _functions(node: ast.AST, *, is_public: bool) -> Iterator[tuple[Function, bo
 def names_used_twice(source: Source) -> dict[str, list[str]]:
     """Find class names that are defined in more than one place."""
     found: dict[str, list[str]] = defaultdict(list)
-    for module, node in source.classes():
+    for module, node in source.classes:
         found[node.name].append(f"{module}:{node.lineno}")
     return {name: places for name, places in sorted(found.items()) if len(places) > 1}
 
@@ -102,7 +120,7 @@ def functions_that_raise(source: Source) -> tuple[list[Finding], list[Finding]]:
     """Find public functions with a `raise` in their own body: those whose docstring has `Raises:`, and the others."""
     told: list[Finding] = []
     untold: list[Finding] = []
-    for module, function, is_public in source.functions():
+    for module, function, is_public in source.functions:
         if is_public and (raised := set(_raised(function)) - NOT_TOLD):
             kind = told if "Raises:" in (ast.get_docstring(function) or "") else untold
             kind.append(Finding(f"{module}:{function.lineno}", f"{function.name} raises {', '.join(sorted(raised))}"))
@@ -124,7 +142,7 @@ def _raised(node: ast.AST) -> Iterator[str]:
 
 def documented(source: Source) -> Iterator[tuple[str, Function, str]]:
     """Yield the functions and methods that have a docstring, but for properties."""
-    for module, function, _is_public in source.functions():
+    for module, function, _is_public in source.functions:
         if (text := ast.get_docstring(function)) and not is_property(function):
             yield module, function, text
 
@@ -154,11 +172,14 @@ def begins_with_verb(text: str) -> bool:
     words = re.findall(r"[\w'`-]+", text.splitlines()[0]) if text.strip() else []
     if not words or not words[0].isalpha():
         return False
-    first, following = words[0].lower(), words[1].lower() if len(words) > 1 else ""
+    first, following, third = (*(word.lower() for word in words[:3]), "", "")[:3]
     if first in OTHER_STARTS:
         return True
     if first in VERBS:
-        return not (first in ALSO_NOUNS and following in ("of", "that", "and", "for", "in"))
+        is_clause = (
+            following == "that" and third in ARTICLES
+        )  # "Record that a batch is stored", not "Record that is stored"
+        return is_clause or not (first in ALSO_NOUNS and following in ("of", "that", "and", "for", "in"))
     return any(base in VERBS and base not in ALSO_NOUNS for base in _base_forms(first))
 
 
@@ -188,11 +209,69 @@ def docstrings_with_bad_start(source: Source) -> list[Finding]:
     """Find docstrings of modules, classes and functions that begin with "Of" or "That"."""
     return [
         Finding(f"{name}:{getattr(node, 'lineno', 1)}", text.splitlines()[0])
-        for name, module in source.modules.items()
-        for node in ast.walk(module)
+        for name, nodes in source.nodes.items()
+        for node in nodes
         if isinstance(node, ast.Module | ast.ClassDef | Function)
         and (text := ast.get_docstring(node) or "").startswith(tuple(f"{word} " for word in DOCSTRING_STARTS_TO_AVOID))
     ]
+
+
+# Public methods of named tuples, in spite of the underscore.
+NOT_PRIVATE = frozenset({"_asdict", "_fields", "_make", "_replace"})
+OWN = frozenset({"self", "cls"})
+OUR_PACKAGES = frozenset({"sulina", "tests", "tools", "benchmarks"})
+MAYBE_PRIVATE = re.compile(
+    r"(?<!\bself)(?<!\bcls)\._[A-Za-z]|, \"_[A-Za-z]|import .*\b_[A-Za-z]|^    _[A-Za-z]\w*,$", re.MULTILINE
+)
+
+
+def private_attributes(texts: dict[str, str], modules: Container[str] = ()) -> list[Finding]:
+    """Find the private attributes of other objects that a module uses, replaces or imports.
+
+    Those of a library's modules and classes do not count: it may have no public way. Nor do private `modules` of ours.
+    """
+    return [
+        Finding(f"{name}:{line}", what)
+        for name, text in texts.items()
+        if MAYBE_PRIVATE.search(text)  # parsing takes longer than everything else
+        for line, what in sorted({*_private(ast.parse(text))})
+        if what.rpartition(".")[2] not in modules
+    ]
+
+
+def _private(module: ast.Module) -> Iterator[tuple[int, str]]:
+    nodes = [*ast.walk(module)]
+    exempt = OWN.union(*map(_imported_from_libraries, nodes))
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            owner = node.value
+            if not (isinstance(owner, ast.Name) and owner.id in exempt) and not _is_super(owner):
+                yield node.lineno, f"{ast.unparse(owner)}.{node.attr}"
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and _is_setattr(node.func):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str) and _is_private(name.value):
+                yield node.lineno, f"{ast.unparse(node.args[0])}.{name.value}"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sulina"):
+            yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names if _is_private(name.name))
+
+
+def _imported_from_libraries(node: ast.AST) -> Iterator[str]:
+    is_ours = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUR_PACKAGES
+    if isinstance(node, ast.Import | ast.ImportFrom) and not is_ours:
+        yield from (alias.asname or alias.name for alias in node.names if alias.name.split(".")[0] not in OUR_PACKAGES)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NOT_PRIVATE and name != "_"
+
+
+def _is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def _is_setattr(function: ast.AST) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("setattr", "getattr", "delattr", "object")  # patch.object
 
 
 PUBLISHES = re.compile(r"(publish|produce)(_\w+)?")
@@ -204,7 +283,7 @@ def ways_of_client(source: Source) -> dict[str, list[str]]:
     """List the public methods that publish and that read, of the public classes of the client and of their bases."""
     names = public_names(source)
     classes = {
-        node.name: node for module, node in source.classes() if module.startswith(("client/", "_connect", "__init__"))
+        node.name: node for module, node in source.classes if module.startswith(("client/", "_connect", "__init__"))
     }
     found: dict[str, set[str]] = {"publish": set(), "read": set()}
     for name in sorted(names & classes.keys()):

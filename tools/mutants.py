@@ -228,6 +228,7 @@ def run_tests(
     """Run tests against a source folder; return pytest's exit code and what it printed."""
     # Hypothesis is a plugin too, and needs none of what pytest would have done to its assertions.
     plain = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    tests = list(tests)
     arguments = ["-x", "-q", "-n", str(processes), "--timeout", str(seconds_max), *plain, *tests]
     receiver, sender = _forks().Pipe(duplex=False)
     with tempfile.NamedTemporaryFile() as output, receiver:
@@ -237,7 +238,9 @@ def run_tests(
             )
             process.start()
         try:
-            code = receiver.recv()
+            # A task of the test may have swallowed what the time limit raised in it: then it hangs past its limit.
+            is_done = receiver.poll(len(tests) * seconds_max + EXIT_SECONDS_MAX)
+            code = receiver.recv() if is_done else int(pytest.ExitCode.TESTS_FAILED)
         except EOFError:  # it died: its own exit code tells nothing about the tests
             code = pytest.ExitCode.INTERNAL_ERROR
         process.join(EXIT_SECONDS_MAX)

@@ -23,7 +23,7 @@ modules=$*
 if [ -z "$modules" ]; then
     for file in src/sulina/core/*.py src/sulina/core/*/*.py; do
         case $(basename "$file" .py) in
-            __init__ | _kernels | columns | kernel_choice) ;; # compiled, or chooses what is compiled
+            __init__ | kernels | columns | kernel_choice) ;; # compiled, or chooses what is compiled
             *) modules="$modules $(basename "$file" .py)" ;;
         esac
     done

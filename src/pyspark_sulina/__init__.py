@@ -1,5 +1,5 @@
 """Found by Spark itself, because of its name: `format("sulina")` needs no registration."""
 
-from sulina.spark.source import SulinaDataSource as DefaultSource
+from sulina.spark.data_source import SulinaDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,4 +1,4 @@
-"""How many bytes may be held at once: by one queue, by a node, by all uploads. For one event loop."""
+"""Limits the bytes that are held at once: by one queue, by a node, by all uploads. For one event loop."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from sulina.errors import QueueFull
 
 
 class ByteBudget:
-    """Counts bytes that are held. What is acquired here counts in the parent too, if there is one."""
+    """Counts bytes that are held. Bytes acquired here count in the parent too, if there is one."""
 
     __slots__ = ("_parent", "_waiting", "bytes_max", "used_bytes")
 
@@ -36,7 +36,7 @@ class ByteBudget:
         return QueueFull(waiting_bytes=self.used_bytes, limit_bytes=self.bytes_max)
 
     def release(self, size_bytes: int) -> None:
-        """Return bytes that were acquired; those who wait for room are served in the order of arrival."""
+        """Release bytes that were acquired; calls that wait for room get it in the order of arrival."""
         self.used_bytes -= size_bytes
         if self._parent is not None:
             self._parent.release(size_bytes)
@@ -45,7 +45,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def holding(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait for room, in the order of arrival, and hold bytes for a while; more than there can be waits for all."""
+        """Wait for room, in the order of arrival, and hold bytes until the block ends, at most the whole budget."""
         assert self._parent is None, "a budget that is waited for has no parent"
         size_bytes = min(size_bytes, self.bytes_max)
         if not self.try_acquire(size_bytes):
@@ -57,7 +57,7 @@ class ByteBudget:
                 if future.done() and not future.cancelled():
                     self.release(size_bytes)  # its turn had come
                 else:
-                    self._admit()  # those behind it may fit where it did not
+                    self._admit()  # those after it may fit where it did not
                 raise
         try:
             yield

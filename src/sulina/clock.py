@@ -4,14 +4,14 @@ import time
 
 
 class SystemClock:
-    """Wall time and monotonic time, as the system has them."""
+    """Wall time and monotonic time of the system."""
 
     __slots__ = ()
 
     def now(self) -> float:
-        """Seconds since 1970, UTC."""
+        """Return seconds since 1970, UTC."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         return time.monotonic()

@@ -10,66 +10,67 @@ SulinaError
 │   ├── BatchTooLarge, DecompressedTooLarge   more bytes than the limit, as sent, or once decompressed
 │   ├── InvalidSettings             a policy, schema or position outside the rules
 │   ├── InvalidRecord               a record that its topic's schema does not allow
-│   ├── NotSerializable             a value, key or header that has no form in bytes
-│   ├── InvalidEnvelope             a message that cannot be read as what it says it is
+│   ├── NotSerializable             a value, key or header that cannot be encoded as bytes
+│   ├── InvalidEnvelope             a message that cannot be decoded as its headers say
 │   ├── KeysSpanPartitions          one batch cannot be atomic in several partitions
-│   └── NotReliable                 the topic keeps nothing, so there is nothing to read or seek
-├── Conflict                        somebody else was first; nothing was written
+│   └── NotReliable                 a best-effort topic stores no records, so there is nothing to read or seek
+├── Conflict                        another writer or caller was first; nothing was written
 │   ├── VersionConflict             another commit took the version           (retry)
-│   ├── StaleEpoch, StaleOrigin     a newer owner exists; a newer instance of this producer does
-│   │   └── EpochTaken              another owner has the same epoch: the metadata store gave it twice
-│   ├── SequenceGap                 a producer's earlier batch is missing
-│   ├── SequenceSkipped             not written: the log went on without it
-│   ├── DuplicateSequence           written long ago; its offsets are no longer known
-│   ├── AlreadyExists               with other settings
-│   ├── SchemaConflict              another schema than that of the data that exists
-│   ├── SubscriptionBusy            others are attached
-│   ├── ReaderAhead                 the reader has come further already; force moves it back
-│   └── NamespaceNotEmpty           it has topics
-├── NotFound                        there is no such thing
+│   ├── StaleEpoch, StaleOrigin     a newer owner of the partition exists; a newer instance of this producer does
+│   │   └── EpochTaken              another broker has claimed the same epoch: the metadata store assigned it twice
+│   ├── SequenceGap                 an earlier batch of this producer is missing
+│   ├── SequenceSkipped             the batch was not written: the log has later ones of this producer
+│   ├── DuplicateSequence           the batch was written long ago; its offsets are no longer known
+│   ├── AlreadyExists               it exists with other settings
+│   ├── SchemaConflict              the topic has data of another schema
+│   ├── SubscriptionBusy            other consumers are attached
+│   ├── ReaderAhead                 the reader is past this offset already; force moves it back
+│   └── NamespaceNotEmpty           the namespace has topics
+├── NotFound                        the named thing does not exist
 │   ├── NamespaceNotFound, TopicNotFound, PartitionNotFound, SubscriptionNotFound, ReaderNotFound
-│   ├── ConsumerNotFound            it has been detached
+│   ├── ConsumerNotFound            no such consumer is attached to the connection
 │   └── BrokerNotFound
 ├── CursorMoved                     a seek moved the subscription: subscribe again (retry)
-├── NotAvailable                    the log does not have it
-│   ├── NotYet                      the offset or version is not there yet    (retry)
+├── NotAvailable                    the log does not have the offset or version
+│   ├── NotYet                      the log has not reached it yet            (retry)
 │   ├── OffsetOutOfRange            before the first retained offset, or past the end
-│   ├── PositionDiverged            offsets that were read were given up; says where the log goes on
-│   └── VersionNotRetained          its commit has been cleaned up
-├── QueueFull                       too much is waiting to be committed       (retry)
-│   ├── TxnMemoryFull               as many txn_ids are remembered as may be
-│   └── ProducerFull                too much is waiting to be published, in a batching producer
-├── DelayQueueFull                  too much is waiting for a node that cannot be reached
-├── NoSubscribers                   nobody is attached, and the topic keeps nothing
-├── PartitionDropped                no node with subscribers can be reached, and the topic keeps nothing
-├── PubSubError                     what publish/subscribe asked for failed, and the fault is not a message's
-│   ├── NotStarted                  not yet, or no more
-│   ├── DuplicateSubscriber, SubscriberNotFound   it is subscribed to the topic already; it is not
-│   ├── SubscriberRemoved           it was suspended for too long, by timeouts of its deliveries for example
+│   ├── PositionDiverged            records that were read have been discarded; says where to read on
+│   └── VersionNotRetained          the commit of this version has been removed
+├── QueueFull                       too many bytes wait to be committed       (retry)
+│   ├── TxnMemoryFull               the partition remembers as many txn_ids as its policy allows
+│   └── ProducerFull                too many messages wait in a batching producer
+├── DelayQueueFull                  too many bytes wait for a node that cannot be reached
+├── NoSubscribers                   nobody is subscribed to a best-effort topic
+├── PartitionDropped                no node with subscribers to a best-effort topic can be reached
+├── PubSubError                     the system failed, not the message
+│   ├── NotStarted                  publish/subscribe was not started, or has been stopped
+│   ├── DuplicateSubscriber, SubscriberNotFound   already subscribed to the topic; not subscribed to it
+│   ├── SubscriberRemoved           the subscriber was suspended for too long, for example by delivery timeouts
 │   ├── TopicNotFound               above, under NotFound
-│   ├── NotServing                  not started, or on its way out            (retry)
+│   ├── NotServing                  the node is starting or stopping          (retry)
 │   │   ├── Draining                the topic is moving; names the new owner once known
 │   │   ├── NotOwner                another broker serves the partition; names it once known
-│   │   ├── Recovering              only a broker that is away has all of it
-│   │   ├── LogIncomplete           records that were reported before are missing; nothing is served until they are back
+│   │   ├── Recovering              only a broker that is away has all acknowledged records
+│   │   ├── LogIncomplete           records that were reported are missing; the partition stays closed without them
 │   │   ├── MetadataWentBack        the metadata store was restored to an older state, or lost: recover the cluster
-│   │   ├── OwnersNotReached        what needs every owner of a topic could not ask one of them
+│   │   ├── OwnersNotReached        an operation that needs every owner of a topic could not reach one of them
 │   │   └── LeaseExpired            the broker may no longer acknowledge; the outcome is unknown
-│   ├── Disconnected                the connection is gone, the outcome may be unknown (retry)
-│   ├── LimitReached                the node has as many of them as it may
-│   ├── ProducerStopped             a batching producer takes no more messages
-│   ├── ProtocolError               the other side sent what it must not
+│   ├── Disconnected                the connection is lost, the outcome may be unknown (retry)
+│   ├── LimitReached                a limit of the node is reached
+│   ├── ProducerStopped             a batching producer accepts no more messages
+│   ├── ProtocolError               the other side broke the protocol
 │   ├── LogClosed, LogLocked        the log was closed; another process is writing this directory
-│   ├── LogStopped                  a write failed; reopen after repair
-│   ├── MetadataFailed, ArchiveFailed   a store did not do what it was asked  (retry)
-│   │   └── MetadataFull            it takes no more writes until there is room (retry)
+│   ├── LogStopped                  a write failed; open the log again once the disk is repaired (retry)
+│   ├── MetadataFailed, ArchiveFailed   a store failed, the outcome may be unknown (retry)
+│   │   └── MetadataFull            the store accepts no writes until there is room (retry)
 │   └── Corrupt                     stored bytes are not what was written
 │       ├── CorruptSegment, CorruptCommit
 │       └── CorruptLog              commits are missing and no checkpoint covers them
 ├── Compacted                       the watch is too old: list again          (retry)
-└── LeaseLost                       it ended before it was kept alive
+└── LeaseLost                       the lease ended before it was renewed
 ```
-`retryable` says whether the same call can succeed later without a change.
+`retryable` says whether the same call can succeed later without a change. A message says what happened, to what, and
+what to do about it.
 """
 
 import re
@@ -86,17 +87,17 @@ class SulinaError(Exception):
     code: ClassVar[str] = "error"
 
     def __init_subclass__(cls) -> None:
-        """Errors are known by the name of their class, in snake case."""
+        """Register the error under its code: the name of its class in snake case."""
         cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         _CODES[cls.code] = cls
 
     def details(self) -> dict[str, object]:
-        """The facts, as plain values: what a surface shows beside the message."""
+        """Return the facts as plain values, which surfaces show beside the message."""
         return {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | None)}
 
 
 def from_code(code: str, message: str, details: dict[str, object]) -> SulinaError:
-    """The error that the other side of a connection raised."""
+    """Rebuild the error that the other side of a connection raised."""
     kind = _CODES.get(code, PubSubError)  # an unknown one is a fault of the other side, not of what it was sent
     error = kind.__new__(kind, message)
     error.__dict__.update(details)
@@ -104,10 +105,7 @@ def from_code(code: str, message: str, details: dict[str, object]) -> SulinaErro
 
 
 class PubSubError(SulinaError):
-    """Publish/subscribe could not do as it was asked, and the fault is not a message's.
-
-    `except PubSubError` catches every fault of the system that a client raises, those of storage and connections too.
-    """
+    """A fault of the system, not of a message: `except PubSubError` catches those of storage and connections too."""
 
 
 class InvalidInput(SulinaError):
@@ -130,7 +128,10 @@ class CorruptBatch(InvalidBatch):
     """A record batch whose checksum does not hold."""
 
     def __init__(self, *, stored: int, computed: int) -> None:
-        super().__init__(f"record batch has CRC32C {computed:#010x}, its header says {stored:#010x}")
+        super().__init__(
+            f"record batch has CRC32C {computed:#010x}, its header says {stored:#010x}: it was damaged on its way, "
+            f"send it again"
+        )
         self.stored, self.computed = stored, computed
 
 
@@ -138,7 +139,7 @@ class UnknownCodec(InvalidBatch):
     """A compression that the format does not know."""
 
     def __init__(self, *, codec: int) -> None:
-        super().__init__(f"compression codec {codec} is unknown: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd")
+        super().__init__(f"compression codec {codec} is unknown: use 0 none, 1 gzip, 2 snappy, 3 lz4 or 4 zstd")
         self.codec = codec
 
 
@@ -146,7 +147,7 @@ class BatchTooLarge(InvalidInput):
     """More bytes than the limit, as sent."""
 
     def __init__(self, *, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"record batch of {size_bytes} bytes is over the limit of {limit_bytes}")
+        super().__init__(f"record batch of {size_bytes} bytes is over the limit of {limit_bytes}: send smaller batches")
         self.size_bytes, self.limit_bytes = size_bytes, limit_bytes
 
 
@@ -154,7 +155,9 @@ class DecompressedTooLarge(InvalidInput):
     """More bytes than the limit, once decompressed. Decompression stopped at the limit."""
 
     def __init__(self, *, limit_bytes: int) -> None:
-        super().__init__(f"record batch decompresses to more than the limit of {limit_bytes} bytes")
+        super().__init__(
+            f"record batch decompresses to more than the limit of {limit_bytes} bytes: send smaller batches"
+        )
         self.limit_bytes = limit_bytes
 
 
@@ -171,11 +174,11 @@ class InvalidRecord(InvalidInput):
 
 
 class NotSerializable(InvalidInput):
-    """A value, key or header that has no form in bytes; nothing was sent."""
+    """A value, key or header that cannot be encoded as bytes; nothing was sent."""
 
 
 class InvalidEnvelope(InvalidInput):
-    """A message that cannot be read as what its headers say that it is."""
+    """A message that cannot be decoded as its headers say."""
 
 
 class KeysSpanPartitions(InvalidInput):
@@ -190,15 +193,15 @@ class KeysSpanPartitions(InvalidInput):
 
 
 class NotReliable(InvalidInput):
-    """The topic keeps nothing, so there is nothing to read, seek or count."""
+    """A best-effort topic stores no records, so there is nothing to read, seek or count."""
 
     def __init__(self, *, topic: str) -> None:
-        super().__init__(f"{topic} is not reliable: it keeps no records")
+        super().__init__(f"{topic} is a best-effort topic, which stores no records: subscribe to it instead")
         self.topic = topic
 
 
 class Conflict(SulinaError):
-    """Somebody else was first; nothing was written."""
+    """Another writer or caller was first; nothing was written."""
 
 
 class VersionConflict(Conflict):
@@ -207,7 +210,7 @@ class VersionConflict(Conflict):
     retryable = True
 
     def __init__(self, *, expected: int, current: int) -> None:
-        super().__init__(f"expected version {expected}, but the log is at {current}")
+        super().__init__(f"expected version {expected}, but the log is at {current}: read it again, then retry")
         self.expected, self.current = expected, current
 
 
@@ -215,7 +218,7 @@ class StaleEpoch(Conflict):
     """A newer owner exists; nothing was written."""
 
     def __init__(self, *, ours: int, current: int) -> None:
-        super().__init__(f"epoch {ours} is fenced by {current}")
+        super().__init__(f"epoch {ours} is fenced by epoch {current}: another owner has claimed the log")
         self.ours, self.current = ours, current
 
 
@@ -223,7 +226,9 @@ class EpochTaken(StaleEpoch):
     """Another broker owns the partition under the same epoch; nothing was written."""
 
     def __init__(self, *, epoch: int, by: str) -> None:
-        Conflict.__init__(self, f"epoch {epoch} was claimed by broker {by} before: the metadata store gave it twice")
+        Conflict.__init__(
+            self, f"epoch {epoch} was claimed by broker {by} before: the metadata store assigned it twice"
+        )
         self.ours, self.current, self.by = epoch, epoch, by
 
 
@@ -231,33 +236,41 @@ class StaleOrigin(Conflict):
     """A newer instance of this producer exists."""
 
     def __init__(self, *, origin_id: int, ours: int, current: int) -> None:
-        super().__init__(f"producer {origin_id} with epoch {ours} is fenced by epoch {current}")
+        super().__init__(
+            f"producer {origin_id} with epoch {ours} is fenced by epoch {current}: a newer instance of it publishes"
+        )
         self.origin_id, self.ours, self.current = origin_id, ours, current
 
 
 class SequenceGap(Conflict):
-    """A producer's earlier batch is missing: accepting this one would reorder its records."""
+    """An earlier batch of this producer is missing: accepting this one would reorder its records."""
 
     def __init__(self, *, origin_id: int, sequence: int, expected: int) -> None:
-        super().__init__(f"producer {origin_id} sent sequence {sequence}, expected {expected}")
+        super().__init__(
+            f"producer {origin_id} sent sequence {sequence}, expected {expected}: send the batches in between first"
+        )
         self.origin_id, self.sequence, self.expected = origin_id, sequence, expected
 
 
 class SequenceSkipped(Conflict):
-    """Later records of this producer were taken without these: they were not written, and must be numbered again."""
+    """Later records of this producer were written without these, which were not: number them again."""
 
     def __init__(self, *, origin_id: int, sequence: int, last: int) -> None:
         super().__init__(
-            f"producer {origin_id} sent sequence {sequence} too late: the log went on without it to {last}"
+            f"producer {origin_id} sent sequence {sequence} too late: the log went on without it to {last}; "
+            f"send it again with a sequence after {last}"
         )
         self.origin_id, self.sequence, self.last = origin_id, sequence, last
 
 
 class DuplicateSequence(Conflict):
-    """The batch was written long ago, or left out by a producer that may: what became of it is no longer known."""
+    """The batch was written long ago, or was skipped by a producer that may skip: which of the two is not known."""
 
     def __init__(self, *, origin_id: int, sequence: int, last: int) -> None:
-        super().__init__(f"producer {origin_id} repeats sequence {sequence}; the log is at {last}")
+        super().__init__(
+            f"producer {origin_id} repeats sequence {sequence}; the log is at {last}, and no longer knows what became "
+            f"of that batch"
+        )
         self.origin_id, self.sequence, self.last = origin_id, sequence, last
 
 
@@ -265,20 +278,20 @@ class AlreadyExists(Conflict):
     """It exists with other settings, which were left as they are."""
 
     def __init__(self, *, kind: str, name: str, difference: str) -> None:
-        super().__init__(f"{kind} {name} exists and differs: {difference}")
+        super().__init__(f"{kind} {name} exists already with other settings: {difference}")
         self.kind, self.name, self.difference = kind, name, difference
 
 
 class SchemaConflict(Conflict):
-    """The topic has data of another schema; a schema is for ever once data exists."""
+    """The topic has data of another schema; a schema cannot change once data exists."""
 
     def __init__(self, *, topic: str, ours: str, current: str) -> None:
-        super().__init__(f"{topic} has data of schema {current}, not {ours}")
+        super().__init__(f"{topic} has data of schema {current}, not {ours}: a schema cannot change once there is data")
         self.topic, self.ours, self.current = topic, ours, current
 
 
 class SubscriptionBusy(Conflict):
-    """Consumers are attached that leave no room for this."""
+    """Other consumers are attached, so this one cannot be, or the subscription cannot be changed."""
 
     def __init__(self, *, topic: str, subscription: str, reason: str) -> None:
         super().__init__(f"subscription {subscription} of {topic}: {reason}")
@@ -286,18 +299,18 @@ class SubscriptionBusy(Conflict):
 
 
 class ReaderAhead(Conflict):
-    """The reader has come further already. To read again what it has read, force it."""
+    """The reader is past this offset already. To read the records again, force it back."""
 
     def __init__(self, *, topic: str, reader: str, partition: int, offset: int, current: int) -> None:
         super().__init__(
-            f"reader {reader} is at offset {current} in partition {partition} of {topic}, and {offset} lies before it: "
+            f"reader {reader} is at offset {current} in partition {partition} of {topic}, which is past {offset}: "
             f"force moves it back"
         )
         self.topic, self.reader, self.partition, self.offset, self.current = topic, reader, partition, offset, current
 
 
 class NamespaceNotEmpty(Conflict):
-    """It has topics; delete them first."""
+    """The namespace has topics; delete them first."""
 
     def __init__(self, *, namespace: str, topics: int) -> None:
         super().__init__(f"namespace {namespace} has {topics} topics; delete them first")
@@ -305,19 +318,19 @@ class NamespaceNotEmpty(Conflict):
 
 
 class NotFound(SulinaError):
-    """There is no such thing."""
+    """The named thing does not exist."""
 
 
 class NamespaceNotFound(NotFound):
-    """Create it first."""
+    """There is no namespace of this name."""
 
     def __init__(self, *, namespace: str) -> None:
-        super().__init__(f"there is no namespace {namespace}")
+        super().__init__(f"there is no namespace {namespace}: create it first")
         self.namespace = namespace
 
 
 class TopicNotFound(NotFound, PubSubError):
-    """Create it first."""
+    """There is no topic of this name. Where a name is likely misspelt, the command line suggests others."""
 
     def __init__(self, *, topic: str) -> None:
         super().__init__(f"there is no topic {topic}")
@@ -328,44 +341,44 @@ class PartitionNotFound(NotFound):
     """The topic has fewer partitions."""
 
     def __init__(self, *, topic: str, partition: int, partitions: int) -> None:
-        super().__init__(f"{topic} has partitions 0 to {partitions - 1}, not {partition}")
+        super().__init__(f"{topic} has no partition {partition}: its partitions are 0 to {partitions - 1}")
         self.topic, self.partition, self.partitions = topic, partition, partitions
 
 
 class SubscriptionNotFound(NotFound):
-    """Create it, or subscribe."""
+    """The topic has no subscription of this name."""
 
     def __init__(self, *, topic: str, subscription: str) -> None:
-        super().__init__(f"{topic} has no subscription {subscription}")
+        super().__init__(f"{topic} has no subscription {subscription}: create it first")
         self.topic, self.subscription = topic, subscription
 
 
 class ReaderNotFound(NotFound):
-    """It never registered, was deleted, or was forgotten because nothing was heard of it."""
+    """The reader never registered, was deleted, or was removed because it has not reported for too long."""
 
     def __init__(self, *, topic: str, reader: str) -> None:
-        super().__init__(f"{topic} has no registered reader {reader}")
+        super().__init__(f"{topic} has no registered reader {reader}: register it first")
         self.topic, self.reader = topic, reader
 
 
 class ConsumerNotFound(NotFound):
-    """It has been detached, or never was attached to this connection."""
+    """The consumer has been detached, or never was attached to this connection."""
 
     def __init__(self, *, consumer: int) -> None:
-        super().__init__(f"there is no consumer {consumer} on this connection")
+        super().__init__(f"there is no consumer {consumer} on this connection: attach it again")
         self.consumer = consumer
 
 
 class BrokerNotFound(NotFound):
-    """The cluster has others."""
+    """The cluster has no broker of this name."""
 
     def __init__(self, *, broker: str, brokers: str) -> None:
-        super().__init__(f"there is no broker {broker}; there are {brokers}")
+        super().__init__(f"there is no broker {broker}: choose one of {brokers}")
         self.broker, self.brokers = broker, brokers
 
 
 class CursorMoved(SulinaError):
-    """A seek moved the subscription, and let its consumers go: subscribe again."""
+    """A seek moved the subscription and detached its consumers: subscribe again."""
 
     retryable = True
 
@@ -375,37 +388,38 @@ class CursorMoved(SulinaError):
 
 
 class NotAvailable(SulinaError):
-    """The log does not have it."""
+    """The log does not have the offset or version."""
 
 
 class NotYet(NotAvailable):
-    """The offset or version is not there yet."""
+    """The log has not reached the offset or version yet."""
 
     retryable = True
 
 
 class OffsetOutOfRange(NotAvailable):
-    """Before the first retained offset, or past the end."""
+    """The offset is before the first retained one, or past the end."""
 
     def __init__(self, *, offset: int, start: int, end: int) -> None:
-        super().__init__(f"offset {offset} is outside [{start}, {end})")
+        nearest = f"the first that is retained is {start}" if offset < start else f"the next to come is {end}"
+        super().__init__(f"offset {offset} is outside [{start}, {end}): {nearest}")
         self.offset, self.start, self.end = offset, start, end
 
 
 class PositionDiverged(NotAvailable):
-    """Records that were read were given up since, and their offsets used again: read on at `continues_at`."""
+    """Records were discarded after they were read, and their offsets used again: read on at `continues_at`."""
 
     def __init__(self, *, topic: str, partition: int, offset: int, epoch: int, continues_at: int) -> None:
         super().__init__(
-            f"offsets {continues_at} to {offset - 1} of {topic}, partition {partition}, were given up after they were "
-            f"read in epoch {epoch}; the log goes on at {continues_at}"
+            f"offsets {continues_at} to {offset - 1} of {topic}, partition {partition}, were discarded after they were "
+            f"read in epoch {epoch}; read on at offset {continues_at}"
         )
         self.topic, self.partition, self.offset, self.epoch = topic, partition, offset, epoch
         self.continues_at = continues_at
 
 
 class VersionNotRetained(NotAvailable):
-    """The commit of this version has been cleaned up, or never was."""
+    """The commit of this version has been removed, or does not exist yet."""
 
     def __init__(self, *, version: int, oldest: int, current: int) -> None:
         if version > current:
@@ -416,96 +430,100 @@ class VersionNotRetained(NotAvailable):
 
 
 class QueueFull(SulinaError):
-    """Too much is waiting to be committed."""
+    """Too many bytes wait to be committed."""
 
     retryable = True
 
     def __init__(self, *, waiting_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"{waiting_bytes} bytes wait to be committed, the limit is {limit_bytes}")
+        super().__init__(f"{waiting_bytes} bytes wait to be committed, the limit is {limit_bytes}: retry later")
         self.waiting_bytes, self.limit_bytes = waiting_bytes, limit_bytes
 
 
 class TxnMemoryFull(QueueFull):
-    """A partition remembers as many txn_ids as it may: a new one has to wait until older ones have had their time."""
+    """A partition remembers as many txn_ids as it may: a new one must wait until older ones have expired."""
 
     def __init__(self, *, remembered: int, limit: int, seconds: float) -> None:
         SulinaError.__init__(
             self,
-            f"{remembered} txn_ids are remembered, the limit is {limit}: try again, as each is forgotten {seconds:g} s "
-            "after its commit; or raise txn_ids_max of the topic's policy",
+            f"no room for another txn_id: the partition remembers {remembered}, others wait, the limit is {limit}: "
+            f"retry later, as each expires {seconds:g} s after its commit; or raise txn_ids_max in the topic's policy",
         )
         self.remembered, self.limit, self.seconds = remembered, limit, seconds
 
 
 class ProducerFull(QueueFull):
-    """A batching producer has no room: wait for it, or produce less."""
+    """Too many messages wait in a batching producer."""
 
     def __init__(self, *, waiting: int, limit: int, waiting_bytes: int, limit_bytes: int) -> None:
         SulinaError.__init__(
             self,
-            f"{waiting} messages with {waiting_bytes} bytes wait to be published; "
-            f"the limits are {limit} and {limit_bytes}",
+            f"{waiting} messages with {waiting_bytes} bytes wait to be published, the limits are {limit} messages and "
+            f"{limit_bytes} bytes: wait for some to be published",
         )
         self.waiting, self.limit, self.waiting_bytes, self.limit_bytes = waiting, limit, waiting_bytes, limit_bytes
 
 
 class DelayQueueFull(SulinaError):
-    """Too much waits for a node that cannot be reached. Nobody was sent anything."""
+    """Too many bytes wait for a node that cannot be reached. Nobody was sent anything."""
 
     def __init__(self, *, node: str, waiting_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"{waiting_bytes} bytes wait for node {node}, the limit is {limit_bytes}")
+        super().__init__(
+            f"{waiting_bytes} bytes wait for node {node}, the limit is {limit_bytes}: retry once the node is back"
+        )
         self.node, self.waiting_bytes, self.limit_bytes = node, waiting_bytes, limit_bytes
 
 
 class LimitReached(PubSubError):
-    """There are as many of them as there may be."""
+    """A limit of the node is reached. `allowed_by` names another one that has limits, such as a client."""
 
-    def __init__(self, *, kind: str, limit: int) -> None:
-        super().__init__(f"there may be {limit} {kind}, and there are")
+    def __init__(self, *, kind: str, limit: int, allowed_by: str = "this node") -> None:
+        super().__init__(f"Limit reached: {allowed_by} allows at most {limit} {kind}.")
         self.kind, self.limit = kind, limit
 
 
 class NoSubscribers(SulinaError):
-    """Nobody is attached, and the topic keeps nothing: nobody would ever see the records."""
+    """Nobody is subscribed to a best-effort topic: nobody would ever get the records."""
 
     def __init__(self, *, topic: str) -> None:
-        super().__init__(f"nobody is subscribed to {topic}, which keeps no records")
+        super().__init__(
+            f"nobody is subscribed to {topic}, a best-effort topic, which stores no records: subscribe first"
+        )
         self.topic = topic
 
 
 class PartitionDropped(SulinaError):
-    """No node with subscribers can be reached, and nothing is kept for them. Nobody was sent anything."""
+    """No node with subscribers to a best-effort topic can be reached. Nobody was sent anything."""
 
 
 class NotServing(PubSubError):
-    """The node is starting, or on its way out."""
+    """The node is starting or stopping. Subclasses: it does not serve this partition now, and `reason` is the text."""
 
     retryable = True
 
     def __init__(self, *, reason: str) -> None:
-        super().__init__(f"the node is not serving: {reason}")
+        super().__init__(f"the node is not serving: {reason}" if type(self) is NotServing else reason)
         self.reason = reason
 
 
 class Draining(NotServing):
-    """The topic takes no more records here. Nothing was written; ask the owner, once it is known."""
+    """The topic is moving and accepts no records here. Nothing was written; retry at the owner, once it is known."""
 
     def __init__(self, *, topic: str, owner: str | None = None) -> None:
-        super().__init__(reason=f"{topic} is moving" + (f" to {owner}" if owner else ""))
+        super().__init__(reason=f"{topic} is moving to {f'broker {owner}' if owner else 'another owner'}: retry there")
         self.topic, self.owner = topic, owner
 
 
 class NotOwner(NotServing):
-    """Another broker serves the partition, or none does at this moment. Nothing was written."""
+    """Another broker serves the partition, or it has no owner at this moment. Nothing was written."""
 
     def __init__(self, *, topic: str, partition: int, owner: str | None = None, url: str | None = None) -> None:
-        where = f"is served by broker {owner} at {url}" if owner else "has no owner at this moment"
+        where = f"is served by broker {owner} at {url}" if owner else "has no owner at this moment: retry later"
         super().__init__(reason=f"partition {partition} of {topic} {where}")
         self.topic, self.partition, self.owner, self.url = topic, partition, owner, url
 
 
 class Recovering(NotServing):
-    """Its owner died, and only that broker has everything it acknowledged: it must return, or be given up."""
+    """The owner died, and only its disk has every record it acknowledged: start it again, or discard those records."""
 
     def __init__(self, *, topic: str, partition: int, broker: str, only_there: tuple[int, int] | None = None) -> None:
         what = "what is not in the archive"
@@ -514,27 +532,27 @@ class Recovering(NotServing):
             what = f"everything from offset {start} on" + (f", as far as it said up to {end}" if end > start else "")
         super().__init__(
             reason=f"partition {partition} of {topic} waits for broker {broker}, which alone has {what}; "
-            f"start that broker again, or give up what only it has: sulina topic move {topic} --to BROKER --force"
+            f"start that broker again, or discard what only it has: sulina topic move {topic} --to BROKER --force"
         )
         self.topic, self.partition, self.broker, self.only_there = topic, partition, broker, only_there
 
 
 class LogIncomplete(NotServing):
-    """A log ends before what was reported of it. It stays closed, so that no offset is used twice."""
+    """A log ends before the offset that was reported of it. It stays closed, so that no offset is used twice."""
 
-    retryable = False  # an operator brings back what is missing, or gives it up
+    retryable = False  # an operator restores the missing records, or discards them
 
     def __init__(self, *, partition: str, where: str, start: int, end: int, source: str) -> None:
         self.partition, self.where, self.start, self.end, self.source = partition, where, start, end, source
         super().__init__(
-            reason=f"{partition} is closed: {self.lacks}. Bring back the "
-            f"disk or the archive that has them, or give them up: sulina topic unload {partition.rpartition('/')[0]} "
+            reason=f"{partition} is closed: {self.lacks}. Restore the "
+            f"disk or the archive that has them, or discard them: sulina topic unload {partition.rpartition('/')[0]} "
             f"--partition {partition.rpartition('/')[2]} --give-up"
         )
 
     @property
     def lacks(self) -> str:
-        """Return what is missing and who says so, without what to do about it."""
+        """Return which records are missing and what shows it, without the remedy."""
         missing = f"records [{self.start}, {self.end}) are missing"
         if self.start >= self.end:
             missing = "records of its last owner may be missing"
@@ -542,7 +560,7 @@ class LogIncomplete(NotServing):
 
 
 class MetadataWentBack(NotServing):
-    """The metadata store does not have what it once had. Nothing is acknowledged until the cluster was recovered."""
+    """The metadata store was restored to an older state. Nothing is acknowledged until the cluster is recovered."""
 
     def __init__(self, *, evidence: str) -> None:
         super().__init__(
@@ -553,7 +571,7 @@ class MetadataWentBack(NotServing):
 
 
 class OwnersNotReached(NotServing):
-    """What needs the owners of all partitions of a topic could not ask some of them. `partitions` says where."""
+    """An operation needs the owners of all partitions of a topic, and those of `partitions` could not be reached."""
 
     def __init__(self, *, topic: str, partitions: Collection[int], what: str, reason: str) -> None:
         self.topic, self.what = topic, what
@@ -567,43 +585,45 @@ class LeaseExpired(NotServing):
     """The broker could not renew its lease, so another may own the partition. The outcome is unknown: retry it."""
 
     def __init__(self, *, broker: str) -> None:
-        super().__init__(reason=f"broker {broker} has lost touch with the metadata store")
+        super().__init__(
+            reason=f"broker {broker} has lost touch with the metadata store; the outcome is unknown, retry it"
+        )
         self.broker = broker
 
 
 class NotStarted(PubSubError):
-    """It was not started yet, or has been stopped."""
+    """Publish/subscribe was not started, or has been stopped."""
 
 
 class DuplicateSubscriber(PubSubError):
-    """This name, or this handler, is subscribed to the topic already."""
+    """This name or this handler is subscribed to the topic already."""
 
 
 class SubscriberNotFound(PubSubError):
-    """It is not subscribed to the topic."""
+    """No subscriber of this name is subscribed to the topic."""
 
 
 class SubscriberRemoved(PubSubError):
     """The topic has removed a subscriber; it may subscribe again.
 
-    `status` is what its last delivery came to: Timeout, SubscriberUnreachable or OtherError.
+    `status` is the outcome of its last delivery: Timeout, SubscriberUnreachable or OtherError.
     """
 
     def __init__(self, *, topic: str, reason: str, status: str) -> None:
-        super().__init__(f"a subscriber of {topic} was removed: {reason}")
+        super().__init__(f"a subscriber of {topic} was removed: {reason}; subscribe again")
         self.topic, self.reason, self.status = topic, reason, status
 
 
 class ProducerStopped(PubSubError):
-    """A batching producer takes no more messages."""
+    """A batching producer accepts no more messages."""
 
     def __init__(self, *, topic: str, reason: str) -> None:
-        super().__init__(f"the producer for {topic} has stopped: {reason}")
+        super().__init__(f"the producer for {topic} has stopped: {reason}; create another one")
         self.topic, self.reason = topic, reason
 
 
 class Disconnected(PubSubError):
-    """The connection is gone. What was waiting has an unknown outcome: retry it with the same txn_id."""
+    """The connection is lost. Requests without an answer have an unknown outcome: retry them with the same txn_id."""
 
     retryable = True
 
@@ -613,24 +633,26 @@ class Disconnected(PubSubError):
 
 
 class ProtocolError(PubSubError):
-    """The other side sent what it must not."""
+    """The other side of a connection broke the protocol."""
 
 
 class Compacted(SulinaError):
-    """A watch begins before what the store remembers, or fell too far behind: list again, then watch from there."""
+    """A watch begins before the oldest kept change, or fell too far behind: list again, then watch from there."""
 
     retryable = True
 
     def __init__(self, *, after: int, oldest: int) -> None:
-        super().__init__(f"changes after revision {after} are gone; the oldest kept is {oldest}")
+        super().__init__(
+            f"changes after revision {after} are gone; the oldest kept is {oldest}: list, then watch again"
+        )
         self.after, self.oldest = after, oldest
 
 
 class LeaseLost(SulinaError):
-    """The lease ended before it was kept alive; its keys are gone."""
+    """The lease ended before it was renewed; its keys are gone."""
 
     def __init__(self, *, lease_id: int) -> None:
-        super().__init__(f"lease {lease_id} has ended")
+        super().__init__(f"lease {lease_id} has ended, and its keys are gone: acquire another one")
         self.lease_id = lease_id
 
 
@@ -638,7 +660,7 @@ class LogClosed(PubSubError):
     """The log was closed."""
 
     def __init__(self, *, path: str) -> None:
-        super().__init__(f"the log in {path} is closed")
+        super().__init__(f"the log in {path} is closed: open it again")
         self.path = path
 
 
@@ -646,14 +668,14 @@ class LogLocked(PubSubError):
     """Another process is writing this directory."""
 
     def __init__(self, *, path: str) -> None:
-        super().__init__(f"{path} is being written by another process; a partition has one writer")
+        super().__init__(f"{path} is being written by another process; a partition has one writer: stop that process")
         self.path = path
 
 
 class LogStopped(PubSubError):
     """A write failed, so what is on disk is unknown until the log is opened again, which a broker does by itself.
 
-    Nothing acknowledged is affected. What was waiting may be written: retry it as the same txn or origin.
+    No acknowledged record is affected. Records that waited may be written: retry them with the same txn or origin.
     """
 
     retryable = True
@@ -667,7 +689,7 @@ class LogStopped(PubSubError):
 
 
 class MetadataFailed(PubSubError):
-    """The metadata store did not do what it was asked, or whether it did is unknown. It can be asked again."""
+    """A call to the metadata store failed, or its outcome is unknown. It can be retried."""
 
     retryable = True
 
@@ -678,18 +700,18 @@ class MetadataFailed(PubSubError):
 
 
 class MetadataFull(MetadataFailed):
-    """The metadata store has no room left: it answers, and takes no more writes. Nothing was written."""
+    """The metadata store has no room left: it answers, but accepts no writes. Nothing was written."""
 
     def __init__(self, *, path: str) -> None:
         self.path = path
         PubSubError.__init__(
             self,
-            f"the metadata in {path} is full: nothing is written until its history is compacted or its quota raised",
+            f"the metadata in {path} is full: compact its history or raise its quota, nothing is written until then",
         )
 
 
 class ArchiveFailed(PubSubError):
-    """The object store did not do what it was asked, and whether it did is unknown. It is tried again."""
+    """A call to the object store failed, and its outcome is unknown. It is retried."""
 
     retryable = True
 
@@ -720,7 +742,7 @@ class CorruptCommit(Corrupt):
 
 
 class CorruptLog(Corrupt):
-    """Commits are missing and no valid checkpoint covers them. The log does not open: it never restarts at 0."""
+    """Commits are missing and no valid checkpoint covers them. The log does not open: it never restarts at offset 0."""
 
     def __init__(self, *, path: str, reason: str) -> None:
         super().__init__(f"the commit log in {path} cannot be rebuilt: {reason}")

@@ -1,4 +1,4 @@
-"""Named points at which a test may end a process, so that a crash is tried at every one of them.
+"""Named points at which a test may end a process, so that a crash is tested at each of them.
 
 The points of one act are listed in the order in which they are reached. They are off unless `SULINA_FAILPOINTS` is set
 to `POINT[@SUBJECT][:COUNT][=kill|stop]`: the process that reaches the point, about that table or topic, for the
@@ -18,7 +18,7 @@ MARKS = "SULINA_FAILPOINT_MARKS"
 
 
 class Failpoint(StrEnum):
-    """A point at which a test may end the process: what has just been done, unless the name says otherwise."""
+    """A point at which a test may end the process. Its name says what has just been done, unless it says otherwise."""
 
     # A log on disk, and its archive
     OPEN_LOCKED = "open.locked"
@@ -83,8 +83,8 @@ class Failpoint(StrEnum):
     ARCHIVE_REMOVED = "archive.removed"
     ARCHIVE_OBJECTS_DELETED = "archive.objects_deleted"
 
-    RESUME_SET_ASIDE = "resume.set_aside"  # a directory that was overtaken, or is another topic's
-    RESUME_DISCARDED = "resume.discarded"  # or one that holds nothing of its own
+    RESUME_SET_ASIDE = "resume.set_aside"  # a directory that was overtaken, or belongs to another topic
+    RESUME_DISCARDED = "resume.discarded"  # a directory whose records are all in the archive
     RESUME_SEEDED = "resume.seeded"  # a new directory is complete, under another name
     RESUME_RENAMED = "resume.renamed"
     RESUME_DURABLE = "resume.durable"
@@ -99,8 +99,8 @@ class Failpoint(StrEnum):
     LEADER_UNASSIGNED = "leader.unassigned"  # some partitions of a dead broker wait for an owner
     LEADER_BEFORE_ASSIGN = "leader.before_assign"
     LEADER_ASSIGNED = "leader.assigned"  # some partitions have an owner again
-    LEADER_UNLOADS_WANTED = "leader.unloads_wanted"  # of a draining broker, or to balance
-    LEADER_SWEPT = "leader.swept"  # something of a topic that is gone
+    LEADER_UNLOADS_REQUESTED = "leader.unloads_requested"  # of a draining broker, or to balance
+    LEADER_SWEPT = "leader.swept"  # some keys of a deleted topic are removed
 
     # A broker as the owner of a partition
     OWNER_ASSIGNED = "owner.assigned"
@@ -115,16 +115,16 @@ class Failpoint(StrEnum):
     UNLOAD_LOCAL_REMOVED = "unload.local_removed"
 
     # A micro-batch of Spark
-    SOURCE_ENDED = "source.ended"  # where the batch ends is decided; Spark has not written it down
-    SOURCE_PLANNED = "source.planned"  # Spark has; no task has begun
+    SOURCE_ENDED = "source.ended"  # the end of the batch is decided; Spark has not stored it
+    SOURCE_PLANNED = "source.planned"  # Spark has stored it; no task has begun
 
-    FILES_WRITTEN = "files.written"  # those of one task; nobody knows of them
+    FILES_WRITTEN = "files.written"  # those of one task; the driver does not know them yet
     COMMIT_BEGUN = "commit.begun"  # the driver knows the files of all tasks; the table does not
     COMMIT_DONE = "commit.done"  # the table has them; Spark does not know it
     COMMIT_FOUND = "commit.found"  # instead: the table had them from an earlier attempt
 
     PUBLISH_DONE = "publish.done"  # the rows of one task are in a partition of the topic
-    PUBLISH_ALL_DONE = "publish.all_done"  # those of all tasks; Spark has not noted the batch
+    PUBLISH_ALL_DONE = "publish.all_done"  # those of all tasks; Spark has not stored that the batch is done
 
 
 FailpointHook = Callable[[Failpoint], None]

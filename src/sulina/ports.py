@@ -1,8 +1,7 @@
-"""What the shells need of the world, as small Protocols. The real ones are in `storage` and `metadata`, the fakes in
-`testing`.
+"""The outside world as small Protocols. The real ones are in `storage` and `metadata`, the fakes in `testing`.
 
-Calls on files and commit stores block; whoever calls them from an event loop does so in a thread. Calls on the
-metadata store are asynchronous.
+Calls on files and commit stores block: from an event loop they are made in a thread. Calls on the metadata store are
+asynchronous.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,14 +12,14 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Clock(Protocol):
-    """Time, so that tests can own it."""
+    """Time, so that tests can control it."""
 
     def now(self) -> float:
-        """Seconds since 1970, UTC."""
+        """Return seconds since 1970, UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         ...
 
 
@@ -28,11 +27,15 @@ class File(Protocol):
     """An open file. Positions are bytes from its start."""
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """What lies at `position`; shorter only at the end of the file."""
+        """Return the bytes at `position`; fewer only at the end of the file."""
         ...
 
     def write(self, position: int, buffers: Sequence[Bytes]) -> None:
-        """Write all of `buffers`, one after the other, or raise OSError."""
+        """Write all of `buffers`, one after the other.
+
+        Raises:
+            OSError: some of the bytes may be written.
+        """
         ...
 
     def sync(self) -> None:
@@ -40,15 +43,15 @@ class File(Protocol):
         ...
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut, or extend with zeros."""
+        """Cut the file, or extend it with zeros."""
         ...
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the size of the file in bytes."""
         ...
 
     def close(self) -> None:
-        """Let go, also of a lock; nothing becomes durable by it."""
+        """Close the file and release its lock. Nothing becomes durable by it."""
         ...
 
 
@@ -56,35 +59,56 @@ class Files(Protocol):
     """A file system. A created, linked, renamed or removed name is durable only after `sync_directory`."""
 
     def open(self, path: str) -> File:
-        """An existing file, to read and write. FileNotFoundError."""
+        """Open an existing file, to read and write.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
         ...
 
     def create(self, path: str) -> File:
-        """A new file, to read and write. FileExistsError."""
+        """Create a file, to read and write.
+
+        Raises:
+            FileExistsError: it exists.
+        """
         ...
 
     def lock(self, path: str) -> File | None:
-        """Create or open the file and hold it alone until closed or the process ends; None when another does."""
+        """Create or open a file and lock it until it is closed or the process ends; None if another has the lock."""
         ...
 
     def link(self, source: str, target: str) -> None:
-        """A second name for a file; never overwrites. FileExistsError, FileNotFoundError."""
+        """Add a second name for a file; never overwrites.
+
+        Raises:
+            FileExistsError: `target` exists.
+            FileNotFoundError: `source` does not exist.
+        """
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Another name for a file; overwrites."""
+        """Rename a file; overwrites `target`."""
         ...
 
     def remove(self, path: str) -> None:
-        """FileNotFoundError."""
+        """Remove a file.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
         ...
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, in no order. FileNotFoundError."""
+        """List the names in a directory, in any order.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
         ...
 
     def make_directory(self, path: str) -> None:
-        """With its parents; no error when it exists. Durable on return."""
+        """Make a directory and its parents; no error if it exists. Durable on return."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -93,33 +117,33 @@ class Files(Protocol):
 
 
 class CommitStore(Protocol):
-    """Where the files of one commit log live: a directory, or a prefix in an object store."""
+    """The files of one commit log: in a directory, or under a prefix in an object store."""
 
     @property
     def location(self) -> str:
-        """For messages."""
+        """Name of the store, for messages."""
         ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Store whole and durable, or answer False because the name exists."""
+        """Store a file, whole and durable. Return False, and store nothing, if the name exists."""
         ...
 
     def get(self, name: str) -> bytes | None:
-        """All of it, or None when there is none."""
+        """Return the whole file, or None if it does not exist."""
         ...
 
     def list(self, after: str = "") -> list[str]:
-        """The names greater than `after`, sorted."""
+        """List the names greater than `after`, sorted."""
         ...
 
     def delete(self, name: str) -> None:
-        """No error when there is none."""
+        """Delete a file; no error if it does not exist."""
         ...
 
 
 # The metadata store: small values under keys, with a revision that rises with every transaction.
 
-TXN_OPERATIONS_MAX = 120  # compares of one transaction; also its puts and deletes together. etcd takes 128
+TXN_OPERATIONS_MAX = 120  # compares of one transaction; also its puts and deletes together. etcd allows 128
 VALUE_BYTES_MAX = 1 << 20
 NO_REVISION = 0  # of a key that does not exist
 
@@ -143,7 +167,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A key must have been changed last by `revision`; `NO_REVISION`: it must not exist."""
+    """A condition: the key was last changed by `revision`; `NO_REVISION`: it does not exist."""
 
     key: str
     revision: int
@@ -151,16 +175,16 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A value to store. With a lease, it goes when the lease does."""
+    """A value to store. With a lease, it is deleted when the lease ends."""
 
     key: str
     value: bytes
-    lease_id: int = 0  # none
+    lease_id: int = 0  # 0: no lease
 
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """Whether all compares held, so that everything was done; and the revision of the store after it."""
+    """Whether all compares held, so that all puts and deletes were done; and the revision of the store after it."""
 
     is_done: bool
     revision: int
@@ -177,48 +201,52 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpace:
-    """The room that a metadata store has, and how far it has come; None: it does not say."""
+    """The size of a metadata store and its revision; None: not known."""
 
-    revision: int  # it is there, or further
-    is_full: bool = False  # it takes no more writes until somebody makes room
-    size_bytes: int | None = None  # on disk, with what is free inside
-    used_bytes: int | None = None  # without that
-    quota_bytes: int | None = None  # at which it is full
+    revision: int  # the store is at this revision, or a later one
+    is_full: bool = False  # it accepts no writes until there is room
+    size_bytes: int | None = None  # on disk, with free space inside
+    used_bytes: int | None = None  # without free space inside
+    quota_bytes: int | None = None  # it is full at this size
 
 
 class Lease(Protocol):
-    """A timed right: the keys that were put with it go when it ends."""
+    """A timed right: the keys that were put with it are deleted when it ends."""
 
     @property
     def lease_id(self) -> int:
-        """To put keys with."""
+        """Id of the lease, to put keys with."""
         ...
 
     async def keep_alive(self) -> float:
-        """Start its time anew; how many seconds it has now. LeaseLost."""
+        """Renew the lease. Return how many seconds it has now.
+
+        Raises:
+            LeaseLost: it has ended.
+        """
         ...
 
     async def revoke(self) -> None:
-        """End it now, and its keys with it. No error when it has ended."""
+        """End the lease now, and delete its keys. No error if it has ended."""
         ...
 
 
 class StoreHistory(Protocol):
-    """Whether a metadata store still has the history that it once showed. One that went back answers nothing."""
+    """Whether a metadata store still has the history that it once showed. A store that went back refuses calls."""
 
     @property
     def revision(self) -> int:
-        """Return the newest revision that was seen."""
+        """Newest revision that was seen."""
         ...
 
     @property
     def accepted(self) -> int:
-        """Return how often a new history was accepted: what was asked before that says nothing about it."""
+        """How often a new history was accepted: earlier answers do not count for it."""
         ...
 
     @property
     def went_back(self) -> Exception | None:
-        """Return the error of every call since the store went back; None while it did not."""
+        """Error of every call since the store went back; None if it did not."""
         ...
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -226,79 +254,86 @@ class StoreHistory(Protocol):
         ...
 
     def confirm_by(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Have `check` asked where a connection was lost: another store may answer now, at any revision."""
+        """Call `check` after a connection was lost: another store may answer now, at any revision."""
         ...
 
     def expect(self, revision: int) -> None:
-        """Take a revision as seen: the store must not be older."""
+        """Count a revision as seen: the store must not be older."""
         ...
 
     def declare(self, evidence: str) -> Exception:
-        """Stop all calls: something shows that the store went back."""
+        """Refuse all calls from now on, because of evidence that the store went back. Return the error."""
         ...
 
     def accept(self) -> None:
-        """Begin again with the history that the store has now."""
+        """Accept the history that the store has now."""
         ...
 
 
 class MetadataStore(Protocol):
-    """Where brokers keep what they share. Every call is atomic and durable on return, and sees what came before it.
+    """The store that brokers share. Every call is atomic, durable on return, and sees all calls before it.
 
     A store that went back raises MetadataWentBack from every call but `peek`.
     """
 
     @property
     def history(self) -> StoreHistory:
-        """Tell whether the store still has what it once had."""
+        """The history of the store: whether it went back."""
         ...
 
     async def peek(self, key: str) -> Entry | None:
-        """Get one entry, also from a store that went back."""
+        """Get one entry, even from a store that went back."""
         ...
 
     async def get(self, key: str) -> Entry | None:
-        """One entry, or None."""
+        """Get one entry; None if it does not exist."""
         ...
 
     async def list(self, prefix: str) -> Listing:
-        """All entries whose keys begin with `prefix`."""
+        """List all entries whose keys begin with `prefix`."""
         ...
 
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
-        """All puts and deletes in one revision if every compare holds, else nothing.
+        """Do all puts and deletes in one revision if every compare holds, else nothing.
 
-        A key may be named once among puts and deletes; deleting one that does not exist is no error.
-        InvalidInput (too many operations, a value too large, a key named twice), LeaseLost.
+        A key may be named once among puts and deletes; deleting a key that does not exist is no error.
+
+        Raises:
+            InvalidInput: there are too many operations, a value is too large, or a key is named twice.
+            LeaseLost: a lease of a put has ended.
         """
         ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
-        """The changes under `prefix` of every revision greater than `after`, in order, for as long as it is iterated.
+        """Yield the changes under `prefix` of every revision greater than `after`, in order, while it is iterated.
 
-        Changes of one revision come together. Compacted when `after` is too old (list again, then watch from there),
-        or when the reader is so slow that its queue overflows.
+        Changes of one revision come together.
+
+        Raises:
+            Compacted: `after` is too old, or the reader is too slow and its queue overflows: list, then watch again.
         """
         ...
 
     async def lease(self, ttl_seconds: float) -> Lease:
-        """A new lease."""
+        """Grant a new lease."""
         ...
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to and with `revision`; entries stay, and running watches miss nothing.
+        """Remove the history up to and including `revision`; entries stay, and running watches miss nothing.
 
-        Where the store is full, make room by it. No error when that much is forgotten already. InvalidInput when the
-        store has not come to `revision`.
+        A full store gets room by it. No error if that history is removed already.
+
+        Raises:
+            InvalidInput: the store is not at `revision` yet.
         """
         ...
 
     async def space(self) -> StoreSpace:
-        """Return how much room there is."""
+        """Return the size of the store and its limits."""
         ...
 
     async def close(self) -> None:
-        """Let go; watches end."""
+        """Close the store; watches end."""
         ...

@@ -1,4 +1,4 @@
-"""Words of the domain as types: distinct integers are distinct types, names are valid by construction."""
+"""Words of the domain as types: offsets, versions and epochs are distinct, names are valid by construction."""
 
 import re
 from dataclasses import dataclass
@@ -28,38 +28,58 @@ def _checked(kind: str, name: str, pattern: re.Pattern[str]) -> None:
 
 
 def checked_namespace(name: str) -> str:
-    """The name itself. InvalidName."""
+    """Return a valid name of a namespace.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
     _checked("namespace", name, _NAMESPACE)
     return name
 
 
 def checked_subscription(name: str) -> str:
-    """The name itself. InvalidName."""
+    """Return a valid name of a subscription.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
     _checked("subscription", name, _TOPIC)
     return name
 
 
 def checked_broker(name: str) -> str:
-    """The name itself. InvalidName."""
+    """Return a valid id of a broker.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
     _checked("broker", name, _TOPIC)
     return name
 
 
 def checked_reader(name: str) -> str:
-    """The name itself. InvalidName."""
+    """Return a valid name of a reader.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
     _checked("reader", name, _TOPIC)
     return name
 
 
 def checked_producer(name: str) -> str:
-    """The name itself. InvalidName."""
+    """Return a valid name of a producer.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
     _checked("producer", name, _TOPIC)
     return name
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """`/namespace/topic`, checked once, here; safe in a path, a key or a URL ever after."""
+    """`/namespace/topic`, checked once, here; from then on safe in a path, a key or a URL."""
 
     namespace: str
     topic: str
@@ -73,7 +93,11 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `/namespace/topic`."""
+        """Parse `/namespace/topic`.
+
+        Raises:
+            InvalidName: the text, or a part of it, is not valid.
+        """
         parts = text.split("/")
         if len(parts) != 3 or parts[0]:
             shown = text if len(text) <= 60 else text[:57] + "..."
@@ -97,12 +121,16 @@ class PartitionName:
 
     @property
     def directory(self) -> str:
-        """The name of this partition's directory, local or in the archive."""
+        """Name of this partition's directory, local or in the archive."""
         return f"topic={self.topic.namespace}.{self.topic.topic}-part={self.partition}"
 
     @classmethod
     def from_directory(cls, name: str) -> Self:
-        """The inverse of `directory`."""
+        """Parse the name of a partition's directory.
+
+        Raises:
+            InvalidName: it is not such a name.
+        """
         found = _DIRECTORY.fullmatch(name)
         if found is None:
             raise InvalidName(kind="partition directory", name=name[:60], pattern=_DIRECTORY.pattern)

@@ -102,7 +102,7 @@ async def test_the_same_consumer_takes_its_former_selfs_place(
         async with other.consumer(topic, "s", name="me") as latter:
             [message] = await received(latter, 1)
             assert message.value == b"1"
-            with pytest.raises(SubscriptionBusy, match="taken its place"):
+            with pytest.raises(SubscriptionBusy, match="has replaced it"):
                 await received(former, 1)
 
 

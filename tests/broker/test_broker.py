@@ -103,7 +103,7 @@ async def test_putting_a_topic_twice_changes_nothing_and_says_so(tmp_path: Path)
         with pytest.raises(AlreadyExists, match="partitions is 1, not 2"):
             await broker.put_topic(ORDERS, TopicSettings(partitions=2))
         with pytest.raises(AlreadyExists, match="delivery"):
-            await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+            await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
 
 
 async def test_a_schema_changes_only_while_there_is_no_data_u11(tmp_path: Path) -> None:
@@ -147,7 +147,9 @@ async def test_a_dead_letter_needs_to_fit_no_schema(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(dead, TopicSettings(value_schema=JSON))
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(deliveries_max=1, dead_letter=str(dead))))
-        await broker._bury(broker._topics[ORDERS], "s", 0, [StoredRecord(value=b"not json", offset=0)], 1)
+        await broker.registry.bury(
+            broker.registry.topics[ORDERS], "s", 0, [StoredRecord(value=b"not json", offset=0)], 1
+        )
         assert await values(broker, dead) == [b"not json"]
 
 
@@ -246,7 +248,9 @@ async def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_p
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         await broker.publish_records(ORDERS, [StoredRecord(value=b"1")])
-        await broker._catalogue.mark_deleting(ORDERS, broker._topics[ORDERS].stored)  # and then the power fails
+        await broker.registry.catalogue.mark_deleting(
+            ORDERS, broker.registry.topics[ORDERS].stored
+        )  # and then the power fails
     async with a_broker(tmp_path) as broker:
         with pytest.raises(TopicNotFound):
             await broker.topic(ORDERS)
@@ -370,7 +374,7 @@ async def test_the_oldest_version_that_is_kept_can_be_read_from_p12(tmp_path: Pa
 
 async def test_a_topic_that_keeps_nothing_has_nothing_to_read(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(NotReliable):
             await broker.fetch(ORDERS, 0, 0)
         with pytest.raises(NotReliable):

@@ -191,7 +191,7 @@ async def test_an_operator_may_give_up_what_only_a_dead_broker_has() -> None:
         await local_only(c, [lost])
         await c.kill()
         await world.until(lambda: lost in a.view.unassigned)
-        await a.cluster.force(lost, "b", GIVEN_UP)
+        await a.cluster.force_recovery(lost, "b", GIVEN_UP)
         await world.served(names, seconds=1)
         assert world.store.owners[lost] == "b"
         c = await world.join("c")
@@ -273,7 +273,7 @@ async def test_f7_a_draining_broker_that_dies_loses_nothing() -> None:
         await world.served(names)
         c.owner.unloads_at_once = False
         await a.cluster.set_mode("c", BrokerMode.DRAINING)
-        await world.until(lambda: len(c.owner.wishes) == world.options.moves_at_once)
+        await world.until(lambda: len(c.owner.unload_requests) == world.options.moves_at_once)
         await c.kill()
         await world.served(names)
         assert not a.view.unloads
@@ -289,9 +289,9 @@ async def test_f7_a_rebalance_that_is_asked_for_evens_everything_out() -> None:
         b, c = await world.join("b"), await world.join("c")
         await asyncio.sleep(20)
         assert set(world.owners(names)) == {"a"}, "nothing moves by itself unless it is wanted"
-        wished = await b.cluster.rebalance()
-        assert len(wished) == 20
-        assert {unload.to for _, unload in wished} == {"b", "c"}
+        requested = await b.cluster.rebalance()
+        assert len(requested) == 20
+        assert {unload.to for _, unload in requested} == {"b", "c"}
         await world.until(lambda: not c.view.unloads and set(world.owners(names).values()) == {10})
         assert await c.cluster.rebalance() == []
 
@@ -376,7 +376,7 @@ async def test_r10_a_deleted_topic_that_a_late_leader_assigned_once_more_is_swep
         topic = names[0].topic
         known = world.topics._topics[topic]
         await world.topics.delete("orders")
-        await a.cluster.forget(topic, 4, Compare(keys.delivery(topic), NO_REVISION))
+        await a.cluster.delete_topic(topic, 4, Compare(keys.delivery(topic), NO_REVISION))
         world.topics._topics[topic] = known  # no leader has heard of the delete yet
         a.cluster.topics_changed(names)
         await world.until(lambda: set(a.view.epochs) == set(names))
@@ -395,7 +395,7 @@ async def test_r10_what_a_deleted_topic_has_left_is_not_taken_for_the_id_of_the_
         await world.served(names)
         left = a.view.epochs[names[0]].value
         await world.topics.delete("orders")
-        await a.cluster.forget(names[0].topic, 1, Compare(keys.delivery(names[0].topic), NO_REVISION))
+        await a.cluster.delete_topic(names[0].topic, 1, Compare(keys.delivery(names[0].topic), NO_REVISION))
         await world.store.txn(puts=[Put(keys.epoch(names[0]), msgspec.json.encode(left))])  # not swept yet
         await world.until(lambda: names[0] in a.view.epochs)
         await world.create("orders", 1)
@@ -415,7 +415,7 @@ async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> N
         await b.kill()
         await world.until(lambda: set(a.view.unassigned) == lost)
         known = world.topics._topics.pop(names[0].topic)  # it is being deleted
-        await a.cluster.forget(names[0].topic, 40, await world.topics.mark(names[0].topic))
+        await a.cluster.delete_topic(names[0].topic, 40, await world.topics.mark(names[0].topic))
         assert not a.view.epochs
         assert not a.owner.mine
         world.topics._topics[names[0].topic] = known
@@ -425,7 +425,7 @@ async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> N
 
 @in_virtual_time
 async def test_a_broker_that_is_gone_for_long_is_shown_no_more() -> None:
-    options = ClusterOptions(lease_seconds=TTL_SECONDS, forget_seconds=60.0)
+    options = ClusterOptions(lease_seconds=TTL_SECONDS, unreachable_seconds=60.0)
     async with World(options) as world:
         a, b = await world.join_all("a", "b")
         await b.kill()
@@ -501,7 +501,7 @@ async def test_nothing_is_assigned_that_does_not_wait_any_more() -> None:
         names = await world.create("orders", 6)
         await a.line.is_held_up.wait()
         world.topics._topics.clear()
-        await b.cluster.forget(names[0].topic, 6, await world.topics.mark(names[0].topic))
+        await b.cluster.delete_topic(names[0].topic, 6, await world.topics.mark(names[0].topic))
         a.line.held_up = None
         a.line.let_through.set()
         await asyncio.sleep(1)

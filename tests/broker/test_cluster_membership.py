@@ -72,7 +72,7 @@ async def test_an_answer_that_was_long_on_its_way_counts_from_when_it_was_asked_
     async with World() as world:
         (a,) = await world.join_all("a")
         membership = a.cluster.membership
-        lease = membership._lease
+        lease = membership.lease
         assert lease is not None
         asked = world.clock.monotonic()
         held_up = asyncio.Event()
@@ -84,11 +84,11 @@ async def test_an_answer_that_was_long_on_its_way_counts_from_when_it_was_asked_
             return ttl
 
         lease.keep_alive = slow  # type: ignore[method-assign]
-        call = asyncio.ensure_future(membership._keep_alive(lease))
+        call = asyncio.ensure_future(membership.keep_alive(lease))
         await asyncio.sleep(0.9)
         held_up.set()
         await call
-        assert membership._valid_until == pytest.approx(asked + TTL_SECONDS - margin_seconds(TTL_SECONDS))
+        assert membership.valid_until == pytest.approx(asked + TTL_SECONDS - margin_seconds(TTL_SECONDS))
 
 
 @in_virtual_time
@@ -275,7 +275,7 @@ async def test_who_is_leaving_keeps_what_it_has_and_gets_nothing_more() -> None:
         first = await world.create("orders", 4)
         await world.served(first)
         mine = set(a.owner.mine)
-        await a.cluster.leaving()
+        await a.cluster.announce_leaving()
         assert a.cluster.membership.may_ack()
         second = await world.create("more", 4)
         await world.served(second)

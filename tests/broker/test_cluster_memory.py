@@ -130,7 +130,7 @@ async def test_r10_an_answer_that_outlives_a_recovery_raises_no_second_alarm(wor
         recovered = Put(keys.IDENTITY, msgspec.json.encode(replace(identity, generation=identity.generation + 1)))
         await world.metadata.txn(puts=[recovered], deletes=[keys.mark("a")])
         world.metadata.history.declare("it went back")
-        await world.memory._await_recovery()
+        await world.memory.wait_recovered()
         world.metadata.go_on.set()
     assert world.metadata.history.went_back is None
 

@@ -18,7 +18,7 @@ import pytest
 
 from sulina.broker.cluster import ClusterOptions
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import BrokerMode, Epoch, Reason, Step, Unload
+from sulina.core.cluster.entries import BrokerMode, EpochEntry, Reason, UnloadRequest, UnloadStep
 from sulina.errors import SulinaError
 from sulina.types import PartitionName
 from tests.support.control_plane import (
@@ -50,7 +50,7 @@ class Truth:
         self.given_up: set[PartitionName] = set()
         self.count = 0
 
-    def claim(self, partition: PartitionName, epoch: Epoch) -> None:
+    def claim(self, partition: PartitionName, epoch: EpochEntry) -> None:
         """An owner begins: nothing may be missing."""
         self.claims[partition] = max(self.claims[partition], epoch.epoch)
         there = self.archive[partition] | self.disks[epoch.store_id][partition]
@@ -60,7 +60,7 @@ class Truth:
         missing = self.acked[partition] - there
         self.store.require(not missing, f"{partition} was given to {epoch.broker_id} without {len(missing)} records")
 
-    def seal(self, partition: PartitionName, epoch: Epoch) -> bool:
+    def seal(self, partition: PartitionName, epoch: EpochEntry) -> bool:
         """Everything on this disk goes to the archive; False when a newer owner has claimed it."""
         if epoch.epoch < self.claims[partition]:
             return False
@@ -80,7 +80,7 @@ class TruthfulOwner(Serving):
         self._truth = truth
         self._local: dict[PartitionName, int] = {}  # the assignments under which it is said that our disk matters
 
-    def assigned(self, partition: PartitionName, epoch: Epoch, revision: int) -> None:
+    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
         super().assigned(partition, epoch, revision)
         self._truth.claim(partition, epoch)
 
@@ -97,11 +97,11 @@ class TruthfulOwner(Serving):
             self._truth.disks[epoch.store_id][partition].add(self._truth.count)
             self._truth.acked[partition].add(self._truth.count)
 
-    async def unload(self, partition: PartitionName, unload: Unload, revision: int) -> None:
+    async def unload(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         assert self.cluster is not None
         while partition in self.mine and not (self.cluster.membership.is_replaced):
             try:
-                revision = await self.cluster.advance_unload(partition, unload, revision, Step.QUIESCED)
+                revision = await self.cluster.advance_unload(partition, unload, revision, UnloadStep.QUIESCED)
                 await self.let_go(partition, Reason.UNLOADED, unload.to)
                 return
             except SulinaError:
@@ -248,7 +248,7 @@ class Simulation:
             return
         broker = self.chance.choice(list(self.alive))
         member = self.alive.pop(broker)
-        await member.cluster.leaving()
+        await member.cluster.announce_leaving()
         if isinstance(member.owner, TruthfulOwner) and self.chance.random() < 0.7:
             for name in list(member.owner.mine):
                 try:
@@ -288,7 +288,7 @@ class Simulation:
         while True:
             try:
                 mark = await self.world.topics.mark(names[0].topic)
-                await member.cluster.forget(names[0].topic, len(names), mark)
+                await member.cluster.delete_topic(names[0].topic, len(names), mark)
                 break
             except SulinaError:
                 member = self.some() or member
@@ -309,7 +309,7 @@ class Simulation:
         for name, held in list(member.view.unassigned.items()):
             if held.value.is_recovering and held.value.from_store in self.lost_stores and name in self.names:
                 self.truth.given_up.add(name)
-                await member.cluster.force(name, None, GIVEN_UP)
+                await member.cluster.force_recovery(name, None, GIVEN_UP)
 
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST))

@@ -13,14 +13,14 @@ from sulina.core.cluster.entries import (
     Assignment,
     BrokerMode,
     BrokerState,
-    Epoch,
+    EpochEntry,
     Leader,
     LoadReport,
     Reason,
     Registration,
-    Step,
     Unassigned,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import LimitReached
 from sulina.metadata import MemoryMetadata
@@ -48,12 +48,12 @@ def load(broker_id: str) -> Put:
 def owned(broker_id: str, epoch: int = 5) -> list[Put]:
     return [
         put(keys.assignment(broker_id, P0), Assignment(epoch=epoch, since_ms=0)),
-        put(keys.epoch(P0), Epoch(epoch=epoch, broker_id=broker_id, store_id="s", is_archived=True)),
+        put(keys.epoch(P0), EpochEntry(epoch=epoch, broker_id=broker_id, store_id="s", is_archived=True)),
     ]
 
 
-def wish(step: Step) -> Put:
-    return put(keys.unload(P0), Unload(unload_id="u", force=True, requested_ms=0, requested_by="t", step=step))
+def unload_request(step: UnloadStep) -> Put:
+    return put(keys.unload(P0), UnloadRequest(unload_id="u", force=True, requested_ms=0, requested_by="t", step=step))
 
 
 class _Told(EventStream):
@@ -99,9 +99,9 @@ async def test_where_a_partition_is_served() -> None:
         await seen.write(registration("a"))
         placed = seen.view.placement(P0)
         assert (placed.state, placed.broker_id, placed.url) == (TopicState.ACTIVE, "a", "http://a")
-        await seen.write(wish(Step.REQUESTED))
+        await seen.write(unload_request(UnloadStep.REQUESTED))
         assert seen.view.placement(P0).state == TopicState.ACTIVE
-        await seen.write(wish(Step.QUIESCED))
+        await seen.write(unload_request(UnloadStep.QUIESCED))
         assert seen.view.placement(P0).state == TopicState.DRAINING
         waiting = Unassigned(reason=Reason.DEAD, since_ms=0, from_broker="a", from_store="s", is_recovering=True)
         await seen.write(put(keys.unassigned(P0), waiting), deletes=[keys.assignment("a", P0), keys.unload(P0)])
@@ -209,7 +209,7 @@ async def test_whoever_waits_in_vain_is_told_so_and_nobody_waits_without_end() -
     async with Seen() as seen:
         assert not await seen.view.wait_for(lambda view: "a" in view.registrations, 1.5)
         assert seen.clock.monotonic() == pytest.approx(1.5, abs=0.1)
-        assert not seen.view._waiters
+        assert not seen.view.waiters
         three = [asyncio.create_task(seen.view.wait_for(lambda view: bool(view.loads), 5)) for _ in range(3)]
         await asyncio.sleep(0.1)
         with pytest.raises(LimitReached):
@@ -217,7 +217,7 @@ async def test_whoever_waits_in_vain_is_told_so_and_nobody_waits_without_end() -
         for task in three:
             task.cancel()
         await asyncio.gather(*three, return_exceptions=True)
-        assert not seen.view._waiters
+        assert not seen.view.waiters
 
 
 @in_virtual_time

@@ -52,7 +52,7 @@ async def test_whoever_waits_is_answered_when_it_is_durable() -> None:
     writer.start()
     await writer.durable("/a", lambda: b"1")
     assert await stored(store, "/a") == b"1"
-    await writer.close()
+    await writer.stop()
 
 
 async def test_many_that_wait_share_a_transaction() -> None:
@@ -66,7 +66,7 @@ async def test_many_that_wait_share_a_transaction() -> None:
     store.gate.set()
     await asyncio.gather(first, *others)
     assert store.txns == 2
-    await writer.close()
+    await writer.stop()
 
 
 async def test_what_nobody_waits_for_is_written_later_as_it_is_then_and_at_the_end() -> None:
@@ -81,9 +81,9 @@ async def test_what_nobody_waits_for_is_written_later_as_it_is_then_and_at_the_e
     slow = CursorWriter(store, delay_seconds=1000)
     slow.start()
     slow.changed("/b", lambda: b"3")
-    await slow.close()
+    await slow.stop()
     assert await stored(store, "/b") == b"3"
-    await writer.close()
+    await writer.stop()
 
 
 async def test_a_store_that_fails_is_told_to_whoever_waits_and_tried_again() -> None:
@@ -95,7 +95,7 @@ async def test_a_store_that_fails_is_told_to_whoever_waits_and_tried_again() -> 
         await writer.durable("/a", lambda: b"1")
     store.failure = None
     await written(store, "/a")
-    await writer.close()
+    await writer.stop()
 
 
 async def test_what_is_forgotten_does_not_come_back_even_when_its_write_fails() -> None:
@@ -106,7 +106,7 @@ async def test_what_is_forgotten_does_not_come_back_even_when_its_write_fails() 
     store.failure = OSError("disk full")
     waiting = writer.durable("/a", lambda: b"1")
     await store.asked.wait()
-    forgetting = asyncio.create_task(writer.forget(["/a"]))
+    forgetting = asyncio.create_task(writer.discard(["/a"]))
     await asyncio.sleep(0)
     store.gate.set()
     await forgetting
@@ -114,7 +114,7 @@ async def test_what_is_forgotten_does_not_come_back_even_when_its_write_fails() 
     with pytest.raises((OSError, NotServing)):
         await waiting
     await writer.durable("/b", lambda: b"2")
-    await writer.close()
+    await writer.stop()
     assert await stored(store, "/a") is None
 
 
@@ -125,7 +125,7 @@ async def test_a_store_that_stays_broken_does_not_hold_up_the_end() -> None:
     store.failure = OSError("gone")
     writer.changed("/a", lambda: b"1")
     async with asyncio.timeout(10):
-        await writer.close()
+        await writer.stop()
 
 
 async def test_forgetting_does_not_wait_for_the_cursors_of_others() -> None:
@@ -144,10 +144,10 @@ async def test_forgetting_does_not_wait_for_the_cursors_of_others() -> None:
     await store.asked.wait()
     async with asyncio.timeout(30):
         for number in range(100):
-            await writer.forget([f"/gone/{number}"])
+            await writer.discard([f"/gone/{number}"])
     is_over = True
     await asyncio.gather(*acking)
-    await writer.close()
+    await writer.stop()
 
 
 async def test_one_fence_that_does_not_hold_costs_the_others_nothing() -> None:
@@ -169,7 +169,7 @@ async def test_one_fence_that_does_not_hold_costs_the_others_nothing() -> None:
     stored_keys = [entry.key for entry in (await store.list("/k/")).entries]
     assert stored_keys == sorted(f"/k/{number}" for number in revisions if number not in (7, 9))
     assert store.txns == 2
-    await writer.close()
+    await writer.stop()
 
 
 async def test_one_that_cannot_be_written_does_not_keep_the_others_from_it() -> None:
@@ -185,8 +185,8 @@ async def test_one_that_cannot_be_written_does_not_keep_the_others_from_it() -> 
     await asyncio.gather(*waiting)
     with pytest.raises(ValueError, match="no such cursor"):
         await bad
-    await writer.forget(["/k/bad"])
-    await writer.close()
+    await writer.discard(["/k/bad"])
+    await writer.stop()
 
 
 async def test_a_store_that_is_away_is_asked_once_for_all_who_wait() -> None:
@@ -200,7 +200,7 @@ async def test_a_store_that_is_away_is_asked_once_for_all_who_wait() -> None:
     assert all(isinstance(answer, MetadataFull) for answer in answers)
     assert store.txns == 1
     store.failure = None
-    await writer.close()
+    await writer.stop()
     assert len((await store.list("/k/")).entries) == 50
 
 
@@ -218,7 +218,7 @@ async def test_notes_are_written_together_once_a_second_as_they_are_then() -> No
     changes = await _history(store, "/note/")
     assert 5 <= len(changes) <= 6
     assert store.txns <= 500 + 6
-    await writer.close()
+    await writer.stop()
     assert await stored(store, "/note/99") == b"500"
 
 
@@ -236,7 +236,7 @@ async def test_a_single_note_is_written_soon_and_the_next_a_second_later() -> No
                 break
         times.append(round(loop.time() - began, 2))
     assert times == [0.2, 1.2, 2.2]
-    await writer.close()
+    await writer.stop()
 
 
 async def test_a_note_that_says_nothing_deletes_and_the_newest_word_counts() -> None:
@@ -249,7 +249,7 @@ async def test_a_note_that_says_nothing_deletes_and_the_newest_word_counts() -> 
     writer.note("/note/b", lambda: b"merged")
     writer.note("/note/c", lambda: b"new")
     writer.note("/note/c", lambda: None)
-    await writer.close()
+    await writer.stop()
     assert [(entry.key, entry.value) for entry in (await store.list("/note/")).entries] == [("/note/b", b"merged")]
 
 
@@ -259,8 +259,8 @@ async def test_notes_of_a_topic_that_is_deleted_are_forgotten() -> None:
     writer.start()
     writer.note("/storage/a/1", lambda: b"")
     writer.note("/storage/b/1", lambda: b"")
-    await writer.forget_notes("/storage/a/")
-    await writer.close()
+    await writer.discard_notes("/storage/a/")
+    await writer.stop()
     assert [entry.key for entry in (await store.list("/")).entries] == ["/storage/b/1"]
 
 
@@ -301,7 +301,7 @@ async def test_consumers_share_transactions_and_none_waits_for_others() -> None:
     await asyncio.gather(*(consume(number, 100) for number in range(50)))
     assert calls <= 210
     assert max(waits) < took_seconds * 2.01
-    await writer.close()
+    await writer.stop()
 
 
 async def _history(store: Store, prefix: str) -> list[list[str]]:
@@ -325,10 +325,10 @@ async def test_notes_that_nobody_can_write_are_bounded_and_the_rest_is_written_i
     for number in range(300):
         writer.note(f"/note/{number:03d}", lambda: b"x")
         await asyncio.sleep(0.001)
-    assert len(writer._notes) + len(writer._changed) + len(writer._writing) <= 60
+    assert writer.pending <= 60
     await asyncio.gather(writer.durable("/cursor", lambda: b"1"), return_exceptions=True)
     store.failure = None
-    await writer.close()
+    await writer.stop()
     assert 50 <= len((await store.list("/note/")).entries) <= 60
     assert await stored(store, "/cursor") == b"1"
 
@@ -354,4 +354,4 @@ async def test_notes_of_a_partition_that_is_about_to_leave_are_written_at_once()
     store.gate.set()
     await asyncio.gather(first, second)
     assert await stored(store, "/storage/a/0/cur") == b"2"
-    await writer.close()
+    await writer.stop()

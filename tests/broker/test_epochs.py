@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import FIRST_EPOCH, Epoch
+from sulina.core.cluster.entries import FIRST_EPOCH, EpochEntry
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.ports import Put
 from sulina.types import PartitionName, TopicName
@@ -18,7 +18,7 @@ PARTITION = PartitionName(TOPIC, 0)
 async def epoch_of(world: Brokers) -> int:
     entry = await world.metadata.get(keys.epoch(PARTITION))
     assert entry is not None
-    return msgspec.json.decode(entry.value, type=Epoch).epoch
+    return msgspec.json.decode(entry.value, type=EpochEntry).epoch
 
 
 async def test_u6_a_topic_made_again_counts_from_the_start_and_has_nothing_of_the_former(tmp_path: Path) -> None:
@@ -33,13 +33,13 @@ async def test_u6_a_topic_made_again_counts_from_the_start_and_has_nothing_of_th
             assert await epoch_of(world) == FIRST_EPOCH
             first = await world.owner(TOPIC)
             await first.unload(TOPIC, force=True, to="b" if first is world.running["a"] else "a", partition=None)
-            place = first._topics[TOPIC].places[0]
-            await until(lambda place=place: not place.is_here)  # type: ignore[misc]
+            ownership = first.registry.topics[TOPIC].ownerships[0]
+            await until(lambda ownership=ownership: not ownership.is_here)  # type: ignore[misc]
             assert await world.publish(TOPIC, b"%d-2" % life) == 2
             assert await epoch_of(world) == FIRST_EPOCH + 1
             assert await world.values(TOPIC) == [b"%d-%d" % (life, number) for number in range(3)]
             await owner.delete_topic(TOPIC, force=True)
-            await until(lambda: all(TOPIC not in broker._topics for broker in world.running.values()))
+            await until(lambda: all(TOPIC not in broker.registry.topics for broker in world.running.values()))
 
 
 async def test_u6_a_partition_whose_epoch_is_high_already_goes_on_from_there(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ async def test_u6_a_partition_whose_epoch_is_high_already_goes_on_from_there(tmp
         await world.publish(TOPIC, b"0")
         entry = await world.metadata.get(keys.epoch(PARTITION))
         assert entry is not None
-        high = msgspec.structs.replace(msgspec.json.decode(entry.value, type=Epoch), epoch=1_000_000_000)
+        high = msgspec.structs.replace(msgspec.json.decode(entry.value, type=EpochEntry), epoch=1_000_000_000)
         await world.metadata.txn(puts=[Put(entry.key, msgspec.json.encode(high))])
         owner = await world.owner(TOPIC)
         name = next(name for name, broker in world.running.items() if broker is owner)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.broker.consumer import Consumer
+from sulina.broker.consumer import ConsumerConnection
 from sulina.core.cluster import keys
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.holder import Admission, Holder, admit
@@ -24,8 +24,8 @@ async def test_p12_of_two_brokers_that_make_the_halves_of_a_circle_one_is_refuse
         a, b = world.running["a"], world.running["b"]
         for name in (ONE, TWO):
             await a.put_topic(name, TopicSettings())
-            await b.fetch_topic(name)
-        change = a._catalogue.change_topic
+            await b.registry.fetch(name)
+        change = a.registry.catalogue.change_topic
 
         async def after_the_other(*arguments: object) -> None:
             """What was checked is not so any more when it is written."""
@@ -33,7 +33,7 @@ async def test_p12_of_two_brokers_that_make_the_halves_of_a_circle_one_is_refuse
             await b.put_topic(TWO, TopicSettings(policy=Policy(dead_letter=str(ONE))))
             await change(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(a._catalogue, "change_topic", after_the_other)
+        monkeypatch.setattr(a.registry.catalogue, "change_topic", after_the_other)
         with pytest.raises(InvalidSettings, match="circle"):
             await a.put_topic(ONE, TopicSettings(policy=Policy(dead_letter=str(TWO))))
 
@@ -44,15 +44,15 @@ async def test_p12_the_cursor_of_a_former_holder_is_not_written(tmp_path: Path) 
         a = world.running["a"]
         await a.put_topic(ONE, TopicSettings())
         await world.publish(ONE, b"0")
-        consumer = Consumer(name="one", id="1", credit=1)
+        consumer = ConsumerConnection(name="one", id="1", credit=1)
         await a.attach(ONE, "s", SubscriptionSettings(start="earliest"), consumer)
-        subscription = a._topics[ONE].subscriptions["s"]
+        subscription = a.registry.topics[ONE].subscriptions["s"]
         fences = subscription.fences(0)
-        await a._claim(a._topics[ONE], subscription, Consumer(name="one", id="2"))
+        await a.all_owners.claim(a.registry.topics[ONE], subscription, ConsumerConnection(name="one", id="2"))
         cursor = Cursor(1)
         with pytest.raises(NotServing):
-            await a._writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, fences)
-        await a._writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, subscription.fences(0))
+            await a.cursor_writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, fences)
+        await a.cursor_writer.durable(keys.cursor(ONE, "s", 0), cursor.stored, subscription.fences(0))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sulina.broker import broker, logs
+from sulina.broker import broker, partition_logs
 from sulina.broker.broker import Broker
 from sulina.broker.partition import Partition
-from sulina.cli.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
+from sulina.cli.doctor.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
 from sulina.core.records.record import StoredRecord
 from sulina.core.topic import TopicSettings
 from sulina.errors import LogStopped, NotServing
@@ -58,7 +58,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    monkeypatch.setattr(logs, "REOPEN_SECONDS", 0.0)
+    monkeypatch.setattr(partition_logs, "REOPEN_SECONDS", 0.0)
     monkeypatch.setattr(broker, "REOPEN_LOOK_SECONDS", 3600.0)  # the tests look themselves
     return Disk(monkeypatch)
 
@@ -80,14 +80,13 @@ async def stopped(broker: Broker, disk: Disk) -> None:
 async def test_l9_a_log_is_opened_again_when_the_disk_takes_writes_and_not_before(world: Brokers, disk: Disk) -> None:
     a = world.running["a"]
     await stopped(a, disk)
-    await a._logs.reopen_stopped()
-    assert a._logs.stopped() == {PartitionName(ORDERS, 0): str(FULL)}
+    await a.logs.reopen_stopped()
+    assert a.logs.stopped() == {PartitionName(ORDERS, 0): str(FULL)}
     assert "No space left" in (a.unready or "")
     assert await world.values(ORDERS) == [b"0"], "what is there is read all the while"
     disk.is_full = False
-    a._logs._troubles[a._topics[ORDERS].partitions[0]].due = 0.0
-    await a._logs.reopen_stopped()
-    assert a._logs.stopped() == {}
+    await a.logs.reopen_stopped(at_once=True)
+    assert a.logs.stopped() == {}
     assert a.info().is_ready
     await world.publish(ORDERS, b"1")
     assert await world.values(ORDERS) == [b"0", b"1"]
@@ -104,22 +103,22 @@ async def test_l9_a_log_that_a_full_disk_keeps_from_opening_is_opened_when_there
     disk.is_full = True
     with pytest.raises(NotServing, match="No space left"):  # which clients wait for
         await a.publish_records(new, [StoredRecord(value=b"0")])
-    assert a._logs.stopped() == {PartitionName(new, 0): str(FULL)}
+    assert a.logs.stopped() == {PartitionName(new, 0): str(FULL)}
     assert "No space left" in (a.unready or "")
     disk.is_full = False
-    await a._logs.reopen_stopped()
-    assert a._logs.stopped() == {}
+    await a.logs.reopen_stopped()
+    assert a.logs.stopped() == {}
     assert await world.publish(new, b"0") == 0
 
 
 @pytest.mark.parametrize(
     ("code", "kind", "advice"),
     [
-        (errno.ENOSPC, "disk_full", "make room on that disk"),
-        (errno.EDQUOT, "disk_full", "make room on that disk"),
-        (errno.EFBIG, "disk_full", "make room on that disk"),
-        (errno.EIO, "log_stopped", "see to that fault"),
-        (errno.EACCES, "log_stopped", "see to that fault"),
+        (errno.ENOSPC, "disk_full", "free space on that disk"),
+        (errno.EDQUOT, "disk_full", "free space on that disk"),
+        (errno.EFBIG, "disk_full", "free space on that disk"),
+        (errno.EIO, "log_stopped", "correct that fault"),
+        (errno.EACCES, "log_stopped", "correct that fault"),
     ],
     ids=errno.errorcode.get,
 )
@@ -130,12 +129,11 @@ async def test_r11_a_full_disk_is_named_only_where_the_disk_is_full(
     a, new = world.running["a"], TopicName.parse("/default/new")
     await a.put_topic(new, TopicSettings())
     assert await world.owner(new) is a
-    assert a._logs._tiers is not None
 
     async def fail(*_arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(a._logs._tiers, "open", fail)
+    monkeypatch.setattr(a.logs.opener, "open", fail)
     for _ in range(2):  # when it is wanted, and when it is tried again
         with pytest.raises(NotServing):
             await a.publish_records(new, [StoredRecord(value=b"0")])
@@ -145,7 +143,7 @@ async def test_r11_a_full_disk_is_named_only_where_the_disk_is_full(
         (finding,) = check_partitions(facts)
         assert os.strerror(code) in finding.found
         assert advice in (finding.advice or "")
-        await a._logs.reopen_stopped()
+        await a.logs.reopen_stopped()
 
 
 async def test_l9_a_log_that_opens_and_then_fails_again_is_not_locked_for_ever(
@@ -153,7 +151,7 @@ async def test_l9_a_log_that_opens_and_then_fails_again_is_not_locked_for_ever(
 ) -> None:
     a = world.running["a"]
     await stopped(a, disk)
-    await a._logs.reopen_stopped()
+    await a.logs.reopen_stopped()
     rotate, failures = TieredLog.fsync_and_rotate, [FULL]
 
     async def fail_once(log: TieredLog) -> None:
@@ -163,11 +161,9 @@ async def test_l9_a_log_that_opens_and_then_fails_again_is_not_locked_for_ever(
 
     monkeypatch.setattr(TieredLog, "fsync_and_rotate", fail_once)
     disk.is_full = False
-    trouble = a._logs._troubles[a._topics[ORDERS].partitions[0]]
     for reason in (str(FULL), None):
-        trouble.due = 0.0
-        await a._logs.reopen_stopped()
-        assert a._logs.stopped().get(PartitionName(ORDERS, 0)) == reason
+        await a.logs.reopen_stopped(at_once=True)
+        assert a.logs.stopped().get(PartitionName(ORDERS, 0)) == reason
     assert await world.publish(ORDERS, b"1") == 1
 
 
@@ -191,20 +187,18 @@ async def test_l9_logs_are_opened_again_side_by_side_so_that_a_slow_one_holds_up
     monkeypatch.setattr(Partition, "reopen", reopen_slowly)
     disk.is_full = False
     async with asyncio.timeout(5):
-        await a._logs.reopen_stopped()
-    assert a._logs.stopped() == {}
+        await a.logs.reopen_stopped()
+    assert a.logs.stopped() == {}
 
 
 async def test_a_log_that_stops_again_and_again_is_opened_less_and_less_often(world: Brokers, disk: Disk) -> None:
     a = world.running["a"]
-    partition = a._topics[ORDERS].partitions[0]
     pauses = []
     for _ in range(8):
         await stopped(a, disk)
-        await a._logs.reopen_stopped()
+        await a.logs.reopen_stopped()
         disk.is_full = False
-        a._logs._troubles[partition].due = 0.0
-        await a._logs.reopen_stopped()
-        pauses.append(a._logs._troubles[partition].pause_seconds)
+        await a.logs.reopen_stopped(at_once=True)
+        pauses.append(a.logs.reopen_pause_seconds(PartitionName(ORDERS, 0)) or 0.0)
     assert pauses == sorted(pauses)
-    assert pauses[-1] == logs.REOPEN_SECONDS_MAX
+    assert pauses[-1] == partition_logs.REOPEN_SECONDS_MAX

@@ -29,6 +29,7 @@ from sulina.errors import (
 )
 from sulina.metadata.sqlite import SqliteMetadata
 from sulina.ports import Put
+from sulina.storage.partition_log import PartitionLog
 from sulina.types import TopicName
 from sulina.wire.frames import AckRecords, AddCredit, Answer, Call, Deliver, Failed, Fetch, NackRecords, Subscribe
 from sulina.wire.messages import SubscriptionSettings
@@ -85,9 +86,7 @@ async def test_a_seek_is_whole_whenever_its_client_leaves(tmp_path: Path) -> Non
         assert (await broker.subscription(ORDERS, "s")).lag == 8
 
 
-async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_more(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(ack=Ack.MEMORY)))
         with pytest.raises(VersionConflict):
@@ -99,9 +98,9 @@ async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_mor
         assert (await broker.publish(ORDERS, PublishRequest(encode([StoredRecord(value=b"1")])))).ack == Ack.MEMORY
         await broker.fetch(ORDERS, 0, 2, wait_seconds=10)
         assert await values(broker) == [b"1", b"1", b"1"]
-        log = broker._topics[ORDERS].partitions[0].log_if_open
-        assert log is not None
-        monkeypatch.setattr(log._log, "_failure", OSError("the disk has gone"))
+        log = broker.registry.topics[ORDERS].partitions[0].log_if_open
+        assert isinstance(log, PartitionLog)
+        log.stop(OSError("the disk has gone"))
         with pytest.raises(LogStopped):
             await broker.publish_records(ORDERS, [StoredRecord(value=b"lost")])
 
@@ -171,10 +170,10 @@ async def test_a_subscription_that_could_not_start_starts_whole_the_next_time(
         for number in range(3):
             await broker.publish_records(ORDERS, [StoredRecord(value=b"%d" % number)], partition=number)
         async with connected(broker) as connection:
-            using = broker._topics[ORDERS].partitions[1].using
-            monkeypatch.setattr(broker._topics[ORDERS].partitions[1], "using", lambda: 1 / 0)
+            using = broker.registry.topics[ORDERS].partitions[1].using
+            monkeypatch.setattr(broker.registry.topics[ORDERS].partitions[1], "using", lambda: 1 / 0)
             assert isinstance(await subscribe(connection), Failed)
-            monkeypatch.setattr(broker._topics[ORDERS].partitions[1], "using", using)
+            monkeypatch.setattr(broker.registry.topics[ORDERS].partitions[1], "using", using)
             assert await subscribe(connection) == ATTACHED
             assert {record.value for record in await received(connection, 3)} == {b"0", b"1", b"2"}
 
@@ -189,7 +188,7 @@ async def test_a_cursor_that_cannot_be_written_is_nobody_elses_trouble_p3(
             await subscribe(connection, consumer=2, subscription="bad")
             await publish(broker, b"1")
             await received(connection, 2)
-            bad = broker._topics[ORDERS].subscriptions["bad"]._cursors[0]
+            bad = broker.registry.topics[ORDERS].subscriptions["bad"].cursors[0]
             monkeypatch.setattr(bad, "stored", lambda: b"x" * (2 << 20))
             await connection.send(AckRecords(6, 2, 0, [(0, 1)]))
             await connection.send(AckRecords(7, 1, 0, [(0, 1)]))
@@ -285,7 +284,7 @@ async def test_what_the_active_consumer_gives_back_while_the_log_is_read_goes_fi
                 await subscribe(second, kind=SubscriptionKind.FAILOVER, name="b")
                 await publish(broker, *(b"%d" % number for number in range(6)))
                 await received(first, 3)
-                log = broker._topics[ORDERS].partitions[0].log_if_open
+                log = broker.registry.topics[ORDERS].partitions[0].log_if_open
                 assert log is not None
                 read, reading, go_on = log.read, asyncio.Event(), asyncio.Event()
 
@@ -352,7 +351,7 @@ async def test_a_cursor_beyond_the_end_of_the_log_does_not_swallow_what_comes(tm
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings())
-        broker._topics[ORDERS].subscriptions["s"]._cursors[0].ack(0, 50)
+        broker.registry.topics[ORDERS].subscriptions["s"].cursors[0].ack(0, 50)
         async with connected(broker) as connection:
             await subscribe(connection)
             await publish(broker, b"1")
@@ -365,7 +364,7 @@ async def test_open_logs_are_bounded_and_idle_ones_rest(tmp_path: Path) -> None:
         for name in names:
             await broker.put_topic(name, TopicSettings())
             await broker.publish_records(name, [StoredRecord(value=b"1")])
-        assert sum(topic.partitions[0].log_if_open is not None for topic in broker._topics.values()) == 3
+        assert sum(topic.partitions[0].log_if_open is not None for topic in broker.registry.topics) == 3
         await asyncio.gather(*(broker.publish_records(name, [StoredRecord(value=b"2")]) for name in names[:3]))
         assert [await values(broker, name) for name in names] == [[b"1", b"2"]] * 3 + [[b"1"]] * 3
         async with connected(broker) as connection:
@@ -379,7 +378,7 @@ async def test_open_logs_are_bounded_and_idle_ones_rest(tmp_path: Path) -> None:
 
 async def test_a_topic_that_keeps_nothing_promises_nothing_it_cannot_keep(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        settings = TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE, policy=Policy(batch_bytes_max=1024))
+        settings = TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT, policy=Policy(batch_bytes_max=1024))
         await broker.put_topic(ORDERS, settings)
         async with connected(broker) as connection:
             await subscribe(connection)
@@ -412,7 +411,7 @@ async def test_a_deletion_or_a_seek_that_cannot_be_stored_changes_nothing(
         async def fails(**_: object) -> None:
             raise MetadataFailed(path="metadata", cause=OSError("disk full"))
 
-        monkeypatch.setattr(broker._catalogue._metadata, "txn", fails)
+        monkeypatch.setattr(broker.metadata, "txn", fails)
         with pytest.raises(MetadataFailed):
             await broker.delete_subscription(ORDERS, "s")
         with pytest.raises(MetadataFailed):
@@ -442,7 +441,7 @@ async def test_values_are_not_stored_under_a_schema_that_they_were_not_checked_b
 
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
-        broker._topics[ORDERS]._check_value = check
+        broker.registry.topics[ORDERS]._check_value = check
         large = StoredRecord(value=b'{"text": "' + b"x" * CHECK_BYTES_MAX + b'"}')
         publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [large]))
         await asyncio.to_thread(checking.wait, 20)

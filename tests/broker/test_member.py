@@ -10,7 +10,7 @@ import pytest
 
 from sulina.broker.cluster.load_manager import LoadManager
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import FIRST_EPOCH, Epoch, Sealed
+from sulina.core.cluster.entries import FIRST_EPOCH, EpochEntry, Sealed
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import StoredRecord, encode
@@ -131,7 +131,7 @@ async def test_a_move_asked_for_before_there_is_an_owner_is_made_u2(
     async with brokers(tmp_path, "a", "b") as world:
         monkeypatch.setattr(LoadManager, "_assign", assign_later)
         with monkeypatch.context() as patience:
-            patience.setattr("sulina.broker.member.PLACED_SECONDS", 0.01)
+            patience.setattr("sulina.broker.cluster_handle.PLACED_SECONDS", 0.01)
             await world.running["a"].put_topic(ORDERS, ARCHIVED)
         wishes = [asyncio.create_task(world.running["a"].unload(ORDERS, to=target)) for target in "ab"]
         for _ in range(10):
@@ -147,7 +147,7 @@ async def test_an_unload_of_what_nobody_has_is_refused(tmp_path: Path, monkeypat
     async def assign_never(_: LoadManager) -> None:
         return
 
-    monkeypatch.setattr("sulina.broker.member.PLACED_SECONDS", 0.05)
+    monkeypatch.setattr("sulina.broker.cluster_handle.PLACED_SECONDS", 0.05)
     async with brokers(tmp_path, "a", "b") as world:
         monkeypatch.setattr(LoadManager, "_assign", assign_never)
         await world.running["a"].put_topic(ORDERS, ARCHIVED)
@@ -240,14 +240,14 @@ async def test_a_cursor_of_an_old_owner_does_not_overrule_the_new_ones(tmp_path:
         await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
         owner = await world.owner(ORDERS)
         await owner.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
-        stale = owner._topics[ORDERS].subscriptions["s"]
-        fences, old = stale.fences(0), stale._cursors[0]
+        stale = owner.registry.topics[ORDERS].subscriptions["s"]
+        fences, old = stale.fences(0), stale.cursors[0]
         target = other(world, owner.options.broker_id)
         await owner.unload(ORDERS, to=target)
         served = await world.moved(ORDERS, target)
         await served.seek(ORDERS, "s", Position.parse("offset:7"))
         with pytest.raises(NotServing):
-            await owner._writer.durable(keys.cursor(ORDERS, "s", 0), old.stored, fences)
+            await owner.cursor_writer.durable(keys.cursor(ORDERS, "s", 0), old.stored, fences)
         assert (await served.subscription(ORDERS, "s")).cursors[0].offset == 7
 
 
@@ -304,9 +304,9 @@ async def test_racing_brokers_agree_on_what_exists(tmp_path: Path) -> None:
         )
         newest = Policy(ack_timeout_seconds=7)
         await everybody[0].put_topic(ORDERS, TopicSettings(partitions=2, policy=newest))
-        await until(lambda: all(broker._topics[ORDERS].own_policy == newest for broker in everybody))
+        await until(lambda: all(broker.registry.topics[ORDERS].own_policy == newest for broker in everybody))
         await asyncio.gather(*(broker.delete_topic(ORDERS) for broker in everybody), return_exceptions=True)
-        await until(lambda: not any(ORDERS in broker._topics for broker in everybody))
+        await until(lambda: not any(ORDERS in broker.registry.topics for broker in everybody))
 
 
 async def test_a_deleted_topic_leaves_nothing_and_its_name_begins_anew(tmp_path: Path) -> None:
@@ -323,11 +323,11 @@ async def test_a_deleted_topic_leaves_nothing_and_its_name_begins_anew(tmp_path:
             assert await world.values(carts, 1) == [value]
             entry = await world.metadata.get(keys.epoch(PartitionName(carts, 1)))
             assert entry is not None
-            epochs.append(msgspec.json.decode(entry.value, type=Epoch).epoch)
+            epochs.append(msgspec.json.decode(entry.value, type=EpochEntry).epoch)
             await b.delete_topic(carts)
             with pytest.raises(TopicNotFound):
                 await b.topic(carts)
-            await until(lambda: carts not in a._topics and not list(tmp_path.glob("?/topic=shop*")))
+            await until(lambda: carts not in a.registry.topics and not list(tmp_path.glob("?/topic=shop*")))
             for prefix in ("/topics/shop", "/cluster/epochs/shop", "/cluster/unassigned/shop", "/storage/topics/shop"):
                 assert await world.keys(prefix) == []
             assert not [path for path in (tmp_path / "objects").glob("topic=*/**/*") if path.is_file()]
@@ -352,9 +352,8 @@ async def test_without_a_lease_nothing_is_acknowledged_u14(tmp_path: Path, monke
         [a] = world.running.values()
         await a.put_topic(ORDERS, ARCHIVED)
         await world.publish(ORDERS, b"0")
-        assert a._standing is not None
         publishing = await a.accept(str(ORDERS), PublishRequest(_batch(b"1")))
-        monkeypatch.setattr(a._standing, "may_ack", lambda: False)
+        monkeypatch.setattr(a.cluster_handle, "may_ack", lambda: False)
         with pytest.raises(LeaseExpired):
             await publishing.wait()
         with pytest.raises(LeaseExpired):
@@ -381,7 +380,7 @@ async def test_readers_of_an_archived_topic_see_only_what_is_archived(
 
         monkeypatch.setattr(world.objects, "put", fails)
         publishing = await a.accept(str(ORDERS), PublishRequest(_batch(b"1")))
-        log = a._topics[ORDERS].partitions[0].log_if_open
+        log = a.registry.topics[ORDERS].partitions[0].log_if_open
         assert isinstance(log, TieredLog)
         await until(lambda: log.end_offset == 2)
         assert await world.values(ORDERS) == [b"0"]
@@ -393,7 +392,7 @@ async def test_readers_of_an_archived_topic_see_only_what_is_archived(
 
 async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
-        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await world.running["a"].put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         owner = await world.owner(ORDERS)
         target = other(world, owner.options.broker_id)
         async with connected(owner) as connection:
@@ -411,16 +410,17 @@ async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
 
 async def test_a_new_owner_fetches_what_its_cache_lacks_f3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F3: policy, schema and delivery, straight from the metadata store, once it has waited in vain."""
-    monkeypatch.setattr("sulina.broker.owner.TOPIC_SECONDS", 0.05)
+    monkeypatch.setattr("sulina.broker.partition_owner.TOPIC_SECONDS", 0.05)
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
-        monkeypatch.setattr(b._catalogue, "apply", lambda _: (set(), set()))  # its watch brings nothing any more
+        monkeypatch.setattr(
+            b.registry.catalogue, "apply", lambda _: (set(), set())
+        )  # its watch brings nothing any more
         settings = TopicSettings(partitions=2, policy=Policy(ack=Ack.ARCHIVED), value_schema=JSON)
         await a.put_topic(ORDERS, settings)
-        standing = b._standing
-        assert standing is not None
-        await until(lambda: ORDERS in b._topics or bool(standing.troubles))
-        assert standing.troubles == {}
+        troubles = b.cluster_handle.troubles
+        await until(lambda: ORDERS in b.registry.topics or bool(troubles))
+        assert troubles == {}
         assert {await world.owner(ORDERS, number) for number in range(2)} == {a, b}
         assert (await b.topic(ORDERS)).settings == settings
         assert (await b.topic(ORDERS)).settings.delivery == DeliveryGuarantee.RELIABLE
@@ -430,10 +430,11 @@ async def test_a_new_owner_waits_briefly_for_what_its_watch_brings_f3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F3: what comes within the wait is not fetched."""
-    monkeypatch.setattr("sulina.broker.owner.TOPIC_SECONDS", 60.0)  # however slow the machine
+    monkeypatch.setattr("sulina.broker.partition_owner.TOPIC_SECONDS", 60.0)  # however slow the machine
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
-        sync, wait, may_hear, asked, fetched = b._sync, b.topic_when_known, asyncio.Event(), asyncio.Event(), []
+        sync, wait = b.registry.sync, b.registry.topics.when_known
+        may_hear, asked, fetched = asyncio.Event(), asyncio.Event(), []
 
         async def sync_late(*arguments: Any) -> None:
             await may_hear.wait()
@@ -446,12 +447,12 @@ async def test_a_new_owner_waits_briefly_for_what_its_watch_brings_f3(
         async def fetch(name: TopicName) -> None:
             fetched.append(name)
 
-        monkeypatch.setattr(b, "_sync", sync_late)
-        monkeypatch.setattr(b, "topic_when_known", asked_for)
-        monkeypatch.setattr(b, "fetch_topic", fetch)
+        monkeypatch.setattr(b.registry, "sync", sync_late)
+        monkeypatch.setattr(b.registry.topics, "when_known", asked_for)
+        monkeypatch.setattr(b.registry, "fetch", fetch)
         await a.put_topic(ORDERS, TopicSettings(partitions=2))
         await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
-        assert ORDERS not in b._topics
+        assert ORDERS not in b.registry.topics
         may_hear.set()
         assert {await world.owner(ORDERS, number) for number in range(2)} == {a, b}
         assert fetched == []
@@ -540,7 +541,7 @@ async def test_a_policy_that_asks_for_more_holds_from_then_on(tmp_path: Path) ->
 
         async def is_archived() -> bool:
             entry = await world.metadata.get(keys.epoch(FIRST))
-            return entry is not None and msgspec.json.decode(entry.value, type=Epoch).is_archived
+            return entry is not None and msgspec.json.decode(entry.value, type=EpochEntry).is_archived
 
         assert not await is_archived(), "what only one disk has was said to be safe"
         await owner.put_topic(ORDERS, ARCHIVED)

@@ -10,7 +10,7 @@ import pytest
 
 from sulina.broker.broker import Broker
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch
+from sulina.core.cluster.entries import EpochEntry
 from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import MetadataFailed, NotServing, TopicNotFound
@@ -19,7 +19,7 @@ from sulina.types import PartitionName, TopicName
 from sulina.wire.frames import Subscribe
 from sulina.wire.messages import SubscriptionSettings
 from tests.broker.test_sessions import connected, received
-from tests.support.brokers import Brokers, brokers, until
+from tests.support.brokers import Brokers, brokers, cluster_of, member_of, until
 
 ORDERS = TopicName.parse("/default/orders")
 FIRST = PartitionName(ORDERS, 0)
@@ -27,14 +27,14 @@ LOCAL = TopicSettings(policy=Policy(ack=Ack.LOCAL))
 ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
 
 
-async def epoch_of(world: Brokers) -> Epoch:
+async def epoch_of(world: Brokers) -> EpochEntry:
     entry = await world.metadata.get(keys.epoch(FIRST))
     assert entry is not None
-    return msgspec.json.decode(entry.value, type=Epoch)
+    return msgspec.json.decode(entry.value, type=EpochEntry)
 
 
 def log_of(broker: Broker) -> TieredLog:
-    log = broker._topics[ORDERS].partitions[0].log_if_open
+    log = broker.registry.topics[ORDERS].partitions[0].log_if_open
     assert isinstance(log, TieredLog)
     return log
 
@@ -44,7 +44,7 @@ def no_answer(*_: object, **__: object) -> Any:
 
 
 async def quiet(broker: Broker) -> None:
-    await until(lambda: not broker._logs._background)
+    await until(lambda: not broker.logs.is_reconfiguring)
 
 
 async def test_of_several_changes_of_the_ack_level_the_last_one_counts(
@@ -85,9 +85,9 @@ async def test_a_change_of_the_ack_level_that_fails_is_made_later(
         [a] = world.running.values()
         await a.put_topic(ORDERS, ARCHIVED)
         await world.publish(ORDERS, b"0")
-        monkeypatch.setattr("sulina.broker.logs.RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("sulina.broker.partition_logs.RETRY_SECONDS", 0.01)
         with monkeypatch.context() as broken:
-            broken.setattr(a._cluster, "set_archived", no_answer)
+            broken.setattr(cluster_of(a), "set_archived", no_answer)
             await a.put_topic(ORDERS, LOCAL)
             for _ in range(5):
                 await asyncio.sleep(0.01)
@@ -104,12 +104,12 @@ async def test_a_log_that_could_not_be_made_ready_is_opened_by_the_next_who_want
         await a.put_topic(ORDERS, LOCAL)
         await world.publish(ORDERS, b"0")
         await log_of(a).catch_up()
-        partition = a._topics[ORDERS].partitions[0]
+        partition = a.registry.topics[ORDERS].partitions[0]
         await until(lambda: partition.is_idle)
         await partition.rest()
         await a.put_topic(ORDERS, ARCHIVED)
         with monkeypatch.context() as broken:
-            broken.setattr(a._cluster, "set_archived", no_answer)
+            broken.setattr(cluster_of(a), "set_archived", no_answer)
             with pytest.raises(MetadataFailed):
                 await a.publish_records(ORDERS, [StoredRecord(value=b"1")])
         assert await world.publish(ORDERS, b"1") == 1
@@ -134,10 +134,10 @@ async def test_a_partition_that_stays_after_all_is_no_longer_said_to_be_sealed_u
                     asked.set()
                     no_answer()
 
-                broken.setattr(owner._cluster, "unassign", unassign)
+                broken.setattr(cluster_of(owner), "unassign", unassign)
                 await owner.unload(ORDERS, to=target, force=True)
                 await asked.wait()
-                await until(lambda: owner._topics[ORDERS].places[0].is_here)
+                await until(lambda: owner.registry.topics[ORDERS].ownerships[0].is_here)
                 assert await world.publish(ORDERS, b"1") == 1
                 assert not (await epoch_of(world)).is_archived
                 assert await world.metadata.get(keys.sealed_state(FIRST)) is None
@@ -154,15 +154,14 @@ async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_mo
         await world.publish(ORDERS, b"0")
         owner = await world.owner(ORDERS)
         target = "b" if owner is world.running["a"] else "a"
-        unassign = owner._cluster.unassign
+        unassign = cluster_of(owner).unassign
 
         async def lost_answer(*arguments: Any, **named: Any) -> bool:
             await unassign(*arguments, **named)
             return bool(no_answer())
 
-        monkeypatch.setattr(owner._cluster, "unassign", lost_answer)
-        assert owner._owner is not None
-        monkeypatch.setattr(owner._owner, "lost", lambda _: None)  # its watch is late
+        monkeypatch.setattr(cluster_of(owner), "unassign", lost_answer)
+        monkeypatch.setattr(member_of(owner).owner, "lost", lambda _: None)  # its watch is late
         await owner.unload(ORDERS, to=target)
         await world.moved(ORDERS, target)
         for _ in range(20):
@@ -170,7 +169,7 @@ async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_mo
                 await owner.publish_records(ORDERS, [StoredRecord(value=b"lost")])
             await asyncio.sleep(0.01)
         monkeypatch.undo()
-        owner._owner.lost(FIRST)
+        member_of(owner).owner.lost(FIRST)
         assert await world.values(ORDERS) == [b"0"]
 
 
@@ -181,13 +180,13 @@ async def test_an_unload_of_a_topic_that_is_being_deleted_holds_up_nobody(
         await world.running["a"].put_topic(ORDERS, LOCAL)
         await world.publish(ORDERS, b"0")
         owner = await world.owner(ORDERS)
-        monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.05)
+        monkeypatch.setattr("sulina.broker.partition_owner.UNLOAD_RETRY_SECONDS", 0.05)
         with monkeypatch.context() as broken:
-            broken.setattr(owner._cluster, "advance_unload", no_answer)
+            broken.setattr(cluster_of(owner), "advance_unload", no_answer)
             await owner.unload(ORDERS, force=True)
-            async with owner._lock:
-                await owner._catalogue.mark_deleting(ORDERS, owner._topics[ORDERS].stored)
-            await until(lambda: ORDERS not in owner._topics)
+            async with owner.registry.lock:
+                await owner.registry.catalogue.mark_deleting(ORDERS, owner.registry.topics[ORDERS].stored)
+            await until(lambda: ORDERS not in owner.registry.topics)
             await asyncio.sleep(0.2)
         await owner.delete_topic(ORDERS)
         assert not await world.keys(keys.UNLOADS)
@@ -198,17 +197,17 @@ async def test_a_wish_that_is_gone_is_not_carried_out(tmp_path: Path, monkeypatc
         await world.running["a"].put_topic(ORDERS, LOCAL)
         await world.publish(ORDERS, b"0")
         owner = await world.owner(ORDERS)
-        monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.05)
-        advance, attempts = owner._cluster.advance_unload, []
+        monkeypatch.setattr("sulina.broker.partition_owner.UNLOAD_RETRY_SECONDS", 0.05)
+        advance, attempts = cluster_of(owner).advance_unload, []
 
         async def withdrawn(*arguments: Any, **named: Any) -> int:
             attempts.append(named)
             await world.metadata.txn(deletes=[keys.unload(FIRST)])
             return await advance(*arguments, **named)
 
-        monkeypatch.setattr(owner._cluster, "advance_unload", withdrawn)
-        await owner._cluster.request_unload(FIRST, force=True, to=None, requested_by="test")
-        await until(lambda: bool(attempts) and owner._topics[ORDERS].places[0].is_here)
+        monkeypatch.setattr(cluster_of(owner), "advance_unload", withdrawn)
+        await cluster_of(owner).request_unload(FIRST, force=True, to=None, requested_by="test")
+        await until(lambda: bool(attempts) and owner.registry.topics[ORDERS].ownerships[0].is_here)
         await asyncio.sleep(0.3)
         assert len(attempts) == 1
         assert await world.publish(ORDERS, b"1") == 1
@@ -220,19 +219,19 @@ async def test_whoever_finishes_a_delete_late_does_not_delete_the_topic_made_ane
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
         await a.put_topic(ORDERS, TopicSettings(partitions=2))
-        await until(lambda: ORDERS in b._topics)
-        delete_archives = b._logs.delete_archives
+        await until(lambda: ORDERS in b.registry.topics)
+        delete_archives = b.logs.delete_archives
 
         async def slow(*arguments: Any) -> None:
             await delete_archives(*arguments)
-            await until(lambda: ORDERS in a._deleting)
-            await a._finish_delete(ORDERS)
+            await until(lambda: ORDERS in a.registry.deleting)
+            await a.admin.finish_delete(ORDERS)
             await a.put_topic(ORDERS, TopicSettings(partitions=2))
             for number in range(2):
                 await world.publish(ORDERS, b"new", partition=number)
-            await until(lambda: ORDERS in b._topics)
+            await until(lambda: ORDERS in b.registry.topics)
 
-        monkeypatch.setattr(b._logs, "delete_archives", slow)
+        monkeypatch.setattr(b.logs, "delete_archives", slow)
         await b.delete_topic(ORDERS)
         for broker in (a, b):
             assert (await broker.topic(ORDERS)).topic_id == (await a.topic(ORDERS)).topic_id
@@ -249,15 +248,15 @@ async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_th
         for number in range(2):
             await world.publish(ORDERS, b"old", partition=number)
         with monkeypatch.context() as late:
-            late.setattr(b, "_sync", lambda *_: asyncio.sleep(0))  # its watch brings nothing any more
+            late.setattr(b.registry, "sync", lambda *_: asyncio.sleep(0))  # its watch brings nothing any more
             await a.delete_topic(ORDERS)
-            old = b._topics[ORDERS]
+            old = b.registry.topics[ORDERS]
             await a.put_topic(ORDERS, TopicSettings(partitions=2))
-            await until(lambda: any(place.is_here for place in old.places))
-            number = next(place.name.partition for place in old.places if place.is_here)
+            await until(lambda: any(ownership.is_here for ownership in old.ownerships))
+            number = next(ownership.name.partition for ownership in old.ownerships if ownership.is_here)
             with pytest.raises(TopicNotFound):
                 await b.publish_records(ORDERS, [StoredRecord(value=b"to nobody")], partition=number)
-        await b._catch_up()
+        await b.registry.catch_up()
         assert await world.publish(ORDERS, b"new", partition=number) == 0
         assert await world.values(ORDERS, number) == [b"new"]
 
@@ -271,7 +270,7 @@ async def test_a_subscription_made_anew_starts_anew_also_if_its_delete_was_not_f
         owner = await world.owner(ORDERS)
         await owner.put_subscription(ORDERS, "s", SubscriptionSettings(start="latest"))
         with monkeypatch.context() as broken:
-            broken.setattr(owner._catalogue, "delete_cursors", no_answer)
+            broken.setattr(owner.registry.catalogue, "delete_cursors", no_answer)
             with pytest.raises(MetadataFailed):
                 await owner.delete_subscription(ORDERS, "s")
         info, is_new = await owner.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
@@ -286,8 +285,8 @@ async def test_what_is_read_again_is_there_meanwhile(tmp_path: Path, monkeypatch
         with monkeypatch.context() as broken:
             broken.setattr(world.metadata, "list", no_answer)
             with pytest.raises(MetadataFailed):
-                await a._catalogue.refresh(ORDERS)
-        assert a._catalogue.namespace("default") is not None
+                await a.registry.catalogue.refresh(ORDERS)
+        assert a.registry.catalogue.namespace("default") is not None
         await a.put_topic(TopicName("default", "more"), LOCAL)
 
 
@@ -310,13 +309,12 @@ async def test_what_was_taken_before_a_drain_is_drained(tmp_path: Path) -> None:
 async def test_a_broker_that_stops_is_given_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
-        assert a._owner is not None
-        stop = a._owner.stop
+        stop = member_of(a).owner.stop
 
         async def while_leaving(seconds: float) -> None:
             await b.put_topic(ORDERS, TopicSettings(partitions=4))
             assert {at.broker_id for at in (await b.lookup(ORDERS)).partitions} == {"b"}
             await stop(seconds)
 
-        monkeypatch.setattr(a._owner, "stop", while_leaving)
+        monkeypatch.setattr(member_of(a).owner, "stop", while_leaving)
         await world.stop("a")

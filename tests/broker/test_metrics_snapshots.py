@@ -154,8 +154,8 @@ async def test_a_listener_to_some_types_is_not_filled_up_by_others() -> None:
     stream = EventStream(VirtualClock())
     with stream.listen(["wanted"]) as events:
         for _ in range(2000):
-            stream.tell("other", None)
-        stream.tell("wanted", "/default/t1")
+            stream.emit_unlogged("other", None)
+        stream.emit_unlogged("wanted", "/default/t1")
         assert (await anext(events)).type == "wanted"
 
 

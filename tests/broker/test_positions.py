@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sulina.broker.pubsub.endpoint import Delivery
+from sulina.broker.pubsub.node_subscribers import SubscriberDelivery
 from sulina.client import Client
 from sulina.config import Settings
 from sulina.core.delivery.cursor import Cursor
@@ -66,15 +66,15 @@ async def test_u10_a_position_with_an_epoch_is_found_where_the_log_goes_on(clien
 async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given_up(node: Node, client: Client) -> None:
     await client.admin.create_subscription(TOPIC, "s", start="earliest")
     subscription = node.broker.topic_named(str(TOPIC)).subscriptions["s"]
-    cursor = subscription._cursors[0]
+    cursor = subscription.cursors[0]
     assert (cursor.offset, cursor.epoch) == (0, 7)
     stored = Cursor(2, epoch=0)
     stored.ack(3, 8)
-    await subscription.adopt(0, Cursor.load("key", stored.stored()), is_moved=True)
+    await subscription.acquire(0, Cursor.load("key", stored.stored()), is_moved=True)
     async with client.consumer(TOPIC, "s") as messages:
         assert [(await anext(messages)).offset for _ in range(7)] == [2, *range(4, 10)]
     await client.admin.seek(TOPIC, "s", "offset:8@0")
-    cursor = subscription._cursors[0]
+    cursor = subscription.cursors[0]
     assert (cursor.offset, cursor.epoch) == (4, 7)
 
 
@@ -87,9 +87,9 @@ async def test_u10_a_registered_reader_goes_back_to_where_the_log_goes_on(client
 
 
 async def test_u10_a_subscriber_is_joined_where_the_log_goes_on(node: Node) -> None:
-    hub = node.broker.hub
-    given: list[Delivery] = []
+    pubsub = node.broker.pubsub
+    given: list[SubscriberDelivery] = []
     removed: list[SulinaError] = []
-    subscriber = await hub.attach(TOPIC, "me", start="latest", deliver=given.append, removed=removed.append)
-    assert await hub.join(subscriber, {0: Position.at_offset(8, 0)}) == {0: Position.at_offset(4, 7)}
+    subscriber = await pubsub.attach(TOPIC, "me", start="latest", deliver=given.append, removed=removed.append)
+    assert await pubsub.join(subscriber, {0: Position.at_offset(8, 0)}) == {0: Position.at_offset(4, 7)}
     assert not removed

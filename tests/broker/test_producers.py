@@ -27,7 +27,7 @@ async def publish(connection: LocalConnection, producer: str | None) -> FromNode
 async def stored(broker: Broker) -> dict[str, int]:
     """The keys below the topic's producers, with their revisions."""
     prefix = keys.producers(ORDERS)
-    return {e.key.removeprefix(prefix): e.revision for e in (await broker._metadata.list(prefix)).entries}
+    return {e.key.removeprefix(prefix): e.revision for e in (await broker.metadata.list(prefix)).entries}
 
 
 async def listed(broker: Broker) -> list[tuple[str, str, bool]]:
@@ -90,8 +90,8 @@ async def test_a_broker_that_starts_again_deletes_what_it_has_left(tmp_path: Pat
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         left = [Put(keys.producer(ORDERS, "shop", name), b'{"since_ms": 1}') for name in ("local", "other")]
-        await broker._metadata.txn(puts=left[:1])
-        await broker._metadata.txn(puts=[Put(left[1].key, b'{"since_ms": 9999999999999}')])
+        await broker.metadata.txn(puts=left[:1])
+        await broker.metadata.txn(puts=[Put(left[1].key, b'{"since_ms": 9999999999999}')])
     async with a_broker(tmp_path) as broker:
 
         async def is_gone() -> bool:
@@ -144,4 +144,4 @@ async def test_a_publish_that_ends_after_its_connection_leaves_no_producer(tmp_p
             tasks.create_task(connection.send(Publish(1, str(ORDERS), large, 0, producer="ghost")))
             await asyncio.sleep(0)  # its value is being checked, in a thread
             tasks.create_task(connection.close())
-        assert broker.producers._attached == {}
+        assert not broker.producers.has_attached

@@ -174,7 +174,7 @@ async def test_s7_nothing_is_removed_while_the_metadata_store_cannot_be_read(tmp
 async def test_s7_what_registers_while_a_round_is_under_way_counts(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         await world.fill(BY_SIZE)
-        readers = world.broker._readers
+        readers = world.broker.registered_readers
         log = EpochHistory(Epoch(0), Offset(100), ())
         await readers.look()
         assert readers.keep_from(FIRST, log) is None
@@ -314,7 +314,7 @@ async def test_s7_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="name a partition"):
             await world.put()
         passing = TopicName.parse("/default/passing")
-        await world.broker.put_topic(passing, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await world.broker.put_topic(passing, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(NotReliable):
             await world.broker.put_reader("nightly", passing, ReaderSettings(positions={0: 0}))
         assert (await world.store.list(keys.READERS)).entries == []
@@ -351,8 +351,8 @@ async def test_s7_a_topic_takes_its_readers_along(tmp_path: Path) -> None:
 async def test_s7_a_topic_that_is_being_deleted_takes_no_positions(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         await world.broker.put_topic(ORDERS, TopicSettings())
-        stored = world.broker._topics[ORDERS].stored
-        await world.broker._catalogue.mark_deleting(ORDERS, stored)
+        stored = world.broker.registry.topics[ORDERS].stored
+        await world.broker.registry.catalogue.mark_deleting(ORDERS, stored)
         with pytest.raises(TopicNotFound):
             await world.put(p0=0)
 

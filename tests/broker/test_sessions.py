@@ -298,7 +298,7 @@ async def test_retention_that_overtakes_a_subscription_is_counted_not_fatal(tmp_
 
 async def test_a_topic_that_keeps_nothing_passes_on_or_drops_p2(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
-        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE))
+        await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(SulinaError, match="nobody is subscribed"):
             await publish(broker, b"0")
         async with connected(broker) as first, connected(broker) as second:

@@ -15,7 +15,7 @@ from sulina.types import TopicName
 from sulina.wire.frames import Answer, Detached, Failed, Subscribe
 from sulina.wire.messages import SubscriptionSettings
 from tests.broker.test_sessions import connected
-from tests.support.brokers import Brokers, brokers
+from tests.support.brokers import Brokers, brokers, cluster_of
 
 ORDERS = TopicName.parse("/default/orders")
 
@@ -31,7 +31,7 @@ async def world(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 def cut_off(broker: Broker) -> None:
     """Its lease has ended, and it has not heard what became of its partitions."""
-    broker._cluster.membership._valid_until = 0.0
+    cluster_of(broker).membership.valid_until = 0.0
 
 
 async def test_u14_without_a_lease_nothing_is_read_that_may_be_old(world: Brokers) -> None:
@@ -56,8 +56,8 @@ async def test_u14_without_a_lease_nothing_is_read_that_may_be_old(world: Broker
 async def test_u14_a_partition_that_was_lost_is_not_read_while_its_log_is_being_closed(world: Brokers) -> None:
     """U14: the lease may hold again by then, after the broker was cut off, and another broker have more."""
     a = world.running["a"]
-    a._topics[ORDERS].places[0].lose()
-    assert a._topics[ORDERS].partitions[0].log_if_open is not None
+    a.registry.topics[ORDERS].ownerships[0].release()
+    assert a.registry.topics[ORDERS].partitions[0].log_if_open is not None
     for read in (a.fetch(ORDERS, 0, 0), a.partition(ORDERS, 0), a.locate(ORDERS, 0, EARLIEST)):
         with pytest.raises(NotServing):
             await read

@@ -14,7 +14,7 @@ from sulina.errors import MetadataFailed
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Entry, Put
 from sulina.testing import VirtualClock
-from tests.support.brokers import brokers
+from tests.support.brokers import brokers, remembered_by
 
 DAY = 24 * 3600.0
 
@@ -112,6 +112,6 @@ async def test_l15_brokers_remember_the_time_that_had_been_shown(tmp_path: Path)
         await broker.retain()
         entry = await world.metadata.get(keys.SHOWN_TIME)
         assert entry is not None
-        remembered = broker._remembered()
+        remembered = remembered_by(broker)
         assert remembered is not None
         assert remembered[keys.SHOWN_TIME] == entry.value

@@ -82,7 +82,7 @@ async def test_p12_a_subscription_that_two_brokers_make_at_once_is_made_once(
                 assert await subscribe(quick, kind=SubscriptionKind.SHARED) == ATTACHED
 
             store = SlowStore(world.metadata, keys.cursor(ORDERS, "s", 0), attach_elsewhere)
-            monkeypatch.setattr(other._catalogue, "_metadata", store)
+            monkeypatch.setattr(other.registry.catalogue, "metadata", store)
             assert await subscribe(slow, kind=SubscriptionKind.SHARED) == ATTACHED
             assert await is_quiet(quick), "the first consumer was told that its subscription has gone"
 
@@ -94,9 +94,9 @@ async def test_u11_a_schema_is_not_changed_by_a_broker_that_has_just_heard_of_th
         await world.running["a"].put_topic(ORDERS, TopicSettings())
         owner = await world.owner(ORDERS)
         other = next(broker for broker in world.running.values() if broker is not owner)
-        await until(lambda: ORDERS in other._topics)
+        await until(lambda: ORDERS in other.registry.topics)
         store = SlowStore(world.metadata, keys.policy(ORDERS), lambda: world.publish(ORDERS, b"not json"))
-        monkeypatch.setattr(other._catalogue, "_metadata", store)
+        monkeypatch.setattr(other.registry.catalogue, "metadata", store)
         with pytest.raises(SchemaConflict):
             await other.put_topic(ORDERS, TopicSettings(value_schema=JSON, policy=Policy(dead_letter="/default/dead")))
 
@@ -127,7 +127,7 @@ async def test_l6_a_topic_that_a_publisher_finds_deleted_is_closed_also_if_the_p
         owner = world.running["a"]
         await owner.put_topic(ORDERS, TopicSettings())
         await world.owner(ORDERS)
-        topic = owner._topics[ORDERS]
+        topic = owner.registry.topics[ORDERS]
         async with topic.partitions[0].using():
             pass
         is_closing, go_on = asyncio.Event(), asyncio.Event()
@@ -135,7 +135,7 @@ async def test_l6_a_topic_that_a_publisher_finds_deleted_is_closed_also_if_the_p
         async def find_deleted(_: object) -> None:
             marked = replace(topic.stored, is_deleting=True)
             with monkeypatch.context() as patched:
-                patched.setattr(owner._catalogue, "apply", lambda _: (set(), set()))  # the watch is late
+                patched.setattr(owner.registry.catalogue, "apply", lambda _: (set(), set()))  # the watch is late
                 await world.metadata.txn(puts=[Put(keys.delivery(ORDERS), msgspec.json.encode(marked))])
                 await steps()
             raise Outdated("somebody else has marked it")
@@ -145,7 +145,7 @@ async def test_l6_a_topic_that_a_publisher_finds_deleted_is_closed_also_if_the_p
             await go_on.wait()
             await Topic.close(topic, error)
 
-        monkeypatch.setattr(owner._catalogue, "fix_schema", find_deleted)
+        monkeypatch.setattr(owner.registry.catalogue, "fix_schema", find_deleted)
         monkeypatch.setattr(topic, "close", close_slowly)
         publisher = asyncio.ensure_future(owner.publish_records(ORDERS, [StoredRecord(value=b"1")]))
         await is_closing.wait()
@@ -161,19 +161,19 @@ async def test_f3_a_late_answer_to_a_delete_does_not_hide_the_next_topic_of_that
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
         await a.put_topic(ORDERS, TopicSettings())
-        await until(lambda: ORDERS in b._topics)
+        await until(lambda: ORDERS in b.registry.topics)
 
         async def make_it_again() -> None:
-            await until(lambda: ORDERS not in b._topics and ORDERS not in b._deleting)
+            await until(lambda: ORDERS not in b.registry.topics and ORDERS not in b.registry.deleting)
             await b.put_topic(ORDERS, TopicSettings())
-            await until(lambda: ORDERS in a._topics)
+            await until(lambda: ORDERS in a.registry.topics)
 
         store = SlowStore(world.metadata, keys.delivery(ORDERS), make_it_again)
-        monkeypatch.setattr(a._catalogue, "_metadata", store)
+        monkeypatch.setattr(a.registry.catalogue, "metadata", store)
         await a.delete_topic(ORDERS)
-        known = a._catalogue.topic(ORDERS)
+        known = a.registry.catalogue.topic(ORDERS)
         assert known is not None
-        assert known.stored == b._topics[ORDERS].stored
+        assert known.stored == b.registry.topics[ORDERS].stored
 
 
 async def test_u11_a_late_answer_is_older_than_what_was_loaded_meanwhile(
@@ -187,13 +187,15 @@ async def test_u11_a_late_answer_is_older_than_what_was_loaded_meanwhile(
         async def delete_and_load() -> None:
             entries = (await world.metadata.list(keys.topic_prefix(ORDERS))).entries
             await world.metadata.txn(deletes=[entry.key for entry in entries])
-            await broker._catalogue.load()
+            await broker.registry.catalogue.load()
 
-        monkeypatch.setattr(broker._catalogue, "apply", lambda _: (set(), set()))  # the watch goes on after the load
+        monkeypatch.setattr(
+            broker.registry.catalogue, "apply", lambda _: (set(), set())
+        )  # the watch goes on after the load
         store = SlowStore(world.metadata, keys.schema_fixed(ORDERS), delete_and_load, is_put=True)
-        monkeypatch.setattr(broker._catalogue, "_metadata", store)
-        await broker._catalogue.fix_schema(ORDERS)
-        assert keys.schema_fixed(ORDERS) not in broker._catalogue.entries()
+        monkeypatch.setattr(broker.registry.catalogue, "metadata", store)
+        await broker.registry.catalogue.fix_schema(ORDERS)
+        assert keys.schema_fixed(ORDERS) not in broker.registry.catalogue.entries()
 
 
 async def test_u11_a_first_record_is_checked_by_the_schema_that_a_broker_has_just_listed(
@@ -203,9 +205,9 @@ async def test_u11_a_first_record_is_checked_by_the_schema_that_a_broker_has_jus
         await world.running["a"].put_topic(ORDERS, TopicSettings())
         owner = await world.owner(ORDERS)
         other = next(broker for broker in world.running.values() if broker is not owner)
-        await until(lambda: ORDERS in other._topics)
+        await until(lambda: ORDERS in other.registry.topics)
         with monkeypatch.context() as patched:
-            patched.setattr(owner._catalogue, "apply", lambda _: (set(), set()))  # it has missed the changes
+            patched.setattr(owner.registry.catalogue, "apply", lambda _: (set(), set()))  # it has missed the changes
             await other.put_topic(ORDERS, TopicSettings(value_schema=JSON))
             await steps()
         is_syncing, go_on = asyncio.Event(), asyncio.Event()
@@ -214,8 +216,8 @@ async def test_u11_a_first_record_is_checked_by_the_schema_that_a_broker_has_jus
             is_syncing.set()
             await go_on.wait()
 
-        monkeypatch.setattr(owner, "_sync", sync_slowly)  # other topics come first
-        catching_up = asyncio.ensure_future(owner._catch_up())
+        monkeypatch.setattr(owner.registry, "sync", sync_slowly)  # other topics come first
+        catching_up = asyncio.ensure_future(owner.registry.catch_up())
         await is_syncing.wait()
         with pytest.raises(InvalidRecord):
             await owner.publish_records(ORDERS, [StoredRecord(value=b"not json")])
@@ -232,14 +234,14 @@ async def test_f2_cursors_of_others_do_not_wait_for_changes_of_topics(
         await broker.put_topic(ORDERS, TopicSettings())
         await world.owner(ORDERS)
         taken: list[str] = []
-        apply = broker._catalogue.apply
+        apply = broker.registry.catalogue.apply
 
         def note(changes: Sequence[Change]) -> tuple[set[str], set[TopicName]]:
             taken.extend(change.key for change in changes)
             return apply(changes)
 
-        monkeypatch.setattr(broker._catalogue, "apply", note)
+        monkeypatch.setattr(broker.registry.catalogue, "apply", note)
         key = keys.cursor(ORDERS, "s", 0)
-        async with broker._lock:
+        async with broker.registry.lock:
             await world.metadata.txn(puts=[Put(key, b"{}")])
             await until(lambda: key in taken)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from sulina.broker.member import LOOKUPS_MAX
 from sulina.core.cluster import keys
 from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, Policy, TopicSettings
@@ -18,12 +17,12 @@ ORDERS = TopicName.parse("/default/orders")
 ARCHIVED = TopicSettings(policy=Policy(ack=Ack.ARCHIVED))
 
 
-async def test_f3_a_topic_that_no_watch_has_brought_yet_is_fetched(tmp_path: Path) -> None:
+async def test_f3_a_topic_that_no_watch_has_brought_yet_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
-        for task in b._tasks:
-            if task.get_name() == "follow topics":
-                task.cancel()
+        monkeypatch.setattr(b.registry.catalogue, "apply", lambda _: (set(), set()))  # its watch brings nothing
         await a.put_topic(ORDERS, TopicSettings())
         with pytest.raises(TopicNotFound):
             b.topic_named(str(ORDERS))
@@ -45,7 +44,7 @@ async def test_names_that_nobody_knows_cost_the_metadata_store_little(
         for _ in range(50):
             await a.hear_of(ORDERS)
         assert asked.count(keys.delivery(ORDERS)) < 10
-        a._lookups = LOOKUPS_MAX
+        monkeypatch.setattr("sulina.broker.topic_registry.LOOKUPS_MAX", 0)
         asked.clear()
         await a.hear_of(TopicName.parse("/default/other"))
         assert asked == []
@@ -56,9 +55,9 @@ async def test_u14_a_publisher_at_an_owner_that_was_overtaken_may_try_again(tmp_
         a = world.running["a"]
         await a.put_topic(ORDERS, ARCHIVED)
         await world.publish(ORDERS, b"0")
-        log = a._topics[ORDERS].partitions[0].log_if_open
+        log = a.registry.topics[ORDERS].partitions[0].log_if_open
         assert isinstance(log, TieredLog)
-        newer = Archive(world.objects, log._archive.path)
+        newer = Archive(world.objects, log.archive.path)
         newer.load()
         newer.claim(Epoch(log.view.epoch + 1), "b", lambda _: "another directory")
         with pytest.raises(LeaseExpired) as refused:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sulina.broker import owner as owner_module
+from sulina.broker import partition_owner as owner_module
 from sulina.broker.broker import Broker
 from sulina.broker.unloading import Unloading
 from sulina.core.cluster import keys
@@ -25,7 +25,7 @@ from sulina.types import PartitionName, TopicName
 from sulina.wire.frames import AckRecords, Subscribe
 from sulina.wire.messages import TopicState
 from tests.broker.test_sessions import connected, received
-from tests.support.brokers import WAIT_SECONDS, Brokers, brokers, until
+from tests.support.brokers import WAIT_SECONDS, Brokers, brokers, cluster_of, member_of, remembered_by, until
 
 ORDERS = TopicName.parse("/default/orders")
 FIRST = PartitionName(ORDERS, 0)
@@ -70,8 +70,8 @@ async def acked(owner: Broker, subscription: str, count: int, connection: Any) -
     await connection.receive()
     await received(connection, 10)
     await connection.send(AckRecords(0, 1, 0, [(0, count)]))
-    subscriptions = owner._topics[ORDERS].subscriptions
-    await until(lambda: subscriptions[subscription]._cursors[0].offset == count)
+    subscriptions = owner.registry.topics[ORDERS].subscriptions
+    await until(lambda: subscriptions[subscription].cursors[0].offset == count)
 
 
 async def test_r10_a_broker_remembers_the_last_cursor_of_a_partition_that_it_gave_away(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ async def test_r10_a_broker_remembers_the_last_cursor_of_a_partition_that_it_gav
             await acked(owner, "s", 3, connection)
         await owner.unload(ORDERS, to=target, force=True)
         await world.moved(ORDERS, target)
-        await until(lambda: owner._topics[ORDERS].subscriptions["s"].lacks(0))
-        key, remembered = keys.cursor(ORDERS, "s", 0), owner._remembered()
+        await until(lambda: owner.registry.topics[ORDERS].subscriptions["s"].lacks(0))
+        key, remembered = keys.cursor(ORDERS, "s", 0), remembered_by(owner)
         assert remembered is not None
         assert Cursor.load(key, remembered[key]).offset == 3
 
@@ -126,8 +126,8 @@ async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
     """U3: with force it goes on though a consumer holds records; with or without consumers, acks are not lost."""
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
-        owner._writer._delay_seconds = NEVER_SECONDS  # only who asks for it has a cursor written
-        monkeypatch.setattr(owner._writer, "write_notes", no_notes)
+        owner.cursor_writer.delay_seconds = NEVER_SECONDS  # only who asks for it has a cursor written
+        monkeypatch.setattr(owner.cursor_writer, "write_notes", no_notes)
         await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
         async with connected(owner) as connection:
             await acked(owner, "left", 3, connection)
@@ -146,10 +146,10 @@ async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
 async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_later_u3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sulina.broker.owner.UNLOAD_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("sulina.broker.partition_owner.UNLOAD_RETRY_SECONDS", 0.01)
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
-        owner._writer._delay_seconds = 0.01
+        owner.cursor_writer.delay_seconds = 0.01
         await world.publish(ORDERS, *(b"%d" % number for number in range(10)))
         async with connected(owner) as connection:
             await acked(owner, "s", 5, connection)
@@ -198,17 +198,17 @@ async def test_a_draining_topic_refuses_for_a_moment_and_then_names_the_new_owne
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
         await world.publish(ORDERS, b"0")
-        quiesced, may_go_on, advance = asyncio.Event(), asyncio.Event(), owner._cluster.advance_unload
+        quiesced, may_go_on, advance = asyncio.Event(), asyncio.Event(), cluster_of(owner).advance_unload
 
         async def advance_slowly(*arguments: Any, **named: Any) -> int:
             quiesced.set()
             await may_go_on.wait()
             return await advance(*arguments, **named)
 
-        monkeypatch.setattr(owner._cluster, "advance_unload", advance_slowly)
+        monkeypatch.setattr(cluster_of(owner), "advance_unload", advance_slowly)
         asked = asyncio.create_task(owner.unload(ORDERS, to=target))
         await asyncio.wait_for(quiesced.wait(), WAIT_SECONDS)
-        assert owner._topics[ORDERS].places[0].state == TopicState.DRAINING
+        assert owner.registry.topics[ORDERS].ownerships[0].state == TopicState.DRAINING
         with pytest.raises(Draining) as refused:
             await owner.publish_records(ORDERS, [StoredRecord(value=b"too late")])
         assert refused.value.retryable
@@ -218,7 +218,7 @@ async def test_a_draining_topic_refuses_for_a_moment_and_then_names_the_new_owne
         with pytest.raises(NotOwner) as moved:
             await owner.publish_records(ORDERS, [StoredRecord(value=b"elsewhere")])
         assert (moved.value.retryable, moved.value.owner, moved.value.url) == (True, target, f"http://{target}")
-        assert owner._topics[ORDERS].places[0].state == TopicState.CLOSED
+        assert owner.registry.topics[ORDERS].ownerships[0].state == TopicState.CLOSED
         assert await world.values(ORDERS) == [b"0"]
 
 
@@ -233,9 +233,9 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
         await world.publish(ORDERS, b"0", b"1", b"2")
         source = owner.options.broker_id
         assert isinstance(world.metadata, MemoryMetadata)
-        entries, archives = world.metadata._entries, owner._archives
+        entries, archives = world.metadata._entries, owner.archives
         assert archives is not None
-        archive = archives.of(FIRST, owner._topics[ORDERS].stored.topic_id)
+        archive = archives.of(FIRST, owner.registry.topics[ORDERS].stored.topic_id)
         seen: list[tuple[bytes, int, list[str], list[str]]] = []
 
         def look(puts: Sequence[Put], deletes: Sequence[str]) -> None:
@@ -280,9 +280,9 @@ async def test_the_sealed_state_goes_only_after_the_new_owners_claim_is_durable_
 
         def look(_: Sequence[Put], deletes: Sequence[str]) -> None:
             if keys.sealed_state(FIRST) in deletes:
-                archives = world.running[target]._archives
+                archives = world.running[target].archives
                 assert archives is not None
-                view = archives.of(FIRST, owner._topics[ORDERS].stored.topic_id).load()  # anybody may look
+                view = archives.of(FIRST, owner.registry.topics[ORDERS].stored.topic_id).load()  # anybody may look
                 claimed.append((view.holder, view.epoch))
 
         before_txn(world, monkeypatch, look)
@@ -369,17 +369,17 @@ async def test_the_final_event_comes_though_the_answer_to_the_unassignment_was_l
         owner, target = await served(world)
         await world.publish(ORDERS, b"0")
         told.hear(owner, monkeypatch)
-        unassign = owner._cluster.unassign
+        unassign = cluster_of(owner).unassign
 
         async def unassign_unheard(*arguments: Any, **named: Any) -> bool:
             assert await unassign(*arguments, **named)
             raise TXN_FAILED
 
-        monkeypatch.setattr(owner._cluster, "unassign", unassign_unheard)
+        monkeypatch.setattr(cluster_of(owner), "unassign", unassign_unheard)
         await owner.unload(ORDERS, to=target)
         await world.moved(ORDERS, target)
         await until(lambda: "topic_unloaded" in told.names)
-        monkeypatch.setattr(owner._cluster, "unassign", unassign)
+        monkeypatch.setattr(cluster_of(owner), "unassign", unassign)
         assert told.fields["topic_unloaded"]["last_committed_offset"] == 0
         assert "unload_failed" not in told.names
         assert await world.publish(ORDERS, b"1") == 1
@@ -392,15 +392,13 @@ async def given_to_a_full_disk(world: Brokers, monkeypatch: pytest.MonkeyPatch) 
     owner, target = await served(world)
     await world.publish(ORDERS, b"0")
     full = world.running[target]
-    assert full._standing is not None
-    assert full._logs._tiers is not None
 
     async def fail(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(full, "remember_topic", fail)
-    monkeypatch.setattr(full._logs._tiers, "open", fail)
-    troubles = full._standing.troubles
+    monkeypatch.setattr(member_of(full).memory, "ensure", fail)
+    monkeypatch.setattr(full.logs.opener, "open", fail)
+    troubles = full.cluster_handle.troubles
     await owner.unload(ORDERS, to=target)
     await until(lambda: "No space left" in troubles.get(FIRST, ""))
     return full, owner.options.broker_id
@@ -428,8 +426,7 @@ async def test_f7_an_archived_partition_whose_log_a_full_disk_keeps_closed_can_b
         owner, other = await served(world, TopicSettings(policy=Policy(ack=ack)))
         told.hear(owner, monkeypatch)
         await world.publish(ORDERS, b"0")
-        assert owner._logs._tiers is not None
-        partition, open_log = owner._topics[ORDERS].partitions[0], owner._logs._tiers.open
+        partition, open_log = owner.registry.topics[ORDERS].partitions[0], owner.logs.opener.open
         log, partition._log = partition._log, None  # so it has to be opened again
         assert log is not None
         await log.close()
@@ -437,12 +434,12 @@ async def test_f7_an_archived_partition_whose_log_a_full_disk_keeps_closed_can_b
         async def fail(*_arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(owner._logs._tiers, "open", fail)
+        monkeypatch.setattr(owner.logs.opener, "open", fail)
         await owner.unload(ORDERS, to=other)
         if ack is Ack.LOCAL:
             await until(lambda: "unload_failed" in told.names)
-            assert owner._topics[ORDERS].places[0].is_here
-            monkeypatch.setattr(owner._logs._tiers, "open", open_log)
+            assert owner.registry.topics[ORDERS].ownerships[0].is_here
+            monkeypatch.setattr(owner.logs.opener, "open", open_log)
         await world.moved(ORDERS, other)
         assert await world.publish(ORDERS, b"1") == 1
 
@@ -455,16 +452,16 @@ async def test_r10_a_move_that_fails_serves_nothing_that_could_not_be_made_ready
     async with brokers(tmp_path, "a", "b") as world:
         full, other = await given_to_a_full_disk(world, monkeypatch)
         told.hear(full, monkeypatch)
-        unassign = full._cluster.unassign
+        unassign = cluster_of(full).unassign
 
         async def fail(*_arguments: Any, **_named: Any) -> bool:
             raise TXN_FAILED
 
-        monkeypatch.setattr(full._cluster, "unassign", fail)
+        monkeypatch.setattr(cluster_of(full), "unassign", fail)
         await full.unload(ORDERS, to=other)
         await until(lambda: "unload_failed" in told.names)
-        assert full._topics[ORDERS].places[0].state is TopicState.CLOSED
-        monkeypatch.setattr(full._cluster, "unassign", unassign)
+        assert full.registry.topics[ORDERS].ownerships[0].state is TopicState.CLOSED
+        monkeypatch.setattr(cluster_of(full), "unassign", unassign)
         await world.moved(ORDERS, other)
 
 

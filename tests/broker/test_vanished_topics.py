@@ -9,9 +9,9 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current
 from sulina.core.topic import TopicSettings
 from sulina.ports import Put
-from sulina.storage.leftovers import STAMP_FILE
+from sulina.storage.partition_directory import STAMP_FILE
 from sulina.types import PartitionName, TopicName
-from tests.support.brokers import brokers, until
+from tests.support.brokers import brokers, member_of, until
 
 ORDERS = TopicName.parse("/default/orders")
 FIRST = PartitionName(ORDERS, 0)
@@ -24,13 +24,13 @@ async def test_r10_a_topic_that_vanished_is_kept_and_served_again_when_it_return
         await world.publish(ORDERS, b"0", b"1")
         entries = (await world.metadata.list(keys.topic_prefix(ORDERS))).entries
         await world.metadata.txn(deletes=[entry.key for entry in entries])
-        await until(lambda: ORDERS not in broker._topics)
+        await until(lambda: ORDERS not in broker.registry.topics)
         await until(lambda: bool(list((tmp_path / "a").glob("topic=*.orphan-*"))))
         (trouble,) = (await broker.inspect()).troubles
         assert (trouble.kind, trouble.what.startswith(f"{FIRST.directory}.orphan-")) == ("directory_orphaned", True)
 
         await world.metadata.txn(puts=[Put(entry.key, entry.value) for entry in entries])
-        await until(lambda: ORDERS in broker._topics)
+        await until(lambda: ORDERS in broker.registry.topics)
         assert await world.values(ORDERS) == [b"0", b"1"]
         assert await world.publish(ORDERS, b"2") == 2
         assert not list((tmp_path / "a").glob("topic=*.orphan-*"))
@@ -43,7 +43,7 @@ async def test_r10_a_topic_of_the_same_name_begins_with_nothing_and_takes_nothin
         await world.publish(ORDERS, b"0", b"1")
         entries = (await world.metadata.list(keys.topic_prefix(ORDERS))).entries
         await world.metadata.txn(deletes=[entry.key for entry in entries])
-        await until(lambda: ORDERS not in broker._topics)
+        await until(lambda: ORDERS not in broker.registry.topics)
         await broker.put_topic(ORDERS, TopicSettings())
         assert await world.publish(ORDERS, b"other") == 0
         await broker.delete_topic(ORDERS)
@@ -87,5 +87,5 @@ async def test_r10_a_broker_that_was_away_removes_what_was_deleted_meanwhile(tmp
         directory.rename(kept)
         await world.running["b"].delete_topic(ORDERS)
         kept.rename(tmp_path / "a" / FIRST.directory)
-        await world.running["a"]._let_go_of_leftovers()
+        await member_of(world.running["a"]).release_leftovers()
         assert not (tmp_path / "a" / FIRST.directory).exists()

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from sulina.cli import broker as broker_command
-from sulina.cli import moving, remote
+from sulina.cli.flags import remote
+from sulina.cli.terminal import moves as move_view
 from sulina.errors import SulinaError
 from sulina.wire.messages import (
     BrokerInfo,
@@ -111,6 +112,6 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     """Commands meet the fake instead of a node, and do not wait between two looks."""
     fake = FakeCluster()
     monkeypatch.setattr(remote, "client_for", lambda _url: fake)
-    monkeypatch.setattr(moving, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(move_view, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(broker_command, "POLL_SECONDS", 0.0)
     yield fake

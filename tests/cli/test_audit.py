@@ -33,7 +33,7 @@ def test_wrong_flags_are_refused_before_spark_is_started(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SULINA_URL", raising=False)
-    refused(told(capfd, "audit", "x", "--url", "http://a:1", "--path", "/b", "--json"), "either --url")
+    refused(told(capfd, "audit", "x", "--url", "http://a:1", "--path", "/b", "--json"), "exclude each other")
     refused(told(capfd, "audit", "x", "--complete", "--json"), "--table")
     refused(told(capfd, "audit", "x", "--quarantine", "/q", "--json"), "--table")
     refused(told(capfd, "audit", "x", "--range-offsets", "0", "--json"), "1 or more")
@@ -52,7 +52,7 @@ def test_without_java_it_says_what_is_missing(
 
 def test_a_topic_that_holds_is_told_in_one_sentence() -> None:
     said = (
-        "/default/orders holds: 1,200 records in 1 partition, every offset once, checksums hold, versions have no gap"
+        "/default/orders passed: 1,200 records in 1 partition, every offset once, checksums match, versions have no gap"
     )
     assert audit.verdict(report(HELD)) == f"{said}."
     behind = PartitionAudit(
@@ -65,7 +65,7 @@ def test_a_topic_that_holds_is_told_in_one_sentence() -> None:
     silver = PartitionAudit(
         partition=0, start=0, end=1200, records=1200, table_records=7, ranges=[RangeCount(0, 1200, 1200, 7)]
     )
-    assert audit.verdict(report(silver, table="t")) == f"{said}; the table has 7 rows of them, none twice."
+    assert audit.verdict(report(silver, table="t")) == f"{said}; the table has 7 rows for them, none twice."
 
 
 def test_findings_come_after_the_partitions_and_before_the_verdict(capfd: pytest.CaptureFixture[str]) -> None:
@@ -79,4 +79,4 @@ def test_findings_come_after_the_partitions_and_before_the_verdict(capfd: pytest
     assert lines[2].split() == ["1", "5", "1200", "1000", "195", "3"]
     assert lines[5].split() == ["1", "file", "0", "is", "damaged"]
     assert lines[-3] == "and 10 more findings; --json has up to a thousand"
-    assert lines[-1] == "/default/orders does not hold: 60 findings."
+    assert lines[-1] == "/default/orders failed the audit: 60 findings."

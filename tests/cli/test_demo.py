@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.cli.demo.tally import Order, Sequence, Tally
+from sulina.cli.demo.tally import Order, SequenceCheck, Tally
 from sulina.cli.demo.view import save_svg
 from tests.cli.conftest import ended
 
@@ -15,7 +15,7 @@ def order(lane: int, number: int) -> Order:
 
 
 def test_records_in_order_are_fine_and_repeats_are_counted() -> None:
-    seen = Sequence()
+    seen = SequenceCheck()
     assert seen.take(0, 0, order(1, 0))
     assert seen.take(0, 1, order(2, 0))
     assert seen.take(1, 0, order(3, 0))
@@ -32,7 +32,7 @@ def test_records_in_order_are_fine_and_repeats_are_counted() -> None:
     ],
 )
 def test_a_gap_a_loss_and_a_second_copy_are_faults(offset: int, number: int, fault: str) -> None:
-    seen = Sequence()
+    seen = SequenceCheck()
     seen.take(0, 0, order(1, 0))
     seen.take(0, offset, order(1, number))
     assert seen.faults == [fault]
@@ -41,7 +41,7 @@ def test_a_gap_a_loss_and_a_second_copy_are_faults(offset: int, number: int, fau
 def test_an_acked_record_that_is_nowhere_is_a_fault() -> None:
     tally = Tally()
     tally.acked_ends[0], tally.acked_numbers[1] = 2, 2
-    stored = Sequence()
+    stored = SequenceCheck()
     for number in range(2):
         assert tally.faults(stored)
         stored.take(0, number, order(1, number))

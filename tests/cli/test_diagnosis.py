@@ -7,18 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from sulina.cli.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, diagnose
 from sulina.cli.doctor import CheckResult, Grade
+from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, diagnose
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Current, DeleteMark, Epoch, GivenUp, Registration, Sealed
+from sulina.core.cluster.entries import Current, DeleteMark, EpochEntry, GivenUp, Registration, Sealed
 from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen
 from sulina.core.log.archive import ArchiveView
 from sulina.core.log.resume import End
 from sulina.core.topic import Policy
 from sulina.errors import CorruptCommit
 from sulina.node.recovery import Known, Reports
-from sulina.types import Epoch as LogEpoch
-from sulina.types import Offset, PartitionName, TopicName, Version
+from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 from sulina.wire.messages import (
     BrokerInfo,
     ClusterInfo,
@@ -48,7 +47,7 @@ def stored(**more: msgspec.Struct) -> dict[str, bytes]:
         keys.IDENTITY: Identity(cluster_id="c"),
         keys.mark("b1"): Mark(number=7),
         keys.delivery(TOPIC): {"delivery": "reliable", "partitions": 1, "created_ms": 1, "topic_id": "t1"},
-        keys.epoch(ZERO): Epoch(epoch=5, broker_id="b1", store_id="s1", is_archived=False),
+        keys.epoch(ZERO): EpochEntry(epoch=5, broker_id="b1", store_id="s1", is_archived=False),
         keys.register("b1"): registration("b1", "s1"),
         keys.register("b2"): registration("b2", "s2"),
     }
@@ -63,7 +62,7 @@ def memory(entries: Mapping[str, bytes] | None = None, **seen: Any) -> Memory:
 
 def archived(offset: int = 10, epoch: int = 5, claimer: str = "b1") -> ArchiveView:
     at = Offset(offset)
-    return ArchiveView(Version(3), LogEpoch(epoch), "holder", Offset(0), at, Version(offset), (), claimer)
+    return ArchiveView(Version(3), Epoch(epoch), "holder", Offset(0), at, Version(offset), (), claimer)
 
 
 def current(**more: Any) -> Current:
@@ -120,7 +119,7 @@ def answer(name: str, *troubles: Trouble, counts: dict[str, int] | None = None, 
 
 
 def a_disk(**more: Any) -> BrokerDisk:
-    ends = {ZERO: End(Offset(20), Version(20), LogEpoch(5))}
+    ends = {ZERO: End(Offset(20), Version(20), Epoch(5))}
     seen = memory().seen
     return BrokerDisk(**{"path": "/data", "free_bytes": 1 << 39, "store_id": "s1", "seen": seen, "ends": ends, **more})
 
@@ -182,17 +181,17 @@ SEALED = Sealed(last_committed_offset=29, next_offset=30, version=30, epoch=5, b
 STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     "1 etcd is emptied": (
         known(identity=None, stored={}, revision=3), "history", Grade.FAIL,
-        "it is empty, and broker b1 has seen cluster c in it; it lacks 1 topic (/default/orders)", RECOVER,
+        "it is empty, but broker b1 has seen cluster c in it; it lacks 1 topic (/default/orders)", RECOVER,
     ),
     "1 etcd is of an older generation": (
-        known(memories=[memory(generation=2)]), "history", Grade.FAIL, "it is of recovery 1, broker b1 has seen 2",
+        known(memories=[memory(generation=2)]), "history", Grade.FAIL, "its generation is 1, but broker b1 has seen 2",
         RECOVER,
     ),
     "1 etcd is at an older revision": (
-        known(revision=99), "history", Grade.FAIL, "it is at revision 99, broker b1 has seen 100", RECOVER,
+        known(revision=99), "history", Grade.FAIL, "it is at revision 99, but broker b1 has seen 100", RECOVER,
     ),
     "1 etcd has lost a mark": (
-        known(memories=[memory(mark=8)]), "history", Grade.FAIL, "had written its mark 8, it has 7", RECOVER,
+        known(memories=[memory(mark=8)]), "history", Grade.FAIL, "written mark 8, but the store has 7 of it", RECOVER,
     ),
     "1 only the disk has seen it": (
         {"disk": a_disk(seen=memory(revision=200).seen)}, "history", Grade.FAIL, "has seen 200", RECOVER,
@@ -203,7 +202,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "1 another cluster": (
         {"disk": a_disk(seen=memory(cluster_id="d").seen)}, "history", Grade.FAIL,
-        "etcd is of cluster c, disk or archive of d", "--data",
+        "etcd belongs to cluster c, disk or archive to d", "--data",
     ),
     "1 a topic vanished": (
         known(stored=WITHOUT_TOPIC), "topics", Grade.FAIL, "1 topic (/default/orders) vanished", RECOVER,
@@ -229,7 +228,7 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "2 one epoch with two owners": (
         known(archives={ZERO: archived(claimer="b2")}), "epochs", Grade.FAIL,
-        "epoch 5 is b1's by etcd, and was claimed by b2", RECOVER,
+        "epoch 5 belongs to b1 in etcd, and was claimed by b2", RECOVER,
     ),
     "2 a broker was given an epoch that is taken": (
         on_b1("epoch_taken", "epoch 5 was claimed by broker b2"), "epochs", Grade.FAIL,
@@ -248,14 +247,14 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "3 an archive cannot be read": (
         known(unreadable={ZERO: CorruptCommit(name="7.json", reason="no JSON")}), "archive", Grade.FAIL,
-        "/default/orders/0: 7.json is damaged", "bring the objects",
+        "/default/orders/0: 7.json is damaged", "restore the objects",
     ),
     "3 the object store does not answer": (
-        {"objects_error": "no such bucket"}, "archive", Grade.FAIL, "s3://bucket/prefix cannot be read: no such bucket",
+        {"objects_error": "no such bucket"}, "archive", Grade.FAIL, "cannot read s3://bucket/prefix: no such bucket",
         "--objects",
     ),
     "4 a disk ends before the report": (
-        {"disk": a_disk(ends={ZERO: End(Offset(12), Version(12), LogEpoch(5))})}, "disk logs", Grade.FAIL,
+        {"disk": a_disk(ends={ZERO: End(Offset(12), Version(12), Epoch(5))})}, "disk logs", Grade.FAIL,
         "records [12, 20) are missing", "--give-up",
     ),
     "5 a clock is ahead": (
@@ -295,42 +294,43 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
     ),
     "15 a broker is not ready because of its disk": (
         {"brokers": [answer("b1", counts={"log_stopped": 1, "disk_full": 2}, is_ready=False)]}, "brokers", Grade.FAIL,
-        "b1 is not ready: 3 of its partitions take no records", "partitions",
+        "b1 is not ready: 3 of its partitions accept no records", "partitions",
     ),
     "a data directory was copied": (
-        on_b1(TroubleKind.REPLACED, "another process", None), "brokers", Grade.FAIL, "another process", "end one",
+        on_b1(TroubleKind.REPLACED, "another process", None), "brokers", Grade.FAIL, "another process", "stop one",
     ),
     "two brokers have one store": (
-        {"brokers": [answer("b1"), answer("b2", store_id="s1")]}, "brokers", Grade.FAIL, "brokers b1, b2 have one data",
+        {"brokers": [answer("b1"), answer("b2", store_id="s1")]}, "brokers", Grade.FAIL, "brokers b1, b2 share a data",
         "empty --data",
     ),
     "two registrations have one store": (
         known(stored=stored(**{keys.register("b3"): registration("b3", "s2")})),
-        "brokers", Grade.FAIL, "brokers b2, b3 have one data directory", "stop all but",
+        "brokers", Grade.FAIL, "brokers b2, b3 share a data directory", "stop all but",
     ),
     "14 a circle of dead letters": (
         dead_letters(a="b", b="a", c="a"), "dead letters", Grade.FAIL, "/default/a → /default/b → /default/a",
         "--dead-letter",
     ),
     "a dead-letter topic is not there": (
-        dead_letters(a="none"), "dead letters", Grade.WARN, "(/default/none of /default/a) not there",
+        dead_letters(a="none"), "dead letters", Grade.WARN, "(/default/none of /default/a) missing",
         "sulina topic create /default/none",
     ),
     "15 a disk is nearly full": (
-        {"brokers": [answer("b1", disk_free_bytes=500 << 20)]}, "disks", Grade.WARN, "of b1 has 500.0 MiB free", "room",
+        {"brokers": [answer("b1", disk_free_bytes=500 << 20)]}, "disks", Grade.WARN, "of b1 has 500.0 MiB free",
+        "free disk space",
     ),
     "15 a disk is full": (
         {"disk": a_disk(free_bytes=1 << 20)}, "disks", Grade.FAIL, "the disk of /data has 1.0 MiB free", "drain",
     ),
     "15 a disk has no room for a log": (
-        on_b1(TroubleKind.DISK_FULL, "No space left"), "partitions", Grade.FAIL, "at b1: No space left", "make room",
+        on_b1(TroubleKind.DISK_FULL, "No space left"), "partitions", Grade.FAIL, "at b1: No space left", "free space",
     ),
     "a log has stopped": (
         on_b1(TroubleKind.LOG_STOPPED, "Input/output error"), "partitions", Grade.FAIL, "at b1: Input/output error",
-        "see to that fault",
+        "correct that fault",
     ),
     "a partition is not served": (
-        on_b1(TroubleKind.NOT_SERVED), "partitions", Grade.FAIL, "/default/orders/0 at b1: why", "log of that broker",
+        on_b1(TroubleKind.NOT_SERVED), "partitions", Grade.FAIL, "/default/orders/0 at b1: why", "its log says more",
     ),
     "15 a move fails": (
         cluster(unloads=[unload(error="no room", since_seconds=4.0)]), "moves", Grade.WARN,
@@ -353,7 +353,9 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         {"etcd": None, **cluster(metadata=MetadataInfo(is_full=False, used_bytes=71, quota_bytes=100))}, "etcd",
         Grade.WARN, "71 B of 100 B", "quota",
     ),
-    "16 nobody leads": (cluster(leader=None), "leader", Grade.FAIL, "nobody compacts etcd's history", "start a broker"),
+    "16 nobody leads": (
+        cluster(leader=None), "leader", Grade.FAIL, "etcd's history is not compacted", "start a broker",
+    ),
     "17 a consumer does not ack": (
         on_b1(TroubleKind.CONSUMER_LATE, "consumer bad of subscription s"), "consumers", Grade.WARN, "consumer bad",
         "restart",
@@ -391,7 +393,7 @@ def test_r11_a_state_is_found_with_its_grade_and_what_to_do(state: str) -> None:
         known(archives={ZERO: archived(epoch=4, claimer="b2")}, reports={}),  # the new owner has not opened it yet
         known(reports={ZERO: Reports(current=current(archived_offset=99, topic_id="t0"))}),  # of a former topic
         known(memories=[memory(mark=6, revision=50), memory(broker_id="b9", mark=0)]),
-        {"disk": a_disk(store_id="s9", ends={ZERO: End(Offset(1), Version(1), LogEpoch(2))})},  # another has gone on
+        {"disk": a_disk(store_id="s9", ends={ZERO: End(Offset(1), Version(1), Epoch(2))})},  # another has gone on
         {"disk": a_disk(seen=None, ends={})},
         given_up(8),
         dead_letters(a="end", b="a"),
@@ -411,7 +413,7 @@ def test_r11_what_nobody_was_asked_for_is_not_judged() -> None:
     away = replace(alone, etcd=CheckResult(check="etcd", grade=Grade.FAIL, found="away"), objects=OBJECTS)
     (no_broker, *_) = diagnose(away)
     assert (no_broker.found, no_broker.advice) == (
-        "nobody knows where brokers are: etcd does not answer",
+        "the brokers are unknown, because etcd does not answer",
         "name brokers with --url",
     )
     brokers = ClusterFacts(now_ms=NOW_MS, brokers=HEALTHY.brokers, cluster=HEALTHY.cluster, policies={})

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sulina.cli import doctor_cluster as checks
 from sulina.cli import run
 from sulina.cli.doctor import Grade
+from sulina.cli.doctor import stores as checks
 from sulina.config import Settings
 from sulina.storage import objects as stores
 from tests.support.etcd import EtcdServer, etcd
@@ -73,7 +73,7 @@ def test_r11_an_etcd_that_is_empty_and_an_archive_that_is_not_there_are_told_wit
     told = capfd.readouterr()
     assert "FAIL brokers      no broker is registered in etcd" in told.out
     assert "FAIL leader" in told.out
-    assert "not looked at, because not given: --data" in told.err
+    assert "not checked, because not given: --data" in told.err
 
 
 def test_an_old_a_slow_and_an_unwell_etcd_are_told(
@@ -81,7 +81,7 @@ def test_an_old_a_slow_and_an_unwell_etcd_are_told(
 ) -> None:
     settings = a_cluster(tmp_path, etcd.url)
     monkeypatch.setattr(checks, "SLOW_ETCD_MS", 0.0)
-    assert "put it nearer" in str(checks.check_etcd(settings).advice)
+    assert "move it nearer" in str(checks.check_etcd(settings).advice)
     monkeypatch.setattr(checks, "_etcd_clock", lambda *_: 30.0)
     assert "+30 s" in str(checks.check_etcd(settings).advice)
     monkeypatch.setattr(checks, "ETCD_VERSION_MIN", (9, 9))

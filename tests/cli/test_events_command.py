@@ -22,7 +22,7 @@ def listening(node: Served, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     with node.started("events", *words) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
-        assert said == f"listening to {node.url}; Ctrl-C ends it\n".encode(), said
+        assert said == f"listening to {node.url}; Ctrl-C stops it\n".encode(), said
         yield process
 
 

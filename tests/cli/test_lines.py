@@ -7,8 +7,8 @@ from io import FileIO
 
 import pytest
 
-from sulina.cli import lines
-from sulina.cli.lines import InputLines
+from sulina.cli.terminal import lines
+from sulina.cli.terminal.lines import InputLines
 from sulina.errors import InvalidInput
 
 

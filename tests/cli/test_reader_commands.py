@@ -45,4 +45,4 @@ def test_s7_a_reader_of_what_is_not_there_is_said(node: Served) -> None:
     node.ok("topic", "create", "named")
     assert node.run("reader", "show", "../x", "named", "--json").error["code"] == "invalid_name"
     register(node, "weekly", "named", {"0": 0})
-    assert "reader weekly of /default/named is deleted" in node.ok("reader", "delete", "weekly", "named").out
+    assert "deleted reader weekly of /default/named" in node.ok("reader", "delete", "weekly", "named").out

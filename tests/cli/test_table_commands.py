@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sulina.spark.delta_lease import hold
-from sulina.spark.delta_place import TablePlace
+from sulina.spark.table_location import TableLocation
 from tests.cli.conftest import told
 from tests.spark.test_delta_table import append, rows_of
 
@@ -27,7 +27,7 @@ def test_s5_optimize_says_what_became_of_the_files(table: Path, capfd: pytest.Ca
     assert f"{table}: 3 files (" in done.out
     assert "became 1 file (" in done.out
     assert done.out.rstrip().endswith("by version 3")
-    assert "nothing to join, 1 file (" in told(capfd, "table", "optimize", str(table)).out
+    assert "nothing to compact, 1 file (" in told(capfd, "table", "optimize", str(table)).out
     again = told(capfd, "table", "optimize", str(table), "--z-order", "n", "--json").json
     assert (again["files_removed"], again["files_added"], again["version"]) == (1, 1, 4)
     assert rows_of(table) == [{"n": n} for n in range(3)]
@@ -36,7 +36,7 @@ def test_s5_optimize_says_what_became_of_the_files(table: Path, capfd: pytest.Ca
 def test_s5_vacuum_lists_what_would_go_and_removes_it(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told(capfd, "table", "optimize", str(table))
     young = told(capfd, "table", "vacuum", str(table), "--dry-run")
-    assert "0 files (0 B) would go, 3 others no longer in use stay" in young.out
+    assert "would remove 0 files (0 B), kept 3 unused files" in young.out
     then = time.time() - 8 * 86_400
     for path in table.rglob("*"):
         os.utime(path, (then, then))
@@ -67,19 +67,19 @@ def test_s5_history_lists_versions_the_newest_first(table: Path, capfd: pytest.C
 def test_s5_mistakes_are_named(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistyped = told(capfd, "table", "optimize", str(table.parent / "order"))
     assert mistyped.code == 1
-    assert f"there is no Delta table at {table.parent}/order; did you mean {table}?" in mistyped.err
+    assert f"no Delta table exists at {table.parent}/order; did you mean {table}?" in mistyped.err
     above = told(capfd, "table", "history", str(table.parent), "--json")
     assert above.error["code"] == "table_not_found"
-    assert above.error["hint"] == "there are tables below it: orders"
-    assert "no place for a table" in told(capfd, "table", "vacuum", "ftp://x/y").err
+    assert above.error["hint"] == "tables in this folder: orders"
+    assert "is not the location of a table" in told(capfd, "table", "vacuum", "ftp://x/y").err
     column = told(capfd, "table", "optimize", str(table), "--z-order", "m")
-    assert "there is no column 'm'" in column.err
+    assert "column 'm' is unknown" in column.err
     assert "names no column" in told(capfd, "table", "optimize", str(table), "--z-order", ",").err
     assert "a target of 0 bytes" in told(capfd, "table", "optimize", str(table), "--target-mib", "0").err
 
 
 def test_s5_a_second_maintainer_is_told_to_wait(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with hold(TablePlace.parse(str(table)), recorded=0) as lease:
+    with hold(TableLocation.parse(str(table)), recorded=0) as lease:
         busy = told(capfd, "table", "optimize", str(table), "--json")
     assert busy.code == 1
     assert busy.error["code"] == "maintenance_busy"

@@ -305,7 +305,7 @@ def values(records: Sequence[StoredRecord]) -> list[str]:
 
 def passing() -> TopicSettings:
     """A topic that keeps nothing."""
-    return TopicSettings(delivery=DeliveryGuarantee.NON_RELIABLE)
+    return TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT)
 
 
 def plain(value: Any) -> Any:

@@ -214,7 +214,7 @@ async def test_u10_a_reader_of_what_was_given_up_is_told_and_goes_on_where_the_l
         assert found == list(range(12, 15 + count))
         (told,) = reader.divergences
         assert (told.partition, told.offset, told.epoch, told.continues_at) == (0, 25, 1, 12)
-        assert "the log goes on at 12" in caplog.text
+        assert "read on at offset 12" in caplog.text
         await asyncio.sleep(1)
         assert node.sent(Fetch)[-1].epoch == 4
 

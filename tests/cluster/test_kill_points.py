@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import DeleteMark, Epoch
+from sulina.core.cluster.entries import DeleteMark, EpochEntry
 from sulina.types import PartitionName, TopicName
 from tests.support.cluster_clients import Application, Load
 from tests.support.cluster_world import World, cluster, until
@@ -49,7 +49,7 @@ LEADER = {  # what makes the leader come there
     "leader.assigned:3": "move",
     "leader.dead_found": "kill",
     "leader.unassigned": "kill",
-    "leader.unloads_wanted": "drain",
+    "leader.unloads_requested": "drain",
     "leader.swept": "sweep",
 }
 
@@ -203,7 +203,7 @@ async def provoke(topics: Topics, what: str) -> None:
             await world.tell("/v1/cluster/brokers/a/drain")
         case "sweep":  # as if somebody had died while a topic was deleted
             ghost = PartitionName(TopicName("default", "ghost"), 0)
-            epoch = Epoch(epoch=1, broker_id="a", store_id="none", is_archived=True)
+            epoch = EpochEntry(epoch=1, broker_id="a", store_id="none", is_archived=True)
             mark = DeleteMark(topic=str(ghost.topic), at_ms=int(time.time() * 1000))
             world.write_key(keys.epoch(ghost), msgspec.json.encode(epoch))
             world.write_key(keys.deleted("ghost"), msgspec.json.encode(mark))

@@ -18,8 +18,8 @@ from sulina.core.log.segment import SegmentLimits
 from sulina.failpoints import ARCHIVE_FAILPOINTS, Failpoint, FailpointHook
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
-from sulina.storage.leftovers import let_go
 from sulina.storage.objects import open_objects
+from sulina.storage.partition_directory import release_directory
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch
 from tests.support.ledger import batch
@@ -85,8 +85,7 @@ async def every_step(home: str, first: int, kill: list[Any] | None = None) -> No
             say("acked", number, appended.offset_start, appended.offset_end, appended.version)
 
     async def tidied(log: TieredLog) -> None:
-        tidying = log._uploader._tidying
-        if tidying is not None:
+        for tidying in log.uploader.tasks[1:]:
             await asyncio.wait_for(asyncio.shield(tidying), TIDY_SECONDS_MAX)
 
     # A directory of another topic stands in C's way.
@@ -115,7 +114,7 @@ async def every_step(home: str, first: int, kill: list[Any] | None = None) -> No
     await append(c, 2)
     await c.drain()
     await c.close()
-    let_go(f"{home}/A/{PARTITION}", archive_in(home, hook), topic_id="t1", failpoints=hook)
+    release_directory(f"{home}/A/{PARTITION}", archive_in(home, hook), topic_id="t1", failpoints=hook)
     say("done", {step: hook.counts[step] for step in ARCHIVE_FAILPOINTS})
 
 

@@ -98,10 +98,14 @@ class Checkpoints(NoMetrics):
 def check_abort(log: PartitionLog) -> None:
     """L6: nothing of an append that lost its commit is left, and nothing else is gone."""
     segments = log.view.segments
-    names = {name for name in os.listdir(log._log.directory) if name.endswith(".log") and not name.startswith("spare-")}
+    names = {
+        name
+        for name in os.listdir(log.directory_log.directory)
+        if name.endswith(".log") and not name.startswith("spare-")
+    }
     assert names == {segment.name for segment in segments}, names
     if not segments[-1].sealed:
-        size = os.stat(f"{log._log.directory}/{segments[-1].name}").st_size
+        size = os.stat(f"{log.directory_log.directory}/{segments[-1].name}").st_size
         assert size == segments[-1].size, f"{segments[-1]} has {size} bytes"
 
 

@@ -27,7 +27,6 @@ from sulina.errors import LogStopped
 from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.partition_log import PartitionLog
 from sulina.testing import SimulatedFile, SimulatedFiles, VirtualClock
-from sulina.testing.disk import Inode
 from sulina.types import Offset
 from tests.support.children import SMALL, Numbers, Report, check, check_recovery, data_of, run_child, txn_of
 from tests.support.ledger import records_in
@@ -351,12 +350,21 @@ class CountedFiles(SimulatedFiles):
         super().__init__()
         self.handles: list[SimulatedFile] = []
 
-    def _handle(self, inode: Inode, path: str, *, locks: bool = False) -> SimulatedFile:
-        self.handles.append(super()._handle(inode, path, locks=locks))
+    def open(self, path: str) -> SimulatedFile:
+        self.handles.append(super().open(path))
         return self.handles[-1]
 
+    def create(self, path: str) -> SimulatedFile:
+        self.handles.append(super().create(path))
+        return self.handles[-1]
+
+    def lock(self, path: str) -> SimulatedFile | None:
+        if (handle := super().lock(path)) is not None:
+            self.handles.append(handle)
+        return handle
+
     def left_open(self) -> list[str]:
-        return [handle._path for handle in self.handles if handle._open]
+        return [handle.path for handle in self.handles if handle.is_open]
 
 
 def test_l9_a_log_that_stopped_and_is_closed_holds_no_file() -> None:

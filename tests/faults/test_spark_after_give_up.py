@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sulina.spark.arrow_batches import read_ranges
+from sulina.spark.data_source import SulinaStreamReader, Task
 from sulina.spark.errors import StreamDiverged
 from sulina.spark.options import ReadOptions
-from sulina.spark.rows import read_ranges
-from sulina.spark.source import SulinaStreamReader, Task
 from sulina.wire.messages import TopicState
 from tests.support.cluster_world import cluster, until
 from tests.support.etcd import EtcdServer, etcd

@@ -6,6 +6,8 @@ A log remembers some thousands of publishes one by one. It remembers a producer 
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -31,13 +33,10 @@ def node(tmp_path: Path) -> Iterator[Serving]:
 def run_task(url: str, batch: int) -> None:
     """One task of a micro-batch, as Spark's worker runs it."""
     options = WriteOptions.of({"url": url, "topic": TOPIC}, StructType().add("value", "string"), overwrite=False)
-    context = TaskContext._getOrCreate()
-    context._partitionId = 0
-    context._localProperties = {"sql.streaming.queryId": "copying", "streaming.sql.batchId": str(batch)}
-    try:
+    properties = {"sql.streaming.queryId": "copying", "streaming.sql.batchId": str(batch)}
+    context = SimpleNamespace(partitionId=lambda: 0, getLocalProperty=properties.get)
+    with patch.object(TaskContext, "get", return_value=context):
         SulinaStreamWriter(options).write(iter([pa.RecordBatch.from_pydict({"value": pa.array(ROWS)})]))
-    finally:
-        TaskContext._taskContext = None
 
 
 async def publish_others(url: str) -> None:

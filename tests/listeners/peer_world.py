@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from sulina.broker.pubsub.peers import PeerEvents, Peers
+from sulina.broker.pubsub.peers import PeerConnections, PeerEvents
 from sulina.listeners.peer import PeerLimits, PeerNetwork
 from sulina.wire.peer import LENGTH, AnyPeerFrame, DeliverBatch, Hello, decode_peer, encode_peer
 
@@ -34,7 +34,7 @@ class Node:
         self.frames: dict[str, list[AnyPeerFrame]] = {}
         self.fails_at: AnyPeerFrame | None = None  # a frame with which this broker does not come to terms
         self._changed = asyncio.Event()
-        peers: Peers = network  # the port fits
+        peers: PeerConnections = network  # the port fits
         peers.listen(
             PeerEvents(
                 frame=self._frame,

@@ -597,4 +597,4 @@ async def test_events_are_streamed_as_they_happen(app: HttpApp, broker: Broker) 
     assert (event["type"], event["topic"], event["fields"]) == ("topic_created", "/default/orders", {"partitions": 1})
     gone.set()
     await serving
-    assert not broker.events._listeners
+    assert not broker.events.listeners

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.core.records.routing import partition_of
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
@@ -194,10 +194,10 @@ async def test_what_another_broker_serves_is_asked_there(
 async def test_a_publish_goes_on_to_the_partition_that_its_key_chose(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(place: Place) -> None:
-        raise elsewhere(place.name.partition)
+    def check(ownership: PartitionOwnership) -> None:
+        raise elsewhere(ownership.name.partition)
 
-    monkeypatch.setattr(Place, "check", check)
+    monkeypatch.setattr(PartitionOwnership, "check", check)
     assert (await http.put(TOPIC, json={"partitions": 8})).status_code == 201
     expected = partition_of(b"same", 8)
     answer = await http.post(f"{TOPIC}/records", json={"records": [{"key": "same", "value": "v"}]})

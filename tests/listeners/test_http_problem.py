@@ -54,7 +54,7 @@ def test_a_problem_has_the_message_the_code_and_the_facts() -> None:
         "type": "/docs#version_conflict",
         "title": "Another commit took the version",
         "status": 409,
-        "detail": "expected version 3, but the log is at 5",
+        "detail": "expected version 3, but the log is at 5: read it again, then retry",
         "code": "version_conflict",
         "retryable": True,
         "expected": 3,

@@ -287,9 +287,9 @@ async def test_dead_clients_of_events_are_noticed(broker: Broker) -> None:
             client.send(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
             await client.reader.readuntil(b": still here\n\n")
             await client.reader.readuntil(b": still here\n\n")
-            assert len(broker.events._listeners) == 1
+            assert broker.events.listeners == 1
         async with asyncio.timeout(SECONDS_MAX):
-            while broker.events._listeners:  # noqa: ASYNC110
+            while broker.events.listeners:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -303,7 +303,7 @@ async def test_all_requests_of_a_connection_that_is_lost_end(broker: Broker) -> 
             while not connection.pipeline:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             connection.transport.abort()
-            while broker.events._listeners or server.server_state.tasks:  # noqa: ASYNC110
+            while broker.events.listeners or server.server_state.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
+from sulina.broker.pubsub.node_subscribers import LocalSubscriber, SubscriberDelivery
 from sulina.broker.pubsub.peers import PeerEvents
 from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import NotOwner
@@ -27,18 +27,18 @@ EVENTS = "/v1/events"
 RAW = {"content-type": "application/octet-stream"}
 
 
-async def subscribe(broker: Broker, name: str) -> asyncio.Queue[Delivery]:
+async def subscribe(broker: Broker, name: str) -> asyncio.Queue[SubscriberDelivery]:
     """A subscriber of this node that acks what it gets, then puts it here."""
-    taken: asyncio.Queue[Delivery] = asyncio.Queue()
+    taken: asyncio.Queue[SubscriberDelivery] = asyncio.Queue()
     joined: list[LocalSubscriber] = []
 
-    def deliver(delivery: Delivery) -> None:
-        broker.hub.endpoint.acked(joined[0], delivery.number)
+    def deliver(delivery: SubscriberDelivery) -> None:
+        broker.pubsub.local_subscribers.acked(joined[0], delivery.number)
         taken.put_nowait(delivery)
 
-    subscriber = await broker.hub.attach(NAME, name, start="latest", deliver=deliver, removed=lambda _: None)
+    subscriber = await broker.pubsub.attach(NAME, name, start="latest", deliver=deliver, removed=lambda _: None)
     joined.append(subscriber)
-    await broker.hub.join(subscriber, {})
+    await broker.pubsub.join(subscriber, {})
     return taken
 
 
@@ -48,7 +48,7 @@ class FarNode:
     def __init__(self, broker: Broker) -> None:
         self.is_there = False
         self.got: asyncio.Queue[AnyPeerFrame] = asyncio.Queue()
-        broker.hub.connect(self)
+        broker.pubsub.connect(self)
 
     def listen(self, events: PeerEvents) -> None:
         self.events = events
@@ -288,7 +288,7 @@ async def _kinds(parts: asyncio.Queue[bytes], count: int) -> AsyncIterator[str]:
 async def test_that_events_were_missed_is_told_whatever_was_asked_for(app: HttpApp, broker: Broker) -> None:
     async with listening(app, "types=topic_created&topic=/default/orders") as parts:
         for _ in range(1200):  # without a moment to send one of them
-            broker.events.tell("topic_created", "/default/other")
+            broker.events.emit_unlogged("topic_created", "/default/other")
         kind, topic, fields = await event(parts)
         assert (kind, topic) == ("events_missed", None)
         assert fields["count"] >= 1200 - 1000 - 1
@@ -298,7 +298,7 @@ async def test_a_listener_to_little_is_kept_alive_while_much_happens(broker: Bro
     app = make_app(broker, HttpLimits(heartbeat_seconds=0.01), websocket=no_websocket)
     async with listening(app, "types=topic_created") as parts:
         while parts.empty():
-            broker.events.tell("publish_accepted", str(NAME))
+            broker.events.emit_unlogged("publish_accepted", str(NAME))
             await asyncio.sleep(0)
         assert (await parts.get()).startswith(b":")
 
@@ -319,4 +319,4 @@ async def test_what_is_wrong_with_a_choice_of_events_is_said(
     http: httpx.AsyncClient, broker: Broker, query: str, status: int, code: str
 ) -> None:
     refused(await http.get(f"{EVENTS}?{query}"), status, code)
-    assert not broker.events.is_heard
+    assert not broker.events.listeners

@@ -222,7 +222,7 @@ async def test_a_watch_that_was_away_for_too_long_is_told_to_list_again(
 ) -> None:
     """F2: no missed change goes unnoticed."""
     with FaultProxy(own_server.endpoint) as proxy:
-        away = await EtcdMetadata.open([proxy.address], prefix=own._prefix.decode())
+        away = await EtcdMetadata.open([proxy.address], prefix=own.prefix)
         revision = (await own.txn(puts=[Put("/a", b"0")])).revision
         watch = away.watch("/", after=revision - 1)
         assert await next_of(watch) == [Change("/a", b"0", revision)]
@@ -322,8 +322,8 @@ async def test_a_listing_begins_anew_when_its_history_is_compacted_under_it(
     monkeypatch.setattr(etcd_module, "PAGE_ENTRIES", 2)
     for number in range(5):
         await own.txn(puts=[Put(f"/{number}", b"old")])
-    reader = await EtcdMetadata.open(own_server.endpoints, prefix=own._prefix.decode())
-    (endpoint,) = reader._endpoints._endpoints
+    reader = await EtcdMetadata.open(own_server.endpoints, prefix=own.prefix)
+    (endpoint,) = reader.endpoints.members
     call, pages = endpoint.call, 0
 
     async def compact_between(method: object, request: object, seconds: float) -> object:
@@ -434,16 +434,16 @@ class LateAnswers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_here, self.go_on = asyncio.Event(), asyncio.Event()
-        answer = etcd_channel._answer
+        answer = etcd_channel.answer_of
 
         async def held(call: Awaitable[object]) -> object:
             found = await answer(call)
-            monkeypatch.setattr(etcd_channel, "_answer", answer)
+            monkeypatch.setattr(etcd_channel, "answer_of", answer)
             self.is_here.set()
             await self.go_on.wait()
             return found
 
-        monkeypatch.setattr(etcd_channel, "_answer", held)
+        monkeypatch.setattr(etcd_channel, "answer_of", held)
 
 
 async def test_r10_an_answer_that_outlives_a_recovery_is_asked_for_again_and_raises_no_alarm(
@@ -479,8 +479,8 @@ async def test_r10_an_answer_that_comes_after_the_store_was_found_to_have_gone_b
 
 def use(store: EtcdMetadata, address: str) -> None:
     """Let the next call go there first."""
-    addresses = [endpoint.address for endpoint in store._endpoints._endpoints]
-    store._endpoints._current = addresses.index(address)
+    addresses = [endpoint.address for endpoint in store.endpoints.members]
+    store.endpoints.current = addresses.index(address)
 
 
 # Bounds.
@@ -609,7 +609,7 @@ async def test_a_user_with_a_password_and_a_certificate_may_do_everything_under_
 async def test_a_token_that_has_expired_is_renewed(guarded: Guarded) -> None:
     watching, writing = await open_guarded(guarded), await open_guarded(guarded)
     revision = (await writing.txn(puts=[Put("/a", b"1")])).revision
-    tokens = [store._endpoints._credentials._token for store in (watching, writing)]
+    tokens = [store.endpoints.credentials.token for store in (watching, writing)]
     assert all(tokens)
     await asyncio.sleep(1.2)  # their time
     watch = watching.watch("/", after=revision - 1)
@@ -617,7 +617,7 @@ async def test_a_token_that_has_expired_is_renewed(guarded: Guarded) -> None:
     revision = (await writing.txn(puts=[Put("/a", b"2")])).revision
     assert await next_of(watch) == [Change("/a", b"2", revision)]
     for store, token in zip((watching, writing), tokens, strict=True):
-        assert store._endpoints._credentials._token != token
+        assert store.endpoints.credentials.token != token
         await store.close()
 
 

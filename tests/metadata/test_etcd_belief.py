@@ -79,5 +79,5 @@ async def test_r10_a_store_closes_before_a_lost_connection_was_confirmed(etcd: E
 
     store.history.confirm_by(confirm)
     await store.txn(puts=[Put("/identity", b"1")])
-    store._endpoints.connection_lost()
+    store.endpoints.connection_lost()
     await store.close()

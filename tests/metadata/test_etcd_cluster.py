@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 import pytest
 
 from sulina.errors import LeaseLost, MetadataFailed
+from sulina.metadata import etcd_lease
 from sulina.metadata.etcd import EtcdMetadata
 from sulina.metadata.etcd_calls import LEASE_KEEP_ALIVE, Unanswered
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
@@ -212,7 +213,7 @@ async def test_a_leader_alone_renews_no_lease_and_reads_nothing(cluster: EtcdClu
     for member in followers:
         member.pause()
     try:
-        (endpoint,) = alone._endpoints._endpoints
+        (endpoint,) = alone.endpoints.members
         with contextlib.suppress(Unanswered):  # after half a second it notices that it is alone
             answer = await endpoint.exchange(LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease.lease_id), 1.0)
             assert answer.ttl_seconds == 20  # etcd's own word
@@ -230,6 +231,12 @@ async def test_a_leader_alone_renews_no_lease_and_reads_nothing(cluster: EtcdClu
     await alone.close()
 
 
+async def renewed(store: EtcdMetadata, lease_id: int) -> float:
+    """Renew a lease that another client was granted."""
+    deadline = store.endpoints.deadline()
+    return await etcd_lease.renew(store.endpoints, lease_id, 20.0, store.key_of("/a"), deadline=deadline)
+
+
 async def test_a_leader_that_was_overtaken_ends_no_lease(cluster: EtcdCluster) -> None:
     """U14: it does not know the leases of its successor, and answers out of its memory that they have ended."""
     leader = await asyncio.to_thread(cluster.leader)
@@ -239,14 +246,14 @@ async def test_a_leader_that_was_overtaken_ends_no_lease(cluster: EtcdCluster) -
     leader.pause()
     try:
         lease = await new.lease(20)  # as soon as there is a successor
-        renewing = asyncio.create_task(old._keep_alive(lease.lease_id, 20.0))
+        renewing = asyncio.create_task(renewed(old, lease.lease_id))
         await new.get("/a")  # meanwhile the request lies at the door of the old leader
     finally:
         leader.resume()
     assert await renewing == 20.0
     await lease.revoke()
     with pytest.raises(LeaseLost):
-        await old._keep_alive(lease.lease_id, 20.0)
+        await renewed(old, lease.lease_id)
     await old.close()
     await new.close()
 

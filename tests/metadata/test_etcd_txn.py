@@ -46,7 +46,7 @@ class Network:
         self.late: list[Callable[[], Awaitable[pb.TxnResponse]]] = []
         self.met: list[Fate] = []
         self.requests: list[pb.TxnRequest] = []  # as they were sent
-        for endpoint in store._endpoints._endpoints:
+        for endpoint in store.endpoints.members:
             self._put_between(endpoint)
 
     async def deliver(self) -> list[pb.TxnResponse]:
@@ -91,10 +91,10 @@ async def network(store: EtcdMetadata) -> Network:
 
 def versions(etcd: EtcdServer, store: EtcdMetadata, prefix: str) -> dict[str, int]:
     """How often each key has been put."""
-    first = store._prefix + prefix.encode()
+    first = (store.prefix + prefix).encode()
     key, end = (base64.b64encode(each).decode() for each in (first, first[:-1] + bytes([first[-1] + 1])))
     found = etcd.call("kv/range", {"key": key, "range_end": end}).get("kvs", [])
-    return {store._name_of(base64.b64decode(each["key"])): int(each["version"]) for each in found}
+    return {store.name_of(base64.b64decode(each["key"])): int(each["version"]) for each in found}
 
 
 def slots(etcd: EtcdServer, store: EtcdMetadata) -> dict[str, int]:
@@ -140,8 +140,8 @@ async def test_without_the_fence_it_would_be_done_twice(
 ) -> None:
     """The same history for a client that only repeats what got no answer: this is what the slots are for."""
     network.fates = [Fate.LATE]
-    put = pb.RequestOp(put=pb.PutRequest(key=store._key_of("/a"), value=b"1"))
-    await store._endpoints.call(TXN, pb.TxnRequest(success=[put]), deadline=store._endpoints.deadline())
+    put = pb.RequestOp(put=pb.PutRequest(key=store.key_of("/a"), value=b"1"))
+    await store.endpoints.call(TXN, pb.TxnRequest(success=[put]), deadline=store.endpoints.deadline())
     (late,) = await network.deliver()
     assert late.succeeded
     assert versions(etcd, store, "/a") == {"/a": 2}
@@ -249,11 +249,11 @@ async def test_slots_are_as_many_as_there_are_transactions_at_once(etcd: EtcdSer
 
 async def test_slots_that_went_with_their_lease_are_made_anew(etcd: EtcdServer, store: EtcdMetadata) -> None:
     await store.txn(puts=[Put("/a", b"1")])
-    etcd.call("lease/revoke", {"ID": store._transactions._lease_id})
+    etcd.call("lease/revoke", {"ID": store.transactions.lease_id})
     assert slots(etcd, store) == {}
     assert (await store.txn(puts=[Put("/a", b"2")])).is_done
     assert versions(etcd, store, "/a") == {"/a": 2}
-    etcd.call("lease/revoke", {"ID": store._transactions._lease_id})
+    etcd.call("lease/revoke", {"ID": store.transactions.lease_id})
     ended = await store.lease(60)
     await ended.revoke()
     with pytest.raises(LeaseLost) as lost:  # it is not taken for that of the slots
@@ -264,11 +264,11 @@ async def test_slots_that_went_with_their_lease_are_made_anew(etcd: EtcdServer, 
 
 async def test_the_lease_of_the_slots_is_renewed_when_that_is_due(store: EtcdMetadata) -> None:
     await store.txn(puts=[Put("/a", b"1")])
-    lease_id, due_at = store._transactions._lease_id, store._transactions._renew_at
-    store._transactions._renew_at = 0.0
+    lease_id, due_at = store.transactions.lease_id, store.transactions.renew_at
+    store.transactions.renew_at = 0.0
     await store.txn(puts=[Put("/a", b"1")])
-    assert store._transactions._lease_id == lease_id
-    assert store._transactions._renew_at > due_at
+    assert store.transactions.lease_id == lease_id
+    assert store.transactions.renew_at > due_at
 
 
 async def test_more_than_may_wait_is_refused_at_once(

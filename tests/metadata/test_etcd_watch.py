@@ -34,7 +34,7 @@ class Script:
         if items and isinstance(items[0], EtcdRefused):
             raise items[0]
         revision = request.create.start_revision  # the store has come that far, and no further
-        return etcd_watch._Opened(_Stream(self, list(items)), revision)  # type: ignore[arg-type]
+        return etcd_watch.OpenedStream(_Stream(self, list(items)), revision)  # type: ignore[arg-type]
 
 
 class _Stream:
@@ -65,7 +65,7 @@ async def follow(
     monkeypatch: pytest.MonkeyPatch, script: Script, count: int, *, after: int = 10, queue_changes_max: int = 100
 ) -> list[list[Change]]:
     """What a reader gets: so many revisions."""
-    monkeypatch.setattr(etcd_watch, "_open", script.open)
+    monkeypatch.setattr(etcd_watch, "open_stream", script.open)
     endpoints = EtcdEndpoints(["127.0.0.1:1"], tls=None, user=None, password=None, timeout_seconds=1.0)
     watches = EtcdWatches(endpoints, name_of=lambda key: key.decode(), queue_changes_max=queue_changes_max)
     watch = watches.follow("/", b"/", b"0", after=after)
@@ -158,3 +158,20 @@ async def test_what_does_not_fit_is_not_half_delivered(monkeypatch: pytest.Monke
     large = sent(*((11, f"/{number}") for number in range(50)))
     (changes,) = await follow(monkeypatch, Script([large]), 1, queue_changes_max=5)
     assert len(changes) == 50  # a single revision may have more
+
+
+async def test_f2_a_stream_that_nobody_confirms_in_time_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member without a quorum may open a stream; the watch goes on when there is a quorum again."""
+    answers: list[BaseException | None] = [None, MetadataFailed(path="etcd://x", cause=Unanswered("no quorum"))]
+
+    async def believe(_: EtcdEndpoints, *, deadline: float) -> None:
+        if answers and (failure := answers.pop(0)) is not None:
+            raise failure
+
+    monkeypatch.setattr(EtcdEndpoints, "believe", believe)
+    script = Script([sent((11, "/a")), Unanswered("it broke")], [sent((12, "/b"))], [sent((12, "/b"))])
+    found = await follow(monkeypatch, script, 2)
+    assert [change.revision for changes in found for change in changes] == [11, 12]
+    assert len(script.starts) == 3

@@ -8,14 +8,13 @@ import pytest
 from sulina.broker.archives import Archives
 from sulina.broker.options import BrokerOptions
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch
+from sulina.core.cluster.entries import EpochEntry
 from sulina.core.cluster.recovery import Memory, Seen
 from sulina.errors import ArchiveFailed, CorruptCommit
 from sulina.metadata.memory import MemoryMetadata
 from sulina.node import recovery
 from sulina.storage.objects import open_objects
-from sulina.types import Epoch as EpochNumber
-from sulina.types import PartitionName, TopicName
+from sulina.types import Epoch, PartitionName, TopicName
 
 ORDERS = TopicName("default", "orders")
 PARTITION = PartitionName(ORDERS, 0)
@@ -28,7 +27,7 @@ def archives(tmp_path: Path) -> Archives:
     """Make an archive that three brokers have claimed, and whose topic a broker remembers."""
     found = Archives(open_objects(f"file://{tmp_path}"), BrokerOptions(data=str(tmp_path), broker_id="a"))
     for epoch, broker in ((3, "a"), (4, "b"), (7, "c")):
-        found.of(PARTITION, TOPIC_ID).claim(EpochNumber(epoch), broker, lambda _: "holder")
+        found.of(PARTITION, TOPIC_ID).claim(Epoch(epoch), broker, lambda _: "holder")
     remember(found, {keys.delivery(ORDERS): msgspec.json.encode(HEAD).decode()})
     return found
 
@@ -38,9 +37,9 @@ def remember(archives: Archives, entries: dict[str, str]) -> None:
     archives.remember(Memory(seen=seen, entries=entries))
 
 
-async def planned_epoch(archives: Archives) -> Epoch:
+async def planned_epoch(archives: Archives) -> EpochEntry:
     planned = await recovery.plan(MemoryMetadata(), archives)
-    return msgspec.json.decode(planned.puts[keys.epoch(PARTITION)], type=Epoch)
+    return msgspec.json.decode(planned.puts[keys.epoch(PARTITION)], type=EpochEntry)
 
 
 async def test_r10_a_damaged_archive_is_named_and_none_of_its_epochs_is_given_again(
@@ -62,7 +61,7 @@ async def test_r10_a_claim_that_is_in_a_checkpoint_only_is_found_in_a_damaged_ar
 ) -> None:
     archive = archives.of(PARTITION, TOPIC_ID)
     for epoch in range(8, 31):  # past two checkpoints
-        archive.claim(EpochNumber(epoch), "d", lambda _: "holder")
+        archive.claim(Epoch(epoch), "d", lambda _: "holder")
         archive.tidy()
     for path in tmp_path.rglob("_delta_log/*"):
         if path.name.endswith(".checkpoint.json") and "20" in path.name:
@@ -87,7 +86,7 @@ async def test_r10_an_object_store_that_does_not_answer_keeps_a_cluster_from_bei
         raise ArchiveFailed(path="objects", cause=ConnectionError("it is away"))
 
     # An older owner is known: an archive that is damaged would not stop the plan.
-    owned = Epoch(epoch=3, broker_id="a", store_id="disk-a", is_archived=True, topic_id=TOPIC_ID)
+    owned = EpochEntry(epoch=3, broker_id="a", store_id="disk-a", is_archived=True, topic_id=TOPIC_ID)
     entries = {keys.delivery(ORDERS): HEAD, keys.epoch(PARTITION): owned}
     remember(archives, {key: msgspec.json.encode(value).decode() for key, value in entries.items()})
     monkeypatch.setattr("sulina.storage.archive.Archive.load", fail)

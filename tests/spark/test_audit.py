@@ -21,12 +21,12 @@ from sulina.core.log.retention import Retention
 from sulina.core.records.batch import split
 from sulina.core.records.columns import encode_columns
 from sulina.errors import CorruptSegment, InvalidSettings, TopicNotFound
+from sulina.spark.arrow_batches import read_range
 from sulina.spark.audit import Audit
 from sulina.spark.audit_checks import AuditReport, Finding, Kind
 from sulina.spark.errors import TableNotFound
-from sulina.spark.logs import open_logs
-from sulina.spark.options import Place
-from sulina.spark.rows import read_range
+from sulina.spark.log_catalogue import open_catalogue
+from sulina.spark.options import LogLocation
 from sulina.spark.scan import Range, TopicChoice
 from sulina.storage.directory_log import DirectoryLog
 from sulina.storage.files import OsFiles
@@ -60,14 +60,14 @@ class World:
         return to
 
     def audit(self, *, path: object = None, range_offsets: int = 16, **more: Any) -> AuditReport:
-        place = Place(
+        location = LogLocation(
             url=self.node.url if path is None else None,
             path=None if path is None else str(path),
             objects=None,
             objects_endpoint=None,
         )
         topic = TopicName.parse(self.topic)
-        return Audit(spark=self.spark, place=place, topic=topic, range_offsets=range_offsets, **more).run()
+        return Audit(spark=self.spark, location=location, topic=topic, range_offsets=range_offsets, **more).run()
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +352,7 @@ def test_s6_the_command_says_it_in_a_report_and_an_exit_code(
     table = written(bronze, [row for row in rows_of(bronze) if row["offset"] != 9], tmp_path / "table")
     assert command(["audit", "audited", "--path", str(world.node.data), "--table", table]) == 1
     lines = capfd.readouterr().out.splitlines()
-    assert lines[-1] == "/default/audited does not hold: 3 findings."
+    assert lines[-1] == "/default/audited failed the audit: 3 findings."
     assert sum("the table lacks offset 9, and has later ones" in line for line in lines) == 3
 
 
@@ -371,8 +371,8 @@ def test_commits_are_read_from_the_oldest_that_is_kept_on_and_gaps_show(world: W
         (copy, [*range(2, 7), *range(8, newest + 1)]),
     ):
         url = world.node.url if path is None else None
-        place = Place(url=url, path=None if path is None else str(path), objects=None, objects_endpoint=None)
-        logs = open_logs(place, TopicChoice((world.topic,)))
+        location = LogLocation(url=url, path=None if path is None else str(path), objects=None, objects_endpoint=None)
+        logs = open_catalogue(location, TopicChoice((world.topic,)))
         assert name in logs.partitions()
         assert [commit.version for commit in logs.commits(name)] == expected
 

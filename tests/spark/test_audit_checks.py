@@ -14,11 +14,11 @@ from sulina.spark.audit_checks import (
     RANGES_MAX,
     RUNS_MAX,
     CommitsSeen,
+    Coverage,
     Finding,
     Kind,
+    OffsetHashes,
     PartitionAudit,
-    Place,
-    Rows,
     Rules,
     Sums,
     Suspect,
@@ -168,7 +168,7 @@ def test_s6_a_table_may_begin_later_than_the_log_unless_it_must_not() -> None:
     assert beginnings([audit], table, Rules(range_offsets=10, must_begin_first=True)) == {0: 0}
     assert beginnings([audit], {}, TEN) == {0: 0}
     kept = PartitionAudit(partition=0, start=10, end=30)
-    assert beginnings([kept], table | {(0, OUTSIDE, Place.FORGOTTEN): sums(5, 10)}, TEN) == {0: 10}
+    assert beginnings([kept], table | {(0, OUTSIDE, Coverage.FORGOTTEN): sums(5, 10)}, TEN) == {0: 10}
 
 
 def test_s6_other_bytes_and_other_rows_are_told() -> None:
@@ -177,17 +177,17 @@ def test_s6_other_bytes_and_other_rows_are_told() -> None:
     assert kinds(check_table(audit, log, {(0, 1, 0): sums(10, 20, crossed=8)}, 20, TEN)) == [
         (Kind.TABLE_CHANGED, 10, 20, None)
     ]
-    table = {(0, 1, 0): sums(10, 20), (0, OUTSIDE, Place.FORGOTTEN): sums(0, 10, more=1)}
+    table = {(0, 1, 0): sums(10, 20), (0, OUTSIDE, Coverage.FORGOTTEN): sums(0, 10, more=1)}
     assert kinds(check_table(audit, log, table, 20, TEN)) == [(Kind.TABLE_REPEATED, 0, 10, 1)]
     assert audit.forgotten == 11
-    table = {(0, 1, 0): sums(10, 20), (0, OUTSIDE, Place.FOREIGN): sums(20, 22)}
+    table = {(0, 1, 0): sums(10, 20), (0, OUTSIDE, Coverage.FOREIGN): sums(20, 22)}
     assert kinds(check_table(audit, log, table, 20, TEN)) == [(Kind.TABLE_FOREIGN, 20, 22, 2)]
-    assert kinds(check_unknown({(4, OUTSIDE, Place.FOREIGN): sums(0, 1)}, [0])) == [(Kind.TABLE_FOREIGN, 0, 1, 1)]
+    assert kinds(check_unknown({(4, OUTSIDE, Coverage.FOREIGN): sums(0, 1)}, [0])) == [(Kind.TABLE_FOREIGN, 0, 1, 1)]
 
 
 def test_s6_a_table_may_be_ahead_of_an_archive() -> None:
     audit = PartitionAudit(partition=0, start=10, end=20)
-    table = {(0, 1, 0): sums(10, 20), (0, OUTSIDE, Place.FOREIGN): sums(20, 22)}
+    table = {(0, 1, 0): sums(10, 20), (0, OUTSIDE, Coverage.FOREIGN): sums(20, 22)}
     rules = Rules(range_offsets=10, may_be_ahead=True)
     assert check_table(audit, {(0, 1, 0): sums(10, 20)}, table, 20, rules) == []
     assert audit.ahead == 2
@@ -200,10 +200,12 @@ def test_s6_a_range_that_was_not_read_whole_is_not_compared() -> None:
     assert check_table(audit, log, table, 20, TEN) == []
 
 
-def rows(*found: tuple[int, int, int, int]) -> Rows:
+def rows(*found: tuple[int, int, int, int]) -> OffsetHashes:
     """Offset, how often, least and largest hash."""
     names = ("offset", "records", "least", "largest")
-    return Rows.of(pa.table({name: pa.array([row[at] for row in found], pa.int64()) for at, name in enumerate(names)}))
+    return OffsetHashes.of(
+        pa.table({name: pa.array([row[at] for row in found], pa.int64()) for at, name in enumerate(names)})
+    )
 
 
 def test_s6_a_closer_look_names_the_offsets() -> None:

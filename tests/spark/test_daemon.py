@@ -1,6 +1,7 @@
 """Python processes of Spark: few, and soon ready."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,11 +43,18 @@ def test_s1_sources_and_functions_share_one_daemon(
     assert daemons_of(parent_of(row.parent)) == [row.parent]
 
 
+def test_s1_a_daemon_has_loaded_what_its_workers_would_each_load() -> None:
+    used = {f"sulina.spark.{name}" for name in ("data_source", "delta_data_source", "arrow_batches", "sink")}
+    program = "import sys; from sulina.spark.daemon import load; load(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert used <= set(done.stdout.split())
+
+
 def test_s1_workers_import_pyspark_from_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyspark
 
     home = os.path.dirname(pyspark.__file__)
-    ours = [place for place in sys.path if not place.endswith("pyspark.zip")]
+    ours = [entry for entry in sys.path if not entry.endswith("pyspark.zip")]
     monkeypatch.setattr(sys, "path", [f"{home}/python/lib/pyspark.zip", "/elsewhere/pyspark.zip", *ours])
     leave_zip()
     assert sys.path == ["/elsewhere/pyspark.zip", *ours], "another Spark's files may be others"

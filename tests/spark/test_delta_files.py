@@ -16,12 +16,12 @@ import pytest
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_files import NewFile, WritePlan, discard, write_files
 from sulina.spark.delta_partitions import HIVE_NULL, folder_of, is_hive, split, to_scalar, to_texts
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.errors import TableSchemaConflict
+from sulina.spark.table_location import TableLocation
 
 
 def write(folder: Path, table: pa.Table, *partition_columns: str, rows: int = 10_000, **limits: Any) -> list[NewFile]:
-    plan = WritePlan(TablePlace.parse(str(folder)), table.schema, partition_columns, **limits)
+    plan = WritePlan(TableLocation.parse(str(folder)), table.schema, partition_columns, **limits)
     return write_files(plan, table.to_batches(max_chunksize=rows))
 
 
@@ -204,7 +204,7 @@ def test_s3_a_partition_value_too_long_for_a_folder_gets_one_of_its_own(tmp_path
 
 def test_s3_a_null_where_the_table_says_not_null_leaves_no_files(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-    plan = WritePlan(TablePlace.parse(str(tmp_path)), schema, target_bytes=1)
+    plan = WritePlan(TableLocation.parse(str(tmp_path)), schema, target_bytes=1)
     good, bad = pa.record_batch({"n": pa.array([1, 2])}), pa.record_batch({"n": pa.array([3, None])})
     with pytest.raises(TableSchemaConflict, match="column n: 1 rows are null"):
         write_files(plan, [good, bad])
@@ -213,17 +213,17 @@ def test_s3_a_null_where_the_table_says_not_null_leaves_no_files(tmp_path: Path)
 
 def test_s3_files_that_nobody_wants_are_removed(tmp_path: Path) -> None:
     files = write(tmp_path, pa.table({"n": [1]}))
-    discard(TablePlace.parse(str(tmp_path)), [*files, *files])
+    discard(TableLocation.parse(str(tmp_path)), [*files, *files])
     assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_s3_a_place_is_a_path_or_an_url_of_a_store(tmp_path: Path) -> None:
-    assert TablePlace.parse(f"file://{tmp_path}/a%20b").directory == f"{tmp_path}/a b"
-    assert TablePlace.parse(f"{tmp_path}/a b/").location == f"{tmp_path}/a b"
-    assert TablePlace.parse("s3a://bucket/x/", "http://127.0.0.1:1").uri == "s3://bucket/x"
-    options = TablePlace.parse("s3://bucket/x", "http://127.0.0.1:1").storage_options()
+    assert TableLocation.parse(f"file://{tmp_path}/a%20b").directory == f"{tmp_path}/a b"
+    assert TableLocation.parse(f"{tmp_path}/a b/").path_or_uri == f"{tmp_path}/a b"
+    assert TableLocation.parse("s3a://bucket/x/", "http://127.0.0.1:1").uri == "s3://bucket/x"
+    options = TableLocation.parse("s3://bucket/x", "http://127.0.0.1:1").storage_options()
     assert options["aws_conditional_put"] == "etag"
     assert options["aws_endpoint_url"] == "http://127.0.0.1:1"
     for wrong in (None, " ", "hdfs://x/y", "/a%2Fb"):
         with pytest.raises(InvalidSettings):
-            TablePlace.parse(wrong)
+            TableLocation.parse(wrong)

@@ -19,16 +19,16 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, 
 from pyspark.sql.types import StructType
 
 from sulina.errors import InvalidSettings, VersionNotRetained
+from sulina.spark.delta_data_source import DeltaReadOptions, DeltaStreamReader
 from sulina.spark.delta_files import NewFile, write_files
 from sulina.spark.delta_log import files_of, open_table, read_commit, snapshot
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_pruning import pruned
 from sulina.spark.delta_scan import ScanPlan, divided, read_pieces
 from sulina.spark.delta_schema import arrow_schema
-from sulina.spark.delta_sink import DeltaStreamWriter, SinkOptions, Written, commit_batch
-from sulina.spark.delta_source import DeltaReadOptions, DeltaStreamReader
+from sulina.spark.delta_sink import DeltaStreamWriter, SinkOptions, WrittenFiles, commit_batch
 from sulina.spark.delta_table import Committed, WriteTo, commit, plan_write
 from sulina.spark.errors import TableRewritten, TableSchemaConflict, TableUnsupported
+from sulina.spark.table_location import TableLocation
 from tests.support.s3 import BUCKET, S3Server, s3
 
 __all__ = ["s3"]  # a fixture
@@ -47,7 +47,7 @@ def schema(ddl: str) -> StructType:
 
 def put(folder: Path, ddl: str, rows: Sequence[Sequence[Any]], **settings: Any) -> tuple[WriteTo, list[NewFile]]:
     """Files, not committed."""
-    to = WriteTo(place=TablePlace.parse(str(folder)), schema=schema(ddl), **settings)
+    to = WriteTo(location=TableLocation.parse(str(folder)), schema=schema(ddl), **settings)
     columns = arrow_schema(to.schema)
     arrays = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(columns)]
     batch = pa.RecordBatch.from_arrays(arrays, names=columns.names)
@@ -216,21 +216,23 @@ def test_s3_others_read_what_we_wrote(tmp_path: Path) -> None:
     frame = pl.read_delta(str(tmp_path))
     assert sorted(zip(frame["n"].to_list(), frame["p"].to_list(), strict=True)) == expected
     assert frame.filter(pl.col("p") == "a/b")["n"].to_list() == [2]
-    directory = TablePlace.parse(str(tmp_path)).directory
+    directory = TableLocation.parse(str(tmp_path)).directory
     table = DeltaTable(tmp_path)
-    paths = [f"{directory}/{file.path}" for file in files_of(TablePlace.parse(str(tmp_path)), snapshot(table), ["p"])]
+    paths = [
+        f"{directory}/{file.path}" for file in files_of(TableLocation.parse(str(tmp_path)), snapshot(table), ["p"])
+    ]
     found = duckdb.connect().execute("SELECT n FROM read_parquet(?, hive_partitioning = false)", [paths]).fetchall()
     assert sorted(n for (n,) in found) == list(range(1, 9))
 
 
 def read(folder: Path, filters: Sequence[Filter] = (), **options: Any) -> list[dict[str, Any]]:
     """Through our own scan, as the format does it."""
-    place = TablePlace.parse(str(folder))
-    table = open_table(place, **options)
+    location = TableLocation.parse(str(folder))
+    table = open_table(location, **options)
     columns = tuple(table.metadata().partition_columns)
     found = pruned(snapshot(table), filters, columns)
-    plan = ScanPlan(place, pa.schema(table.schema().to_arrow()), columns)
-    tasks = divided(files_of(place, found, columns), 3)
+    plan = ScanPlan(location, pa.schema(table.schema().to_arrow()), columns)
+    tasks = divided(files_of(location, found, columns), 3)
     return [row for task in tasks for batch in read_pieces(plan, task) for row in batch.to_pylist()]
 
 
@@ -238,7 +240,7 @@ def test_s1_a_scan_gives_each_row_once_however_it_is_divided(tmp_path: Path) -> 
     append(tmp_path, "p string, n long", PARTITIONED, partition_columns=("p",))
     assert sorted((row["n"], row["p"]) for row in read(tmp_path)) == sorted((n, p) for p, n in PARTITIONED)
     wide = tmp_path / "wide"
-    to = WriteTo(place=TablePlace.parse(str(wide)), schema=schema("n long"))
+    to = WriteTo(location=TableLocation.parse(str(wide)), schema=schema("n long"))
     plan = plan_write(to, target_bytes=1 << 20)
     batches = [pa.record_batch({"n": pa.array(range(first, first + 50_000))}) for first in range(0, 500_000, 50_000)]
     commit(to, write_files(plan, batches))
@@ -276,7 +278,7 @@ def test_s1_files_that_can_have_no_row_are_not_read(tmp_path: Path, one: Filter,
         if p is None:
             rows[0][1] = None
         append(tmp_path, "p string, n long, w string, t timestamp, x double", rows, partition_columns=("p",))
-    table = open_table(TablePlace.parse(str(tmp_path)))
+    table = open_table(TableLocation.parse(str(tmp_path)))
     assert pruned(snapshot(table), [one], ["p"]).num_rows == files
 
 
@@ -299,13 +301,13 @@ def test_s3_a_write_that_is_given_up_removes_its_files_unless_a_commit_was_tried
     assert data_files(tmp_path) == {file.path for file in (*second.files, *third.files)}
     writer.abort([second], 0)  # all tasks were done: what failed was the commit, if it did
     assert data_files(tmp_path) == {file.path for file in (*second.files, *third.files)}
-    with pytest.raises(InvalidSettings, match="which query this is"):
+    with pytest.raises(InvalidSettings, match="did not name the query"):
         writer.commit([third], 0)
     named = replace(options, txn_app="mine")
     assert commit_batch(named, third.files, [third], 0) == Committed(0, True)
-    DeltaStreamWriter(named).commit([Written((), None)], 1)  # no rows, no version
+    DeltaStreamWriter(named).commit([WrittenFiles((), None)], 1)  # no rows, no version
     assert DeltaTable(tmp_path).version() == 0
-    with pytest.raises(InvalidSettings, match="option txn is not for a stream: say txnApp"):
+    with pytest.raises(InvalidSettings, match="option txn does not apply to a stream: set txnApp"):
         SinkOptions.of({"path": str(tmp_path), "txn": "x"}, schema("n long"), overwrite=False, is_stream=True)
 
 
@@ -321,8 +323,8 @@ def test_s3_a_commit_says_what_it_added_and_whether_it_took_something(tmp_path: 
     append(tmp_path, "p string, n long", [["a b", 9]])
     DeltaTable(tmp_path).optimize.compact()
     append(tmp_path, "p string, n long", [["q", 1]], overwrite=True)
-    place = TablePlace.parse(str(tmp_path))
-    entries = [read_commit(place, version, ["p"]) for version in range(5)]
+    location = TableLocation.parse(str(tmp_path))
+    entries = [read_commit(location, version, ["p"]) for version in range(5)]
     assert entries[4] is None
     first, second, compaction, overwrite = (entry for entry in entries if entry is not None)
     assert {file.partition_values for file in first.added} == {(p,) for p, _ in PARTITIONED}
@@ -337,21 +339,21 @@ class Stream:
     def __init__(self, folder: Path, **options: str) -> None:
         self._given = {"path": str(folder), **options}
         self.restart()
-        self.at = self._reader.initialOffset()
+        self.at = self.reader.initialOffset()
 
     def restart(self, **options: str) -> None:
         """As from a checkpoint: another process, at the same offset."""
         self._given |= options
         made = DeltaStreamReader(DeltaReadOptions.of(self._given), schema("n long"))
-        self._reader: DeltaStreamReader = pickle.loads(pickle.dumps(made))
+        self.reader: DeltaStreamReader = pickle.loads(pickle.dumps(made))
 
     def batch(self, at: dict[str, Any] | None = None) -> list[int]:
         """What the next one has; or, from an offset on, what an earlier one had."""
         start, end = at or self.at, self.at
         if at is None:
-            end = self.at = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
-        tasks = self._reader.partitions(start, end)
-        return sorted(n for task in tasks for rows in self._reader.read(task) for n in rows.column("n").to_pylist())
+            end = self.at = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+        tasks = self.reader.partitions(start, end)
+        return sorted(n for task in tasks for rows in self.reader.read(task) for n in rows.column("n").to_pylist())
 
 
 def test_s4_a_stream_begins_with_all_of_a_table_or_where_it_is_told(tmp_path: Path) -> None:
@@ -413,8 +415,8 @@ def test_s4_a_stream_passes_compactions_over_and_stops_where_rows_were_taken_awa
 def test_s3_a_table_in_a_bucket_is_the_same(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("AWS_SKIP_SIGNATURE", "true"), ("AWS_REGION", "us-east-1")):
         monkeypatch.setenv(name, value)
-    place = TablePlace.parse(f"s3://{BUCKET}/tables/one", s3.endpoint)
-    to = WriteTo(place=place, schema=schema("p string, n long"), partition_columns=("p",))
+    location = TableLocation.parse(f"s3://{BUCKET}/tables/one", s3.endpoint)
+    to = WriteTo(location=location, schema=schema("p string, n long"), partition_columns=("p",))
 
     def add(rows: list[list[Any]], version: int) -> Committed:
         batch = pa.record_batch({"p": pa.array([p for p, _ in rows]), "n": pa.array([n for _, n in rows])})
@@ -423,11 +425,11 @@ def test_s3_a_table_in_a_bucket_is_the_same(s3: S3Server, monkeypatch: pytest.Mo
     assert add(PARTITIONED, 0) == Committed(0, True)
     assert add([["a b", 8]], 1) == Committed(1, True)
     assert add([["a b", 8]], 1) == Committed(1, False)
-    table = open_table(place)
+    table = open_table(location)
     expected = sorted([*((n, p) for p, n in PARTITIONED), (8, "a b")])
     assert sorted((row["n"], row["p"]) for row in table.to_pyarrow_table().to_pylist()) == expected
-    plan = ScanPlan(place, arrow_schema(to.schema), ("p",))
-    tasks = divided(files_of(place, snapshot(table), ("p",)))
+    plan = ScanPlan(location, arrow_schema(to.schema), ("p",))
+    tasks = divided(files_of(location, snapshot(table), ("p",)))
     rows = [row for task in tasks for batch in read_pieces(plan, task) for row in batch.to_pylist()]
     assert sorted((row["n"], row["p"]) for row in rows) == expected
-    assert len([name for name in place.objects().list("p=a b") if name.name.endswith(".parquet")]) == 2
+    assert len([name for name in location.objects().list("p=a b") if name.name.endswith(".parquet")]) == 2

@@ -9,14 +9,14 @@ from sulina.core.log.commit import Commit, SegmentRef
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.position import Position
 from sulina.core.records.record import StoredRecord, encode
+from sulina.spark.arrow_batches import read_range
+from sulina.spark.byte_source import ByteSource
+from sulina.spark.data_source import SulinaStreamReader, Task
 from sulina.spark.errors import StreamDiverged
-from sulina.spark.logs import Logs
+from sulina.spark.log_catalogue import LogCatalogue
 from sulina.spark.options import ReadOptions
-from sulina.spark.planning import Planner, epochs_from_json, from_json, to_json
-from sulina.spark.rows import read_range
+from sulina.spark.planner import Planner, epochs_from_json, from_json, to_json
 from sulina.spark.scan import Piece, Range, Span
-from sulina.spark.source import SulinaStreamReader, Task
-from sulina.spark.sources import Source
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 ORDERS = PartitionName(TopicName.parse("/shop/orders"), 0)
@@ -65,8 +65,8 @@ class OneLog:
         again = history.continuation(offset, epoch)
         return offset if again is None else again
 
-    def source(self) -> Source:
-        return Source(url="http://127.0.0.1:1")
+    def source(self) -> ByteSource:
+        return ByteSource(url="http://127.0.0.1:1")
 
 
 BEFORE = OneLog([(0, 3)], 20)  # 20 records, all of epoch 3
@@ -87,9 +87,7 @@ class Stream:
     def reader(self) -> SulinaStreamReader:
         given = {"url": "http://127.0.0.1:1", "topic": str(ORDERS.topic), "start": "earliest"}
         options = ReadOptions.of(given | self.options, is_stream=True)
-        reader = SulinaStreamReader(options)
-        reader._planner = Planner(options, cast(Logs, self.log))
-        return reader
+        return SulinaStreamReader(options, Planner(options, cast(LogCatalogue, self.log)))
 
     def next_end(self, start: At) -> At:
         reader = self.reader()

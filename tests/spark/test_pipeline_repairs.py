@@ -23,11 +23,11 @@ from sulina.errors import InvalidSettings
 from sulina.spark.delta_native import read_delta
 from sulina.spark.errors import BatchUnfinished, ExpectationFailed
 from sulina.spark.pipeline import checkpoints
-from sulina.spark.pipeline.checkpoints import Checkpoint
+from sulina.spark.pipeline.checkpoints import QueryCheckpoint
 from sulina.spark.pipeline.definition import Pipeline, parse
-from sulina.spark.pipeline.replaying import Retried, _Repair, backfill, retry
+from sulina.spark.pipeline.replaying import Repair, Retried, backfill, retry
 from sulina.spark.pipeline.runner import Runner
-from sulina.spark.pipeline.silver import _KEPT, NO_VALUE, _decoding
+from sulina.spark.pipeline.silver import KEPT_COLUMNS, NO_VALUE, arrow_decoder
 from sulina.spark.pipeline.stages import Stages
 from sulina.spark.value_schemas import arrow_schema
 from tests.spark.test_pipeline import SCHEMA, order, rows, run_once
@@ -160,11 +160,11 @@ def test_s3_values_of_arrow_become_their_rows_and_bad_ones_a_reason() -> None:
 
     values = [stream([1, 2]), stream([]), b"no arrow", stream([3])[:40], None, stream([3])]
     numbers = pa.array(range(len(values)), pa.int64())
-    given = {name: pa.nulls(len(values)) for name in _KEPT} | {
+    given = {name: pa.nulls(len(values)) for name in KEPT_COLUMNS} | {
         "offset": numbers,
         "value": pa.array(values, pa.binary()),
     }
-    (found,) = _decoding(schema, arrow_schema(schema))(iter([pa.RecordBatch.from_pydict(given)]))
+    (found,) = arrow_decoder(schema, arrow_schema(schema))(iter([pa.RecordBatch.from_pydict(given)]))
     read = [(row["_offset"], row["id"], row["_error"]) for row in found.to_pylist()]
     assert [(offset, number) for offset, number, error in read if error is None] == [(0, 1), (0, 2), (5, 3)]
     said = {offset: error for offset, _, error in read if error is not None}
@@ -202,12 +202,12 @@ def test_s3_what_was_put_aside_comes_into_the_table_once_after_a_fix(
     mended = pipeline_of(node, name, tmp_path, strict.name, expect=[POSITIVE])
     stages, others = Stages(spark, mended), []
 
-    def overtaken(repair: _Repair, *args: Any) -> bool:
+    def overtaken(repair: Repair, *args: Any) -> bool:
         monkeypatch.undo()
         others.append(retry(stages, "orders"))
         return repair.add(*args)
 
-    monkeypatch.setattr(_Repair, "add", overtaken)
+    monkeypatch.setattr(Repair, "add", overtaken)
     assert retry(stages, "orders") == Retried(0, 6), "the other was quicker"
     assert others == [Retried(3, 3)]
     assert retry(stages, "orders") == Retried(0, 3)
@@ -217,7 +217,7 @@ def test_s3_what_was_put_aside_comes_into_the_table_once_after_a_fix(
 
     raw = pipeline_of(node, name, tmp_path, strict.name, decode="raw", sql=LENIENT)
     assert retry(Stages(spark, raw), "orders") == Retried(1, 2)
-    found = {row._offset: (row.id, row.country, row.amount) for row in rows(spark, raw, "orders")}
+    found = {row["_offset"]: (row.id, row.country, row.amount) for row in rows(spark, raw, "orders")}
     assert found[5] == (5, "RO", 6.0)
     assert sorted(found) == [0, 1, 2, 3, 4, 5, 8]
     assert len(rows(spark, raw, "orders_quarantine")) == 6, "it only grows"
@@ -346,7 +346,7 @@ def wait_for(ask: Callable[[], Any], deadline: float) -> Any:
 
 
 def test_s3_a_checkpoint_says_what_is_done_and_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = Checkpoint(str(tmp_path), "raw")
+    checkpoint = QueryCheckpoint(str(tmp_path), "raw")
     assert checkpoint.done() is None
     with pytest.raises(BatchUnfinished, match="has not begun"):
         checkpoint.wait_done()
@@ -355,7 +355,7 @@ def test_s3_a_checkpoint_says_what_is_done_and_where_it_ended(tmp_path: Path, mo
     for batch in (9, 10):
         (tmp_path / "offsets" / str(batch)).write_text(f'v1\n{{"conf": {{}}}}\n{{"/d/t": {{"0": {batch}}}}}')
     monkeypatch.setattr(checkpoints, "POLL_SECONDS", 0.0)
-    with pytest.raises(BatchUnfinished, match="its batch 0, and nobody"):
+    with pytest.raises(BatchUnfinished, match="its batch 0, and no run"):
         checkpoint.wait_done(clock=itertools.count(0.0, 40.0).__next__)
     for name in ("9", "10", ".10.crc"):
         (tmp_path / "commits" / name).write_text("v1\n{}")

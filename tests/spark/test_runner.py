@@ -9,6 +9,7 @@ from sulina.spark.errors import PipelineFailed
 from sulina.spark.pipeline.definition import Pipeline, parse
 from sulina.spark.pipeline.runner import STARTS_MAX, Runner
 from sulina.spark.pipeline.stages import Stages
+from sulina.spark.table_location import TableLocation
 
 LATE = "[SPARK] Timed out while waiting for the Python worker to connect back"
 
@@ -27,7 +28,7 @@ class Ended:
 
 @dataclass
 class Starts:
-    """Of the stages of a pipeline only that they are started; how each ends."""
+    """The stages of a pipeline, of which only a start is noted; `ends` says how each query ends."""
 
     ends: list[str | None]
     pipeline: Pipeline = field(
@@ -37,6 +38,12 @@ class Starts:
     )
     started: list[tuple[str, bool]] = field(default_factory=list)
 
+    def prepare(self) -> None:
+        pass
+
+    def location(self, table: str) -> TableLocation:
+        return TableLocation.parse(f"/nonexistent/{table}")
+
     def start(self, one: Any, *, is_once: bool) -> Ended:
         self.started.append((one.table, is_once))
         end = self.ends.pop(0)
@@ -45,8 +52,7 @@ class Starts:
 
 def run(stages: Starts) -> Runner:
     runner = Runner(cast("Stages", stages))
-    runner._start(stages.pipeline.bronze, is_once=True)
-    runner._wait()
+    runner.run_once()
     return runner
 
 

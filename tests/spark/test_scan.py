@@ -23,15 +23,15 @@ from pyspark.sql.datasource import (
 from sulina.client import Record, SyncClient
 from sulina.core.log.commit import Commit
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
-from sulina.spark import logs
+from sulina.spark import log_catalogue
+from sulina.spark.arrow_batches import read_range, read_ranges
+from sulina.spark.byte_source import RangeReader
 from sulina.spark.commit_feed import kept_commits
+from sulina.spark.data_source import SulinaReader, SulinaStreamReader, Task
 from sulina.spark.errors import IncompleteScan
 from sulina.spark.options import ReadOptions
-from sulina.spark.planning import Planner
-from sulina.spark.rows import read_range, read_ranges
+from sulina.spark.planner import Planner
 from sulina.spark.scan import Range, Span
-from sulina.spark.source import SulinaReader, SulinaStreamReader, Task
-from sulina.spark.sources import RangeReader
 from sulina.types import Epoch, Offset, PartitionName, Version
 from tests.support.serving import Serving
 
@@ -92,7 +92,7 @@ def offsets(tasks: Iterable[Task]) -> list[int]:
 @pytest.fixture
 def archive_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little is archived, it is read from there."""
-    monkeypatch.setattr(logs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(log_catalogue, "SMALL_BYTES", 0)
 
 
 @pytest.mark.usefixtures("archive_first")
@@ -146,16 +146,16 @@ def test_s1_a_plan_without_some_of_the_records_is_an_error(
     client: SyncClient, node: Serving, topic: Topic, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     name, _ = half_archived(client, topic)
-    whole = logs.BrokerLogs.span
+    whole = log_catalogue.BrokerCatalogue.span
 
-    def holed(self: logs.BrokerLogs, partition: PartitionName) -> Span:
+    def holed(self: log_catalogue.BrokerCatalogue, partition: PartitionName) -> Span:
         span = whole(self, partition)
         pieces = list(span.pieces)
         assert len(pieces) == 3
         del pieces[lost]
         return Span(partition, span.start, span.end, tuple(pieces))
 
-    monkeypatch.setattr(logs.BrokerLogs, "span", holed)
+    monkeypatch.setattr(log_catalogue.BrokerCatalogue, "span", holed)
     with pytest.raises(IncompleteScan, match=r"offsets \[0, 92\) .* hold 92 records, and "):
         planned(node, name)
     stream = SulinaStreamReader(ReadOptions.of(options(node, name), is_stream=True))
@@ -247,24 +247,24 @@ def test_s4_a_scan_begins_at_a_moment_or_a_version_in_every_partition(
     versions = [client.admin.partition(name, number).version for number in range(2)]
     assert versions[0] == versions[1] + 3
 
-    def read(place: dict[str, str], **more: Any) -> dict[int, list[int]]:
-        given = {"topic": name} | place | {key: str(value) for key, value in more.items()}
+    def read(location: dict[str, str], **more: Any) -> dict[int, list[int]]:
+        given = {"topic": name} | location | {key: str(value) for key, value in more.items()}
         found: dict[int, list[int]] = {0: [], 1: []}
         for one in ranges(planned_by(given)):
             found[one.partition.partition] += range(one.start, one.end)
         return found
 
-    for place in ({"url": node.url}, {"path": f"file://{node.data.parent}/objects"}, {"path": str(node.data)}):
-        assert read(place, start=f"timestamp:{AT + 1500}") == {0: list(range(10, 20)), 1: []}
-        assert read(place, start="timestamp:2026-01-01T00:00:01Z") == {0: list(range(5, 20)), 1: []}
-        assert read(place, start=f"version:{versions[0]}") == {0: list(range(15, 20)), 1: []}
-        assert read(place, start=f"version:{versions[0] - 1}") == {0: list(range(10, 20)), 1: []}
-        assert read(place, start=f"version:{versions[1]}") == {0: list(range(20)), 1: [0, 1, 2]}
-        assert read(place, end=f"version:{versions[0] - 1}") == {0: list(range(15)), 1: [0, 1, 2]}
+    for location in ({"url": node.url}, {"path": f"file://{node.data.parent}/objects"}, {"path": str(node.data)}):
+        assert read(location, start=f"timestamp:{AT + 1500}") == {0: list(range(10, 20)), 1: []}
+        assert read(location, start="timestamp:2026-01-01T00:00:01Z") == {0: list(range(5, 20)), 1: []}
+        assert read(location, start=f"version:{versions[0]}") == {0: list(range(15, 20)), 1: []}
+        assert read(location, start=f"version:{versions[0] - 1}") == {0: list(range(10, 20)), 1: []}
+        assert read(location, start=f"version:{versions[1]}") == {0: list(range(20)), 1: [0, 1, 2]}
+        assert read(location, end=f"version:{versions[0] - 1}") == {0: list(range(15)), 1: [0, 1, 2]}
         with pytest.raises(VersionNotRetained):
-            read(place, start=f"version:{versions[0] + 2}")
+            read(location, start=f"version:{versions[0] + 2}")
         with pytest.raises(VersionNotRetained):
-            read(place, end=f"version:{versions[0] + 1}")
+            read(location, end=f"version:{versions[0] + 1}")
 
 
 @dataclass

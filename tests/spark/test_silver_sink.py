@@ -9,10 +9,10 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from sulina.errors import InvalidSettings
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.errors import ExpectationFailed
 from sulina.spark.pipeline.silver import ASIDE
-from sulina.spark.pipeline.silver_sink import OTHER, REASONS_MAX, Counts, Parts, Tables, counts_at
+from sulina.spark.pipeline.silver_sink import OTHER, REASONS_MAX, Parts, RowCounts, Tables, counts_at
+from sulina.spark.table_location import TableLocation
 
 ASIDE_TYPE = pa.struct(
     [
@@ -38,8 +38,8 @@ def tables(folder: Path, **options: str) -> Tables:
 
 
 def aside(offset: int, *, reasons: list[str] | None = None, **more: str) -> dict[str, Any]:
-    place = {"namespace": "default", "topic": "t", "partition": 0, "offset": offset, "version": 1}
-    return {"reasons": reasons or [], "value": b"v%d" % offset} | place | more
+    location = {"namespace": "default", "topic": "t", "partition": 0, "offset": offset, "version": 1}
+    return {"reasons": reasons or [], "value": b"v%d" % offset} | location | more
 
 
 def batch(*verdicts: dict[str, Any] | None) -> pa.RecordBatch:
@@ -52,8 +52,8 @@ def rows(folder: Path, table: str) -> list[dict[str, Any]]:
     return list(pa.table(DeltaTable(f"{folder}/{table}").to_pyarrow_table()).to_pylist())
 
 
-def counted(folder: Path, table: str, version: int) -> Counts | None:
-    return counts_at(TablePlace.parse(f"{folder}/{table}"), version)
+def counted(folder: Path, table: str, version: int) -> RowCounts | None:
+    return counts_at(TableLocation.parse(f"{folder}/{table}"), version)
 
 
 def test_s3_good_rows_and_others_are_two_commits_that_say_what_became_of_the_batch(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_s3_good_rows_and_others_are_two_commits_that_say_what_became_of_the_bat
         (8, b"v8", ["amount: too large"]),
     ]
     assert all(row["quarantined_at"] is not None for row in put_aside)
-    assert counted(tmp_path, "orders", 0) == Counts(good=5, dropped={"in time": 1})
-    assert counted(tmp_path, "aside", 0) == Counts(quarantined={"amount": 2})
+    assert counted(tmp_path, "orders", 0) == RowCounts(good=5, dropped={"in time": 1})
+    assert counted(tmp_path, "aside", 0) == RowCounts(quarantined={"amount": 2})
 
 
 def test_s3_a_batch_that_is_run_again_adds_nothing_wherever_the_first_attempt_ended(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_s3_what_is_only_left_out_is_counted_too_and_an_empty_batch_makes_no_ver
     sink.commit([sink.write(iter([batch(aside(3, dropped="in time"))]))], 1)
     sink.commit([sink.write(iter([]))], 2)
     assert DeltaTable(f"{tmp_path}/orders").version() == 1
-    assert counted(tmp_path, "orders", 1) == Counts(dropped={"in time": 1})
+    assert counted(tmp_path, "orders", 1) == RowCounts(dropped={"in time": 1})
     assert not (tmp_path / "aside").exists()
     assert counted(tmp_path, "orders", 7) is None
 
@@ -121,9 +121,9 @@ def test_s3_the_files_of_a_task_that_fails_are_removed(tmp_path: Path) -> None:
 
 
 def test_s3_reasons_that_are_counted_are_bounded() -> None:
-    counts = Counts()
+    counts = RowCounts()
     for number in range(REASONS_MAX + 20):
-        counts.add(Counts(quarantined={f"reason {number}": 2}))
+        counts.add(RowCounts(quarantined={f"reason {number}": 2}))
     assert len(counts.quarantined) == REASONS_MAX + 1
     assert counts.quarantined[OTHER] == 40
 

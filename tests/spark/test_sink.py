@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -25,13 +27,10 @@ Topic = Callable[..., str]
 @contextmanager
 def a_task(query: str, batch: int, number: int) -> Iterator[None]:
     """As Spark's worker says it to the writer."""
-    context = TaskContext._getOrCreate()
-    context._partitionId = number
-    context._localProperties = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}
-    try:
+    properties = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}
+    context = SimpleNamespace(partitionId=lambda: number, getLocalProperty=properties.get)
+    with patch.object(TaskContext, "get", return_value=context):
         yield
-    finally:
-        TaskContext._taskContext = None
 
 
 def write(node: Serving, topic: str, values: list[str], *, query: str = "q", batch: int = 0, task: int = 0) -> None:

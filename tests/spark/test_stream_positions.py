@@ -14,8 +14,8 @@ from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidName, InvalidSettings, OffsetOutOfRange, ReaderNotFound
 from sulina.node.node import Node
+from sulina.spark.data_source import SulinaDataSource, SulinaStreamReader
 from sulina.spark.options import ReadOptions
-from sulina.spark.source import SulinaDataSource, SulinaStreamReader
 from sulina.spark.stream_positions import REPEAT_SECONDS, StreamPositions
 from sulina.types import Offset, PartitionName, TopicName
 from tests.support.serving import Serving

@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sulina.client import SyncClient
-from sulina.spark.logs import SMALL_BYTES
+from sulina.spark.log_catalogue import SMALL_BYTES
+from tests.spark.test_data_source import fill, read, values
 from tests.spark.test_scan import half_archived
-from tests.spark.test_source import fill, read, values
 from tests.support.serving import Serving
 
 Topic = Callable[..., str]
@@ -132,7 +132,7 @@ def test_s1_a_limit_divides_what_is_read_into_batches(
     [
         ("select 1 as value, 2 as colour", {}, "colour"),
         ("select 'x' as key", {}, "column value"),
-        ("select 'x' as value, '/default/t' as topic", {}, "say the topic once"),
+        ("select 'x' as value, '/default/t' as topic", {}, "exactly one of them is needed"),
         ("select 'x' as value, 99 as partition", {}, "partitions"),
     ],
 )

@@ -19,10 +19,10 @@ from pyspark.sql import functions as F  # noqa: N812
 import sulina
 from sulina.client import SyncClient
 from sulina.errors import VersionNotRetained
+from sulina.spark.arrow_batches import read_ranges
 from sulina.spark.filters import Bounds
 from sulina.spark.options import ReadOptions
-from sulina.spark.planning import Planner
-from sulina.spark.rows import read_ranges
+from sulina.spark.planner import Planner
 from tests.support.serving import Serving, serving
 
 READS = int(os.environ.get("SULINA_SPARK_READS", "0"))

@@ -174,7 +174,7 @@ def test_s8_where_nobody_listens_that_is_said_at_once(where: dict[str, str]) -> 
 
 
 def test_s8_a_master_and_a_remote_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidSettings, match="say one of them"):
+    with pytest.raises(InvalidSettings, match="set only one of them"):
         session(master="local[2]", remote="sc://127.0.0.1:1")
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     with pytest.raises(InvalidSettings, match="SPARK_REMOTE"):

@@ -68,10 +68,10 @@ async def test_only_those_who_have_waited_long_are_told_that_the_archive_fails()
     acks.answer(early, appended(1))
     clock.advance(ACK_SECONDS_MAX - 1)
     acks.answer(late, appended(2))
-    acks.give_up("p", OSError("away"))
+    acks.fail_late("p", OSError("away"))
     assert not early.done()
     clock.advance(1)
-    acks.give_up("p", ArchiveFailed(path="q", cause=OSError("away")))
+    acks.fail_late("p", ArchiveFailed(path="q", cause=OSError("away")))
     assert not late.done()
     with pytest.raises(ArchiveFailed, match="away"):
         await early

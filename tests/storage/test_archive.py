@@ -120,7 +120,7 @@ def test_u14_after_a_claim_an_older_epoch_adds_nothing_more(world: World) -> Non
 
 def test_u14_a_lower_epoch_claims_nothing(world: World) -> None:
     world.owned(5)
-    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by 5"):
+    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by epoch 5"):
         world.owned(4)
 
 
@@ -349,7 +349,7 @@ def test_large_objects_are_read_by_blocks_and_the_cache_stays_small(
     world.archive.store(world.next())
     reader = world.reader(bytes_max=4096)
     assert offsets_in(reader, max_bytes=700) == list(range(world.log.view.next_offset))
-    assert reader._cache.size_bytes <= 4096
+    assert reader.cache.size_bytes <= 4096
     for offset in random.Random(3).sample(range(world.log.view.next_offset), 40):
         found = reader.read(Offset(offset), 500)
         assert found.start_offset <= offset < found.next_offset
@@ -444,7 +444,7 @@ def test_what_was_put_and_never_counted_is_swept_after_an_hour_and_nothing_else_
     assert world.archive.sweep() == 0
     world.clock.advance(ORPHAN_SECONDS + 1)
     assert world.archive.sweep() == 0, "it is on its way, for all we know"
-    world.archive.landed(orphan)
+    world.archive.end_upload(orphan)
     assert world.archive.sweep() == 0, "whatever the clock of the store says of its age"
     world.clock.advance(ORPHAN_SECONDS)
     assert world.archive.sweep() == 2

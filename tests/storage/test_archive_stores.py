@@ -94,13 +94,13 @@ async def test_u6_owners_take_over_from_each_other_on_a_real_store(objects: Obje
         await log.close()
     log = await opened(tmp_path, "d", 9, objects)
     await check(log, ledger)
-    assert log._log.view.start_offset == log.view.next_offset, "all of it came from the archive"
+    assert log.local.view.start_offset == log.view.next_offset, "all of it came from the archive"
     end = log.view.next_offset
     await log.retain(Retention(bytes_max=0))
     assert log.view.start_offset == end
     assert await log.append(batch(5), txn_id="t5") == ledger.acked[5]
     await log.close()
-    log._archive.delete_all()
+    log.archive.delete_all()
     assert objects.list(PATH) == []
 
 

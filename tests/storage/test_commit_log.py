@@ -221,7 +221,7 @@ def test_a_fenced_writer_writes_nothing() -> None:
     with pytest.raises(VersionConflict):
         zombie.commit([], epoch=Epoch(2))
     before = dict(store.files)
-    with pytest.raises(StaleEpoch, match="epoch 2 is fenced by 9"):
+    with pytest.raises(StaleEpoch, match="epoch 2 is fenced by epoch 9"):
         zombie.commit([], epoch=Epoch(2))
     assert store.files == before
 

@@ -12,7 +12,7 @@ from sulina.errors import CorruptCommit, CorruptLog, CorruptSegment, LogStopped,
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.storage.commit_log import CommitLog
 from sulina.storage.commit_store import DirectoryCommits
-from sulina.storage.directory_log import DirectoryLog, LogOptions, _placed
+from sulina.storage.directory_log import DirectoryLog, LogOptions, placed_batches
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import SimulatedFiles
 from sulina.types import Epoch, Offset
@@ -292,7 +292,7 @@ def test_what_a_winner_has_written_where_we_wrote_is_not_touched_l6() -> None:
             plan = Plan(state, OPTIONS.segments, VirtualClock().now())
             plan.admit(winner)
             file = files.open(f"{DIRECTORY}/{state.segments[-1].name}")
-            for placed in _placed(plan, [winner], state.epoch):
+            for placed in placed_batches(plan, [winner], state.epoch):
                 file.write(placed.position, placed.parts)
             file.sync()
             rivals[0].commit(plan.operations, epoch=state.epoch)

@@ -7,7 +7,7 @@ import pytest
 from sulina.errors import LogLocked
 from sulina.storage import orphans
 from sulina.storage.files import OsFiles
-from sulina.storage.leftovers import STAMP_FILE, ensure_stamp, released_note
+from sulina.storage.partition_directory import STAMP_FILE, ensure_stamp, released_note
 from sulina.types import PartitionName, TopicName
 
 FILES = OsFiles()
@@ -28,13 +28,13 @@ def test_r10_what_vanished_is_kept_and_taken_back_when_it_returns(directory: Pat
     assert path is not None
     assert not directory.exists()
     assert list(orphans.orphans(FILES, str(tmp_path))) == [orphans.Orphan(PARTITION, "t1", path)]
-    assert not orphans.take_back(FILES, str(directory), "t2")
-    assert orphans.take_back(FILES, str(directory), "t1")
+    assert not orphans.restore(FILES, str(directory), "t2")
+    assert orphans.restore(FILES, str(directory), "t1")
     assert (directory / "record").read_text() == "acknowledged"
 
 
 def test_r10_a_new_topic_of_the_same_name_does_not_get_what_another_left(directory: Path, tmp_path: Path) -> None:
-    assert not orphans.take_back(FILES, str(directory), "t2")
+    assert not orphans.restore(FILES, str(directory), "t2")
     assert not directory.exists()
     assert [orphan.topic_id for orphan in orphans.orphans(FILES, str(tmp_path))] == ["t1"]
 

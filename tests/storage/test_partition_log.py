@@ -33,6 +33,7 @@ from sulina.errors import (
 )
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.partition_log import LogThreads, PartitionLog
+from sulina.storage.waiters import ViewWaiters
 from sulina.types import Epoch, Offset, Version
 from tests.support.ledger import batch, records_in
 
@@ -153,7 +154,7 @@ async def test_versions_that_were_cleaned_up_or_never_were_are_an_error_l14(log:
     await log.close()
     for version in (1, -1):
         with pytest.raises(VersionNotRetained):
-            log._log.read(Offset(0), version=Version(version))
+            log.directory_log.read(Offset(0), version=Version(version))
 
 
 async def test_waiting_for_an_offset_or_version_l14(log: PartitionLog) -> None:
@@ -177,11 +178,12 @@ async def test_the_next_offset_and_version_are_not_there_yet_l14(log: PartitionL
         await log.wait_for(version=Version(2), timeout_seconds=0.01)
 
 
-async def test_waiters_that_gave_up_are_forgotten(log: PartitionLog) -> None:
+async def test_waits_that_timed_out_are_removed(log: PartitionLog) -> None:
+    waiters = ViewWaiters()
     for _ in range(300):
         with pytest.raises(NotYet):
-            await log.wait_for(version=Version(99), timeout_seconds=0)
-    assert len(log._waiters._versions) < 150
+            await waiters.wait(lambda: log.view, None, Version(99), timeout_seconds=0)
+    assert len(waiters) < 150
 
 
 async def test_of_two_transactions_one_wins_and_the_other_can_retry_l3(log: PartitionLog, metrics: Counting) -> None:
@@ -253,9 +255,9 @@ async def test_a_reader_of_a_removed_segment_is_told_so(log: PartitionLog) -> No
     await log.retain(Retention(bytes_max=0))
     for number in range(200):
         await log.append(batch(number))  # into the recycled file
-    log._log.view, new = old, log._log.view
+    log.directory_log.view, new = old, log.directory_log.view
     found = asyncio.create_task(log.read(Offset(0)))
-    log._log.view = new
+    log.directory_log.view = new
     with pytest.raises(OffsetOutOfRange):
         await found
 
@@ -301,12 +303,12 @@ async def test_pinned_commits_stay_l12(log: PartitionLog, tmp_path: Path) -> Non
     for number in range(80):
         await log.append(batch(number))
     await log.close()  # when the checkpoints are written, and what is needless is gone
-    assert [log._log.commits.entry(Version(version)).version for version in (3, 4, 5)] == [3, 4, 5]
+    assert [log.directory_log.commits.entry(Version(version)).version for version in (3, 4, 5)] == [3, 4, 5]
     async with await PartitionLog.open(str(tmp_path / "log"), options=SMALL) as again:
         for number in range(30):
             await again.append(batch(number))
     with pytest.raises(VersionNotRetained):
-        again._log.commits.entry(Version(3))
+        again.directory_log.commits.entry(Version(3))
 
 
 async def test_a_claim_fences_by_epoch(log: PartitionLog, tmp_path: Path) -> None:

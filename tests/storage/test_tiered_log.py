@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from sulina.errors import (
     VersionConflict,
 )
 from sulina.storage.acks import ACK_SECONDS_MAX
-from sulina.storage.leftovers import Fate
+from sulina.storage.partition_directory import Fate
 from sulina.storage.tiered_log import Archiving
 from sulina.types import Offset, Version
 from tests.support.ledger import batch
+from tests.support.takeover_world import Inline
 from tests.support.tiered_world import (
     ARCHIVED,
     LOCAL,
@@ -54,7 +56,7 @@ async def test_an_archived_append_is_answered_and_seen_when_the_archive_has_it(w
     before = a.view
     waiting = a.append_nowait(PublishRequest(batch(1), txn_id="t1"))
     await asyncio.sleep(1.0)
-    assert a._log.view.next_offset == end_of(0, 1), "it is on disk"
+    assert a.local.view.next_offset == end_of(0, 1), "it is on disk"
     assert not waiting.done()
     assert (a.view.version, a.view.next_offset) == (before.version, before.next_offset)
     with pytest.raises(OffsetOutOfRange):
@@ -156,7 +158,7 @@ async def test_u14_an_owner_that_was_overtaken_stops_for_good_and_shows_nothing_
     assert await offsets_in(a) == list(range(seen))
     assert not a.is_archived
     await a.close()
-    assert world.let_go("a")[0] == Fate.SET_ASIDE
+    assert world.release("a")[0] == Fate.SET_ASIDE
 
 
 @told
@@ -227,9 +229,9 @@ async def test_u4_a_drained_log_is_whole_in_the_archive_with_its_state(world: Wo
     version = a.archived.version
     assert await a.drain() == drained
     assert a.archived.version == version, "once is enough"
-    assert world.let_go("b") == (Fate.NOTHING, ())
+    assert world.release("b") == (Fate.NOTHING, ())
     await a.close()
-    assert world.let_go("a") == (Fate.REMOVED, ())
+    assert world.release("a") == (Fate.REMOVED, ())
 
 
 @told
@@ -249,7 +251,7 @@ async def test_u4_a_commit_whose_reply_was_lost_is_told_to_those_who_wait_for_it
     """Nobody appends again: whoever looks at the archive next must tell them."""
     a = await world.open("a", 1, ARCHIVED)
     await appended(a, 0)
-    a._archive._log.commit = lost_reply(a._archive._log.commit)  # type: ignore[method-assign]
+    a.archive.commit_log.commit = lost_reply(a.archive.commit_log.commit)  # type: ignore[method-assign]
     async with asyncio.timeout(10.0):
         await appended(a, 1)
     assert len(world.told.failures) == 1
@@ -279,11 +281,11 @@ async def test_l12_the_disk_keeps_what_the_archive_has_not(world: World) -> None
         await a.append(batch(number, padding_bytes=60), txn_id=f"t{number}")
         await a.retain(Retention(bytes_max=0), Retention(bytes_max=0))
         await asyncio.sleep(0.01)
-    assert a._log.view.start_offset == a.view.start_offset == 0
+    assert a.local.view.start_offset == a.view.start_offset == 0
     world.objects["a"].is_cut = False
     await a.drain()
     await a.retain(Retention(), Retention(bytes_max=0))
-    assert a._log.view.start_offset == a.view.next_offset
+    assert a.local.view.start_offset == a.view.next_offset
     assert await offsets_in(a) == list(range(a.view.next_offset))
 
 
@@ -292,12 +294,12 @@ async def test_a_directory_with_what_is_nowhere_else_is_kept_when_it_is_let_go(w
     a = await world.open("a", 1, LOCAL)
     await appended(a, 0, 1)
     await a.close()
-    assert world.let_go("a") == (Fate.KEPT, ((0, end_of(0, 1)),))
+    assert world.release("a") == (Fate.KEPT, ((0, end_of(0, 1)),))
     assert Path(world.directory("a")).exists()
     b = await world.open("b", 2)
     await appended(b, 5)
-    assert world.let_go("a") == (Fate.SET_ASIDE, ((0, end_of(0, 1)),))
-    assert world.let_go("a") == (Fate.NOTHING, ())
+    assert world.release("a") == (Fate.SET_ASIDE, ((0, end_of(0, 1)),))
+    assert world.release("a") == (Fate.NOTHING, ())
 
 
 # Reading across both
@@ -311,7 +313,7 @@ async def test_what_the_disk_no_longer_has_is_read_from_the_archive(world: World
     await a.drain()
     await a.retain(Retention(), Retention(bytes_max=3000))
     await appended(a, *range(60, 63))
-    local = a._log.view.start_offset
+    local = a.local.view.start_offset
     assert 0 < local < a.view.next_offset
     assert (a.view.start_offset, await offsets_in(a)) == (0, list(range(a.view.next_offset)))
     with pytest.raises(OffsetOutOfRange):
@@ -388,29 +390,42 @@ async def test_l14_old_versions_and_the_commit_feed_go_on_across_owners(world: W
         await log.read(Offset(0), version=Version(version + 1))
 
 
+class SlowReaders(Inline):
+    """Let others work on the loop before the first reads of an archive."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+        self.calls = self.slow_calls = 0
+        self._work = work
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        async def run() -> None:
+            await self._work()
+            answer.set_result(function(*arguments, **named))
+
+        self.calls += 1
+        if self.calls > self.slow_calls:
+            return super().submit(function, *arguments, **named)
+        self._running = asyncio.get_running_loop().create_task(run())
+        return answer
+
+
 @told
 async def test_l14_the_commit_feed_is_whole_also_if_the_disk_cleans_up_while_the_archive_is_asked(world: World) -> None:
-    log = await world.open("a", 1)
-
     async def publish(count: int) -> None:
         for number in range(count):
             await log.append(batch(number))
             await asyncio.sleep(0.01)  # checkpoints and clean-up have their turn
 
-    recalls = 0
-
-    async def slow(work: Callable[[], Any]) -> Any:
-        nonlocal recalls
-        recalls += 1
-        if recalls < 4:
-            await publish(30)
-        return work()
-
+    readers = SlowReaders(lambda: publish(30))
+    world.archive_readers = readers
+    log = await world.open("a", 1)
     await publish(60)
     end = Version(log.view.version + 1)
-    log._recall = slow  # type: ignore[method-assign]
+    readers.calls, readers.slow_calls = 0, 3
     commits = await log.commits(Version(0), end)
-    assert recalls > 1, "the disk has cleaned up meanwhile"
+    assert readers.calls > 1, "the disk has cleaned up meanwhile"
     assert [commit.version for commit in commits] == list(range(end))
 
 
@@ -423,7 +438,7 @@ async def test_l15_retention_takes_from_archive_and_disk_what_the_policy_no_long
     await appended(a, *range(30, 33))
     await a.retain(Retention(age_seconds_max=3600.0))
     assert a.view.start_offset == a.archived.start_offset == end_of(*range(30))
-    assert a._log.view.start_offset > 0
+    assert a.local.view.start_offset > 0
     assert sum(slice_.size > 0 for slice_ in world.told.gone) >= 1
     with pytest.raises(OffsetOutOfRange):
         await a.read(Offset(0))
@@ -445,9 +460,9 @@ async def test_l15_retention_takes_no_more_than_the_policy_says(world: World) ->
     total = sum(segment.size for segment in a.view.segments)
     await a.retain(Retention(bytes_max=total - 500))
     kept = sum(slice_.size for slice_ in a.archived.slices)
-    assert kept + a._uploader.waiting_bytes <= total - 500
+    assert kept + a.uploader.waiting_bytes <= total - 500
     [*_, last] = world.told.gone
-    assert kept + a._uploader.waiting_bytes + last.size > total - 500
+    assert kept + a.uploader.waiting_bytes + last.size > total - 500
 
 
 @told
@@ -456,14 +471,14 @@ async def test_an_archive_that_is_asked_for_what_is_gone_from_disk_that_very_mom
     for number in range(40):
         await a.append(batch(number, padding_bytes=60))
     await a.drain()
-    read = a._log.read
+    read = a.local.read
 
     async def gone_meanwhile(offset: Offset, **options: object) -> object:
-        a._log.read = read  # type: ignore[method-assign]
+        a.local.read = read  # type: ignore[method-assign]
         await a.retain(Retention(), Retention(bytes_max=0))
         return await read(offset, **options)  # type: ignore[arg-type]
 
-    a._log.read = gone_meanwhile  # type: ignore[method-assign, assignment]
+    a.local.read = gone_meanwhile  # type: ignore[method-assign, assignment]
     assert (await a.read(Offset(0))).start_offset == 0
 
 

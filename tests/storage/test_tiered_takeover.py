@@ -20,7 +20,7 @@ from sulina.errors import (
 )
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock
-from sulina.storage.leftovers import Fate
+from sulina.storage.partition_directory import Fate
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, Version
@@ -58,7 +58,7 @@ async def test_u6_a_topic_that_moves_from_broker_to_broker_and_back_goes_on_with
         drained = await log.drain()
         assert (drained.next_offset, drained.version) == (log.view.next_offset, log.view.version)
         await log.close()
-        assert world.let_go(broker) == (Fate.REMOVED, ())
+        assert world.release(broker) == (Fate.REMOVED, ())
     versions = [answer.version for answer in answers]
     assert versions == sorted(set(versions))
 
@@ -151,13 +151,13 @@ def test_l15_a_new_owner_whose_clock_is_behind_makes_no_record_older_than_those_
         await a.drain()
         if not is_drained:
             await appended(a, 1)  # after the newest state of the log that the archive has
-        newest_ms = a._log.directory_log.commits.state.newest_ms
+        newest_ms = a.local.directory_log.commits.state.newest_ms
         assert newest_ms == int(world.clock.now() * 1000)
         world.clock = SetBack(world.clock)  # type: ignore[assignment]
         b = await world.open("b", 2)
         assert b.resumed.how is How.FROM_ARCHIVE
         await appended(b, 2)
-        (segment,) = b._log.view.segments
+        (segment,) = b.local.view.segments
         assert segment.written_ms == newest_ms
 
     told(story)(tmp_path)
@@ -233,7 +233,7 @@ async def test_r10_records_of_an_epoch_that_another_directory_has_are_not_the_sa
     world.store.delete_all(f"{PARTITION}/t1")
     b = await world.open("b", 1)
     await appended(b, *range(20, 30))
-    left = world.let_go("a")
+    left = world.release("a")
     assert left == (Fate.SET_ASIDE, ((0, mine),))
 
 
@@ -295,7 +295,7 @@ async def test_u7_a_disk_that_has_less_than_it_had_archived_never_goes_on(world:
     shutil.rmtree(world.directory("a"))
     shutil.copytree(world.home / "copy", world.directory("a"))
     for epoch in (1, 2):
-        with pytest.raises(CorruptLog, match="move it away"):
+        with pytest.raises(CorruptLog, match="move the directory away"):
             await world.open("a", epoch)
     shutil.rmtree(world.directory("a"))
     a = await world.open("a", 2)
@@ -334,7 +334,7 @@ async def test_u7_a_directory_that_is_taken_away_while_it_is_opened_is_not_begun
 
     def take_away(step: Failpoint) -> None:
         if step is Failpoint.RESUME_DURABLE:
-            assert world.let_go("b") == (Fate.REMOVED, ())  # by mistake: nobody else has it yet
+            assert world.release("b") == (Fate.REMOVED, ())  # by mistake: nobody else has it yet
 
     with pytest.raises(CorruptLog, match="begins at offset 0"):
         await world.open("b", 2, failpoints=take_away)

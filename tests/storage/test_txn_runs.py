@@ -21,7 +21,7 @@ from sulina.failpoints import no_failpoints
 from sulina.storage.archive import ORPHAN_SECONDS, Archive, NewSlice
 from sulina.storage.directory_log import DirectoryLog, LogOptions
 from sulina.storage.files import VolatileFiles
-from sulina.storage.leftovers import seed
+from sulina.storage.partition_directory import seed
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.slicing import next_slice
 from sulina.testing.clock import VirtualClock
@@ -329,7 +329,7 @@ def test_a_sweep_deletes_no_run_that_a_slice_counts_on_l13(moment: str) -> None:
 
     failed = made()
     world.archive.put_state(failed)
-    world.archive.landed(failed)
+    world.archive.end_upload(failed)
     assert world.archive.sweep() == 0, "its hour begins when it is first seen"
     clock.advance(ORPHAN_SECONDS + 1)
     new = made()
@@ -387,7 +387,7 @@ async def test_a_new_txn_id_is_refused_at_once_so_that_nobody_passes_it_l13(tmp_
     options = LogOptions(memory=MemoryLimits(txns=TxnLimits(txn_ids_max=3)))
     async with await PartitionLog.open(str(tmp_path / "log"), options=options) as log:
         waiting = [log.append_nowait(PublishRequest(batch(0), txn_id=f"t{number}")) for number in range(3)]
-        with pytest.raises(TxnMemoryFull, match="the limit is 3: try again"):
+        with pytest.raises(TxnMemoryFull, match="the limit is 3: retry later"):
             log.append_nowait(PublishRequest(batch(0), txn_id="new"))
         answers = await asyncio.gather(*waiting)
         with pytest.raises(QueueFull) as refused:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from sulina.broker.archives import Archives
 from sulina.broker.broker import Broker
+from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.options import ClusterOptions
+from sulina.broker.cluster_member import ClusterMember, entries_to_remember
 from sulina.broker.options import BrokerOptions, Span, no_span
-from sulina.broker.standing import Standing
 from sulina.core.cluster.entries import Registration
 from sulina.core.log.position import Position
 from sulina.core.records.record import StoredRecord
@@ -88,21 +89,22 @@ class Brokers:
             data = self.directory / name
             data.mkdir(exist_ok=True)
             options = BrokerOptions(data=str(data), broker_id=name, ack_grace_seconds=0.2, span=self.span)
-            broker = Broker(
-                self.metadata,
-                options,
-                threads=self._threads,
-                standing=Standing(name),
-                archives=Archives(self.objects, options),
-            )
             registration = Registration(
                 broker_id=name, url=f"http://{name}", store_id=f"store-{name}", started_ms=int(time.time() * 1000)
             )
             cluster = ClusterOptions(
                 lease_seconds=self.lease_seconds, rescan_seconds=0.5, load_seconds=self.load_seconds
             )
-            broker.others = NearbyOwners(self)
-            await broker.join(registration, cluster)
+            broker = Broker(
+                self.metadata,
+                options,
+                threads=self._threads,
+                archives=Archives(self.objects, options),
+                registration=registration,
+                cluster_options=cluster,
+                others=NearbyOwners(self),
+            )
+            await broker.start()
             self.running[name] = broker
         return [self.running[name] for name in names]
 
@@ -115,15 +117,17 @@ class Brokers:
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 for broker in self.running.values():
-                    known = broker._topics.get(topic)
-                    if known is not None and known.places[partition].is_here:
+                    known = broker.registry.topics.get(topic)
+                    if known is not None and known.ownerships[partition].is_here:
                         return broker
                 await asyncio.sleep(0.005)
 
     async def moved(self, topic: TopicName, to: str, partition: int = 0) -> Broker:
         """The broker of this name, once it serves the partition."""
         broker = self.running[to]
-        await until(lambda: topic in broker._topics and broker._topics[topic].places[partition].is_here)
+        await until(
+            lambda: topic in broker.registry.topics and broker.registry.topics[topic].ownerships[partition].is_here
+        )
         return broker
 
     async def publish(self, topic: TopicName, *values: bytes, partition: int = 0) -> int:
@@ -172,3 +176,20 @@ async def brokers(
         yield world
     finally:
         await world.close()
+
+
+def member_of(broker: Broker) -> ClusterMember:
+    """Return what a broker is in its cluster."""
+    assert isinstance(broker.member, ClusterMember)
+    return broker.member
+
+
+def cluster_of(broker: Broker) -> Cluster:
+    """Return the cluster that a broker has joined."""
+    return member_of(broker).cluster
+
+
+def remembered_by(broker: Broker) -> dict[str, bytes] | None:
+    """Return what a broker would remember now, should the metadata store be lost."""
+    registry = broker.registry
+    return entries_to_remember(cluster_of(broker).view, registry.catalogue, registry.topics, broker.timekeeper)

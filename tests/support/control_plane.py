@@ -15,19 +15,19 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from sulina.broker.cluster import Cluster, ClusterOptions
+from sulina.broker.cluster import Cluster, ClusterOptions, ClusterView
 from sulina.broker.events import Event, EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
     Assignment,
     DeleteMark,
-    Epoch,
+    EpochEntry,
     GivenUp,
     LoadReport,
     Reason,
     Registration,
-    Step,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import MetadataFailed, SulinaError
 from sulina.failpoints import FailpointHook, no_failpoints
@@ -99,9 +99,9 @@ class WatchedStore(MemoryMetadata):
 
     def __init__(self, clock: Clock, history_changes_max: int = 10_000) -> None:
         super().__init__(clock, history_changes_max=history_changes_max)
-        self._watches._watchers = _InOrder()  # type: ignore[assignment]
+        self.watches.watchers = _InOrder()  # type: ignore[assignment]
         self.owners: dict[PartitionName, str] = {}
-        self.epochs: dict[PartitionName, Epoch] = {}
+        self.epochs: dict[PartitionName, EpochEntry] = {}
         self.unassigned: set[PartitionName] = set()
         self.highest: dict[PartitionName, int] = {}  # the epoch of any owner so far
         self.changes_of_owner: Counter[PartitionName] = Counter()
@@ -146,7 +146,7 @@ class WatchedStore(MemoryMetadata):
             self.epochs.pop(partition, None)
             self.highest.pop(partition, None)  # the topic is gone: the next one of its name counts for itself
         elif kind == "epochs" and value is not None:
-            self.epochs[partition] = msgspec.json.decode(value, type=Epoch)
+            self.epochs[partition] = msgspec.json.decode(value, type=EpochEntry)
 
     def _owner_changed(self, partition: PartitionName, broker: str, value: bytes | None) -> None:
         if value is None:
@@ -347,13 +347,13 @@ class Serving:
         self._tasks = _InOrder()
         self.cluster: Cluster | None = None
         self.unloads_at_once = True
-        self.mine: dict[PartitionName, tuple[Epoch, int]] = {}
+        self.mine: dict[PartitionName, tuple[EpochEntry, int]] = {}
         self.serving: set[PartitionName] = set()
-        self.wishes: list[tuple[PartitionName, Unload, int]] = []
+        self.unload_requests: list[tuple[PartitionName, UnloadRequest, int]] = []
         self.told: list[tuple[str, PartitionName]] = []
         self.broken: list[str] = []
 
-    def assigned(self, partition: PartitionName, epoch: Epoch, revision: int) -> None:
+    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
         self.broken += ["told twice"] if partition in self.mine else []
         self.told.append(("assigned", partition))
         self.mine[partition] = (epoch, revision)
@@ -364,10 +364,10 @@ class Serving:
         del self.mine[partition]
         self.serving.discard(partition)
 
-    def unload_wanted(self, partition: PartitionName, unload: Unload, revision: int) -> None:
+    def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         self.broken += ["told before it was assigned"] if partition not in self.mine else []
-        self.wishes.append((partition, unload, revision))
-        if self.unloads_at_once and unload.step == Step.REQUESTED:
+        self.unload_requests.append((partition, unload, revision))
+        if self.unloads_at_once and unload.step == UnloadStep.REQUESTED:
             self.background(self.unload(partition, unload, revision))
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -391,7 +391,7 @@ class Serving:
             consumers=0,
         )
 
-    async def unload(self, partition: PartitionName, unload: Unload, revision: int) -> None:
+    async def unload(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
         """What a broker does, without the records."""
         assert self.cluster is not None
         for _ in range(100):
@@ -400,7 +400,7 @@ class Serving:
             assigned = self.mine[partition][1]
             self.serving.discard(partition)
             try:
-                revision = await self.cluster.advance_unload(partition, unload, revision, Step.SEALED)
+                revision = await self.cluster.advance_unload(partition, unload, revision, UnloadStep.SEALED)
                 await self.cluster.unassign(partition, assigned, reason=Reason.UNLOADED, to=unload.to)
                 return
             except SulinaError:
@@ -431,8 +431,9 @@ class Member:
                 store_id=store_id,
                 started_ms=int(world.clock.now() * 1000),
             ),
-            owner=self.owner,
+            view=ClusterView(line, events=stream, clock=world.clock, waiters_max=world.options.waiters_max),
             topics=world.topics,
+            load=self.owner.load,
             events=stream,
             clock=world.clock,
             options=world.options,
@@ -449,11 +450,7 @@ class Member:
 
     def event_types(self) -> list[str]:
         """All that happened so far."""
-        queue = self._stream._queue  # type: ignore[attr-defined]
-        while not queue.empty():
-            event = queue.get_nowait()
-            if event is not None:
-                self.events.append(event)
+        self.events += self._stream.take_nowait()
         return [event.type for event in self.events]
 
     async def kill(self) -> None:
@@ -461,8 +458,7 @@ class Member:
         self.owner.end()
         self.owner.serving.clear()
         self.owner.mine.clear()
-        self.cluster._is_telling = False
-        await self.cluster._end_tasks()
+        await self.cluster.stop_tasks()
 
     async def stop(self) -> None:
         self.owner.serving.clear()
@@ -518,7 +514,7 @@ class World:
             failpoints,
         )
         self.members[broker_id] = member
-        await member.cluster.start()
+        await member.cluster.start(member.owner)
         return member
 
     async def join_all(self, *broker_ids: str) -> list[Member]:

@@ -9,8 +9,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sulina.core.delivery.attempts import REMEMBERED_MAX, Hand, NodeAttempts, SendReport
-from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.core.delivery.attempts import REMEMBERED_MAX, DeliverTo, NodeAttempts, SendReport
+from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
     DeliveryReport,
@@ -66,7 +66,7 @@ class Home:
     attempts: NodeAttempts
     is_up: bool = False
     is_blocked: bool = False
-    is_new_life: bool = True
+    has_restarted: bool = True
     subs: dict[int, Sub] = field(default_factory=dict)
     inbox: deque[Any] = field(default_factory=deque)  # from the owner
     outbox: deque[Any] = field(default_factory=deque)
@@ -133,7 +133,7 @@ class World:
                 case RemoveSubscriber(member, _):
                     if self.homes[member.node].is_up:
                         self.homes[member.node].inbox.append(("removed", member.handle))
-                case Tell(type_, fields):
+                case EmitEvent(type_, fields):
                     self.events[type_] += 1
                     self._told(type_, fields)
 
@@ -230,7 +230,7 @@ class World:
                 home.outbox.append(("leave", sub))
         else:
             sub.has_failed = True
-            self._report(home, home.attempts.gone(sub.handle, self.now))
+            self._report(home, home.attempts.disconnected(sub.handle, self.now))
             if how == "comes back":
                 self._join(home, sub)
 
@@ -265,7 +265,7 @@ class World:
         if home.is_up:
             home.outbox.extend(("report", report.report) for report in reports)
 
-    def _handed(self, sub: Sub, hand: Hand, payload: Payload) -> None:
+    def _handed(self, sub: Sub, hand: DeliverTo, payload: Payload) -> None:
         passed = {o for low, high in hand.passed for o in range(low, high)}
         offsets = [o for o in range(hand.start_from, payload.end) if o not in passed]
         assert offsets
@@ -296,7 +296,7 @@ class World:
             for step in home.attempts.deliver(
                 what.attempt, what.payload.start, what.payload.end, what.payload.size_bytes, what.handles, self.now
             ):
-                if isinstance(step, Hand):
+                if isinstance(step, DeliverTo):
                     self._handed(home.subs[step.handle], step, what.payload)
                 else:
                     self._report(home, [step])
@@ -306,7 +306,7 @@ class World:
             home.attempts.add(what, offset)
         elif kind == "removed" and what in home.subs:
             sub = home.subs[what]
-            self._report(home, home.attempts.gone(what, self.now))
+            self._report(home, home.attempts.disconnected(what, self.now))
             if what % 2:
                 self._end(sub)
                 self._report(home, home.attempts.remove(what, self.now))
@@ -320,7 +320,7 @@ class World:
             if kind == "join":
                 self._joins(home, *rest)
             elif kind == "leave":
-                self.do(self.fan_out.leave(SubscriberId(node, rest[0].handle), self.now))
+                self.do(self.fan_out.remove(SubscriberId(node, rest[0].handle), self.now))
             else:
                 self._reported(node, *rest)
 
@@ -329,7 +329,7 @@ class World:
         begin = max(self.log_start, known if known is not None else self.end if sub.start is None else sub.start)
         member = SubscriberId(home.name, sub.handle)
         try:
-            self.do(self.fan_out.join(member, sub.name, begin if self.is_reliable else None, self.now))
+            self.do(self.fan_out.add(member, sub.name, begin if self.is_reliable else None, self.now))
         except LimitReached:
             assert sum(map(len, self.members.values())) == CONFIG.subscribers_max
             self._end(sub)
@@ -372,12 +372,12 @@ class World:
         if restarts:
             for sub in list(home.subs.values()):
                 self._end(sub)
-            home.attempts, home.is_new_life = self._attempts(), True
+            home.attempts, home.has_restarted = self._attempts(), True
 
     def _heal(self, home: Home) -> None:
         home.is_up = True
-        self._flushed(home, self.fan_out.node_up(home.name, self.now, is_new_life=home.is_new_life))
-        home.is_new_life = False
+        self._flushed(home, self.fan_out.node_up(home.name, self.now, has_restarted=home.has_restarted))
+        home.has_restarted = False
         for sub in home.subs.values():
             self._join(home, sub)
 
@@ -386,7 +386,7 @@ class World:
         sent = [effect for effect in effects if isinstance(effect, Send)]
         self.do(effects)
         active = {h for h, status in self.members[home.name].items() if status == SubscriberStatus.ACTIVE}
-        waiting, node = self.waiting[home.name], self.fan_out._nodes.get(home.name)
+        waiting, node = self.waiting[home.name], self.fan_out.nodes.get(home.name)
         left = len(node.queue) if node is not None else 0
         assert not left or home.is_blocked or not home.is_up or (node is not None and node.pending), "it waits for ever"
         gone, self.waiting[home.name] = waiting[: len(waiting) - left], waiting[len(waiting) - left :]
@@ -465,7 +465,7 @@ class World:
             kept = is_sent_again and name != OWNER and self._has_room(name, payload.size_bytes)
             self.flying[name][send.attempt] = Batch(payload, set(ready[name]), kept)
         audience = {f"{name}{h}" for name, handles in ready.items() for h in handles}
-        told = Counter(effect.type for effect in effects if isinstance(effect, Tell))
+        told = Counter(effect.type for effect in effects if isinstance(effect, EmitEvent))
         if options.keeps_for_unreachable:
             assert told == ({Event.BATCH_QUEUED: len(away)} if away else {})
             audience |= {f"{name}{h}" for name, handles in away.items() for h in handles}
@@ -544,17 +544,17 @@ class World:
     def everything_is_bounded(self) -> None:
         assert self.fan_out.waiting_batches == sum(map(len, self.waiting.values()))
         for name, home in self.homes.items():
-            node = self.fan_out._nodes.get(name)
+            node = self.fan_out.nodes.get(name)
             kept = [b for b in [*self.waiting[name], *self.flying[name].values()] if b.is_kept]
             if node is not None and not self.is_reliable:
                 assert node.kept_batches == len(kept) <= CONFIG.delay_queue_batches_max
                 assert node.kept_bytes == sum(batch.payload.size_bytes for batch in kept)
                 assert node.kept_bytes <= CONFIG.delay_queue_bytes_max or len(kept) == 1
-            assert len(home.attempts._failures) <= REMEMBERED_MAX
-            for subscriber in home.attempts._subscribers.values():
-                assert len(subscriber.pending) <= CONFIG.unacked_batches_max
-                assert subscriber.pending_bytes <= CONFIG.unacked_bytes_max or len(subscriber.pending) == 1
-        assert len(self.fan_out._timers) <= 2 * CONFIG.subscribers_max + 101
+            assert len(home.attempts.remembered_failures) <= REMEMBERED_MAX
+            for batches, size_bytes in home.attempts.unacked.values():
+                assert batches <= CONFIG.unacked_batches_max
+                assert size_bytes <= CONFIG.unacked_bytes_max or batches == 1
+        assert self.fan_out.timers <= 2 * CONFIG.subscribers_max + 101
 
     # In the end
 
@@ -569,8 +569,8 @@ class World:
             if not self.fan_out.suspended and not any(home.inbox or home.outbox for home in self.homes.values()):
                 break
             self._pass_time(0.5)
-        assert not any(node.pending or node.queue for node in self.fan_out._nodes.values())
-        assert not any(self.homes[name].attempts._attempts for name in NODES)
+        assert not any(node.pending or node.queue for node in self.fan_out.nodes.values())
+        assert not any(self.homes[name].attempts.unreported for name in NODES)
         for sub in self._subs():
             if sub.handle not in self.members[sub.node]:
                 continue  # there was no room for it

@@ -70,7 +70,8 @@ class ForkServer:
         self.codes: dict[int, int] = {}
         self._changed = threading.Condition()
         self._turn = threading.Lock()  # one request at a time
-        self._pids: list[int] = []
+        self._requests = 0
+        self._pids: dict[int, int] = {}  # by the number of the request: an answer that is late is nobody else's
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -93,14 +94,16 @@ class ForkServer:
     ) -> Forked:
         """Run a command of `sulina`; its standard output is a pipe."""
         reading, writing = os.pipe()
-        request = json.dumps({"arguments": list(arguments), "environment": dict(environment), "cwd": cwd}).encode()
-        assert len(request) < MESSAGE_BYTES_MAX
+        wanted = {"arguments": list(arguments), "environment": dict(environment), "cwd": cwd}
         try:
             with self._turn:
+                self._requests = number = self._requests + 1
+                request = json.dumps({**wanted, "number": number}).encode()
+                assert len(request) < MESSAGE_BYTES_MAX
                 socket.send_fds(self._socket, [request], [writing, stderr, stdin])
                 with self._changed:
-                    assert self._changed.wait_for(lambda: self._pids, REPLY_SECONDS), "nothing was forked"
-                    pid = self._pids.pop()
+                    assert self._changed.wait_for(lambda: number in self._pids, REPLY_SECONDS), "nothing was forked"
+                    pid = self._pids.pop(number)
         except BaseException:
             os.close(reading)
             raise
@@ -123,7 +126,7 @@ class ForkServer:
                         self.codes[told["pid"]] = told["code"]
                     else:
                         self.codes.pop(told["pid"], None)
-                        self._pids.append(told["pid"])
+                        self._pids[told["number"]] = told["pid"]
                     self._changed.notify_all()
 
     def close(self) -> None:
@@ -167,7 +170,7 @@ def serve(channel: socket.socket) -> None:
             for fd in fds:
                 os.close(fd)
             running.add(pid)
-            channel.send(json.dumps({"pid": pid}).encode())
+            channel.send(json.dumps({"pid": pid, "number": json.loads(request)["number"]}).encode())
     for pid in running:
         os.kill(pid, signal.SIGKILL)
 

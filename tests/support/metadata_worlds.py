@@ -48,7 +48,7 @@ class World:
             await store.txn(puts=[Put(f"/history/{number}", b"") for number in range(TXN_OPERATIONS_MAX)])
 
     def watches(self) -> int:
-        return len(self._opened[-1]._watches)
+        return len(self._opened[-1].watches)
 
     def is_at(self, listing: Listing, revision: int) -> bool:
         """Nothing has changed since `revision`, as far as that can be told."""
@@ -98,7 +98,7 @@ class EtcdWorld(World):
         await put(store, "/history")
 
     def watches(self) -> int:
-        return len(self._stores[-1]._watches)
+        return len(self._stores[-1].watches)
 
     async def close(self) -> None:
         for store in self._stores:

@@ -23,7 +23,7 @@ from sulina.errors import ArchiveFailed, LogClosed, LogStopped, OffsetOutOfRange
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import VolatileFiles
-from sulina.storage.leftovers import Fate, let_go
+from sulina.storage.partition_directory import Fate, release_directory
 from sulina.storage.partition_log import LogThreads
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch, Version
@@ -180,7 +180,7 @@ class World:
         await self._settle()
         self._forget(owner.broker)
         with contextlib.suppress(ArchiveFailed):
-            left = let_go(self._directory(owner.broker), self._archive(owner.objects), topic_id=TOPIC_ID)
+            left = release_directory(self._directory(owner.broker), self._archive(owner.objects), topic_id=TOPIC_ID)
             assert left.fate in (Fate.REMOVED, Fate.SET_ASIDE), left
         await self.take_over()
 
@@ -221,7 +221,7 @@ class World:
         local = Retention(bytes_max=self.rng.randint(0, 4000))
         whole = Retention(bytes_max=self.rng.randint(500, 20_000)) if self.rng.random() < 0.3 else Retention()
         if whole.bytes_max is not None:
-            self.start_max = max(self.start_max, owner.log._log.view.next_offset)
+            self.start_max = max(self.start_max, owner.log.local.view.next_offset)
         with contextlib.suppress(ArchiveFailed, StaleEpoch, LogStopped):
             await owner.log.retain(whole, local)
 
@@ -294,11 +294,10 @@ class World:
             return
         self._collect(owner)
         owner.objects.is_dead = True
-        for task in (owner.log._uploader._task, owner.log._uploader._tidying, owner.log._log._checkpointing):
+        for task in (*owner.log.uploader.tasks, owner.log.local.checkpointing):
             if task is not None:
                 task.cancel()
-        owner.log._log._closing.set()
-        directory = owner.log._log._log
+        directory = owner.log.local.directory_log
         directory.stop(OSError("dead"))
         directory.close()
         for number, future in owner.appends.items():

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from sulina.core.cluster.entries import Sealed
@@ -14,7 +15,7 @@ from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.files import VolatileFiles
-from sulina.storage.leftovers import Fate, let_go
+from sulina.storage.partition_directory import Fate, release_directory
 from sulina.storage.partition_log import LogThreads
 from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch, Offset
@@ -60,6 +61,7 @@ class World:
         self.store = MemoryObjects(self.clock)
         self.objects: dict[str, FaultyObjects] = {}
         self.may_ack = True
+        self.archive_readers: Executor = Inline()
         self.told = Told()
         self.opened: list[TieredLog] = []
 
@@ -99,15 +101,17 @@ class World:
             is_adopted=is_adopted,
             files=VolatileFiles(),
             clock=self.clock,
-            threads=LogThreads(Inline(), Inline(), None, Inline(), Inline()),
+            threads=LogThreads(Inline(), Inline(), None, Inline(), self.archive_readers),
             hooks=self.told,
             failpoints=failpoints,
         )
         self.opened.append(log)
         return log
 
-    def let_go(self, broker: str, topic_id: str = "t1") -> tuple[Fate, tuple[tuple[Offset, Offset], ...]]:
-        left = let_go(self.directory(broker), self.archive(broker, topic_id), topic_id=topic_id, files=VolatileFiles())
+    def release(self, broker: str, topic_id: str = "t1") -> tuple[Fate, tuple[tuple[Offset, Offset], ...]]:
+        left = release_directory(
+            self.directory(broker), self.archive(broker, topic_id), topic_id=topic_id, files=VolatileFiles()
+        )
         return left.fate, left.only_here
 
 

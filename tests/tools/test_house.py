@@ -78,6 +78,8 @@ def test_the_page_shows_two_trees_side_by_side(tree: Path) -> None:
         ("Return the owner of a partition.", True),
         ("Tells whether a lease has expired.", True),
         ("Called when the connection is lost.", True),
+        ("Record that a batch is stored.", True),
+        ("Record that is stored.", False),
         ("That it is served by.", False),
         ("Name of the owner.", False),
         ("`True` if it is.", False),

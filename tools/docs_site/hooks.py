@@ -28,9 +28,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, target, content=file.read()))
     files.append(File.generated(config, "reference/python.md", content=python_page()))
     decisions = sorted(file.src_uri for file in files if file.src_uri.startswith("adr/"))
-    *sections, (last, entries) = [next(iter(part.items())) for part in config.nav or []]
-    shown: list[Any] = [entry if "adr/" not in entry.values() else {"Decisions": decisions} for entry in entries]
-    config.nav = [*({name: parts} for name, parts in sections), {last: shown}]
+    for part in config.nav or []:
+        for entry in next(iter(part.values())):
+            if isinstance(entry, dict) and "adr/" in entry.values():
+                entry["Decisions"] = decisions
     return files
 
 

@@ -1,6 +1,7 @@
 """A client that tools/house_ways.py traces: it consumes, subscribes or publishes, and says so line by line.
 
-It speaks both generations of the Python API: the one with `PubSub`, and the one with a single client.
+It speaks both generations of the Python API: the one with `PubSub`, and the one with a single client. It uses what both
+have: `connect`, a durable subscription that is iterated, `subscribe` with a handler, `publish`.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ async def publish(url: str, topic: str) -> None:
         say("ready")
         while line := await asyncio.to_thread(sys.stdin.readline):
             ack = await pubsub.publish(topic, {"line": line.strip()})
-            say("done" if ack.is_accepted else f"rejected: {ack.reason}")
+            say("done" if ack.is_accepted else f"rejected: {ack!r}")
 
 
 def _pubsub(url: str) -> Any:

@@ -1,6 +1,6 @@
 """The archives of a broker's partitions, all in one object store.
 
-The archive of a partition lies under its topic's id, so a topic that is made anew never meets its past.
+The archive of a partition lies under its topic's id, so a topic that is created again never meets its past.
 """
 
 import secrets
@@ -25,7 +25,7 @@ SEEN_FOLDER, MEMORY_FOLDER = "cluster/seen", "cluster/memory"  # what brokers kn
 
 
 class Archives:
-    """`of` a partition; they share what they have read."""
+    """Makes the archive `of` each partition; they share one cache."""
 
     def __init__(
         self,
@@ -42,9 +42,12 @@ class Archives:
         self._cache = ArchiveCache(options.archive_cache_bytes)
 
     def identity(self) -> str:
-        """Of the object store: made by the first who asks, and the same for all who reach the same store.
+        """Return the id of the object store, which the first broker that asks makes. Blocks.
 
-        Blocks. ArchiveFailed.
+        All brokers that reach the same store get the same id.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
         """
         self._objects.put_if_absent(IDENTITY, secrets.token_hex(16).encode())
         found = self._objects.get(IDENTITY)
@@ -53,7 +56,11 @@ class Archives:
         return bytes(found).decode("ascii", "replace")
 
     def seen(self) -> list[Seen]:
-        """Return how far brokers have seen the metadata store, as they last said here. Blocks. ArchiveFailed."""
+        """Return how far brokers have seen the metadata store, as they last wrote it here. Blocks.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
+        """
         found = []
         for name, data in self._read_all(SEEN_FOLDER):
             try:
@@ -63,7 +70,12 @@ class Archives:
         return found
 
     def memories(self) -> list[Memory]:
-        """Return what brokers remember of the metadata store, as they last said here. Blocks. ArchiveFailed."""
+        """Return what brokers remember of the metadata store, as they last wrote it here. Blocks.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
+            CorruptCommit: one of them cannot be read.
+        """
         found = []
         for name, data in self._read_all(MEMORY_FOLDER):
             try:
@@ -73,7 +85,11 @@ class Archives:
         return found
 
     def remember(self, memory: Memory) -> None:
-        """Keep what a broker remembers of the metadata store. Blocks. ArchiveFailed."""
+        """Keep what a broker remembers of the metadata store. Blocks.
+
+        Raises:
+            ArchiveFailed: the object store does not take it.
+        """
         name = f"{memory.seen.broker_id}.json"
         self._objects.put(f"{MEMORY_FOLDER}/{name}", [msgspec.json.encode(memory)])
         self._objects.put(f"{SEEN_FOLDER}/{name}", [msgspec.json.encode(memory.seen)])
@@ -86,11 +102,11 @@ class Archives:
 
     @property
     def location(self) -> str:
-        """Where it is, as a URL."""
+        """Return where the object store is, as a URL."""
         return self._objects.location
 
     def of(self, partition: PartitionName, topic_id: str) -> Archive:
-        """To be loaded before anything else."""
+        """Return the archive of a partition. It is to be loaded before anything else."""
         return Archive(
             self._objects,
             f"{partition.directory}/{topic_id}",

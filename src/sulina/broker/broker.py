@@ -1,56 +1,70 @@
-"""The broker of one node: what every listener, and the node itself, asks for."""
+"""The broker of one node: what every listener, and the node itself, asks for.
+
+`Broker` is where the parts of a broker are put together. It has them, and does nothing for them: what exists is the
+registry's, how it changes is the admins', who owns what is the cluster's.
+Each part gets what it needs when it is made.
+
+Whether there are other brokers is decided here, and nowhere else: with a registration the broker is a member of a
+cluster that shares the metadata store, without one it is a cluster of one (`sole_broker.py`).
+"""
 
 import asyncio
-import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 from msgspec.structs import replace
 
+from sulina.broker.all_owners import AllOwners
+from sulina.broker.archived_log_opener import ArchivedLogOpener
 from sulina.broker.archives import Archives
-from sulina.broker.catalogue import Outdated
+from sulina.broker.catalogue import Catalogue
+from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.view import Touched
-from sulina.broker.consumer import Attachment, Consumer
-from sulina.broker.member import ClusterMember
-from sulina.broker.options import BrokerOptions
-from sulina.broker.other_owners import OtherOwners
+from sulina.broker.cluster.view import ClusterView
+from sulina.broker.cluster_control import ClusterControl
+from sulina.broker.cluster_handle import ClusterHandle, SharedCluster
+from sulina.broker.cluster_member import ClusterMember, entries_to_remember
+from sulina.broker.cursors import CursorWriter
+from sulina.broker.events import EventStream
+from sulina.broker.metrics import Metrics
+from sulina.broker.node_load import NodeLoad
+from sulina.broker.options import BrokerOptions, NodeCounts
+from sulina.broker.other_owners import NoOtherOwners, OtherOwners
 from sulina.broker.partition import Log
+from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLogs
+from sulina.broker.partition_owner import PartitionOwner
 from sulina.broker.producers import Producers
-from sulina.broker.pubsub.hub import Hub
-from sulina.broker.pubsub.totals import Taken
+from sulina.broker.pubsub.node_pubsub import NodePubSub
 from sulina.broker.readers import Readers
-from sulina.broker.standing import Standing
-from sulina.broker.subscription import Subscription
-from sulina.broker.topic import Accepted, Topic, refuse_consumers
+from sulina.broker.run_to_completion import run_to_completion
+from sulina.broker.serving_state import ServingState
+from sulina.broker.sole_broker import SoleBroker, SoleMember
+from sulina.broker.subscription_admin import SubscriptionAdmin
+from sulina.broker.timekeeper import Timekeeper
+from sulina.broker.topic import Accepted, Topic
+from sulina.broker.topic_admin import TopicAdmin
+from sulina.broker.topic_registry import ClaimHolder, TopicRegistry
+from sulina.broker.topic_table import TopicTable
 from sulina.broker.troubles import first_of_each_kind, late_consumers, partition_troubles, put_aside_troubles
-from sulina.broker.whole import whole
+from sulina.clock import SystemClock
 from sulina.core.cluster.entries import Registration
-from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.commit import Commit
-from sulina.core.log.position import LATEST, Position
+from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import StoredRecord, encode
-from sulina.errors import (
-    AlreadyExists,
-    InvalidInput,
-    LimitReached,
-    NotReliable,
-    NotServing,
-    NotYet,
-    PositionDiverged,
-    SubscriptionNotFound,
-    SulinaError,
-    TopicNotFound,
-)
+from sulina.errors import InvalidInput, NotServing, NotYet, PositionDiverged, SulinaError
 from sulina.ports import Clock, Files, MetadataStore
+from sulina.storage.files import OsFiles
 from sulina.storage.partition_log import LogThreads
-from sulina.types import Offset, PartitionName, TopicName, Version, checked_subscription
+from sulina.types import Offset, TopicName, Version
 from sulina.wire.messages import (
     Fetched,
     NodeInfo,
@@ -61,8 +75,6 @@ from sulina.wire.messages import (
     ReaderInfo,
     ReaderPage,
     ReaderSettings,
-    SubscriptionInfo,
-    SubscriptionSettings,
     Trouble,
     TroubleKind,
 )
@@ -74,7 +86,16 @@ REOPEN_LOOK_SECONDS = 1.0  # between two looks at logs that have stopped
 _logger = structlog.get_logger("sulina.broker")
 
 
-class Broker(ClusterMember):
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a broker has of a cluster that it shares with others."""
+
+    cluster: Cluster
+    memory: ClusterMemory
+    handle: SharedCluster
+
+
+class Broker:
     """`start` it, serve, then `stop` it."""
 
     def __init__(
@@ -85,121 +106,312 @@ class Broker(ClusterMember):
         threads: LogThreads,
         files: Files | None = None,
         clock: Clock | None = None,
-        standing: Standing | None = None,
         archives: Archives | None = None,
+        registration: Registration | None = None,
+        cluster_options: ClusterOptions | None = None,
+        others: OtherOwners | None = None,
     ) -> None:
-        super().__init__(
-            metadata, options, threads=threads, files=files, clock=clock, standing=standing, archives=archives
+        """Put a broker together.
+
+        `registration` is how the brokers of its cluster see it, who share the metadata store; None: it is the only one.
+        `others` asks the owners of partitions that are not served here.
+        """
+        self.options = options
+        self.counts = NodeCounts()
+        self.metrics = Metrics()
+        self.metadata = metadata
+        self.archives = archives
+        self._files = files or OsFiles()
+        self._clock = clock or SystemClock()
+        self._started_at = self._clock.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving = ServingState()
+        self._topics = TopicTable()
+        self._catalogue = Catalogue(metadata, is_followed=registration is not None)
+        self.events = EventStream(self._clock)
+        self.cursor_writer = CursorWriter(metadata)
+        cluster_options, others = cluster_options or ClusterOptions(), others or NoOtherOwners()
+        view = ClusterView(  # of a cluster of one it stays empty
+            metadata, events=self.events, clock=self._clock, waiters_max=cluster_options.waiters_max
         )
-        self._readers = Readers(
-            metadata,
-            self._catalogue,
-            options,
-            self._topics.get,
-            clock=self._clock,
-            shown_time=self._timekeeper.now,
+        self.timekeeper = Timekeeper(
+            metadata, clock=self._clock, events=self.events, others=partial(view.clocks, but=options.broker_id)
+        )
+        load = NodeLoad(options.broker_id, self._topics, self.counts, timekeeper=self.timekeeper, clock=self._clock)
+        shared = None if registration is None else self._shared(registration, cluster_options, view, load)
+        self.cluster_handle: ClusterHandle = SoleBroker(options.broker_id) if shared is None else shared.handle
+        self.logs = self._logs(threads)
+        self.all_owners = AllOwners(self._topics, self._catalogue, cluster=self.cluster_handle, others=others)
+        self.registry = self._registry(others, None if shared is None else self.all_owners.claim)
+        self.changes: set[asyncio.Task[Any]] = self.registry.changes
+        self.admin = self._admin()
+        self.member: ClusterMember | SoleMember
+        if shared is None:
+            self.member = control = SoleMember(self.registry, self.admin, load, options.broker_id)
+            self._offer_control(control)
+        else:
+            self.member = self._member(shared)
+            self._offer_control(self._control(shared))
+        self._offer_topics()
+        self._offer_subscriptions()
+        self.registered_readers = self._readers()
+        self.producers = Producers(metadata, self._catalogue, cluster=self.cluster_handle, clock=self._clock)
+        self.pubsub = self._pubsub()
+        self.registry.listen(self._topic_changed)
+        self._collect_metrics()
+
+    # How its parts are made
+
+    def _shared(
+        self, registration: Registration, options: ClusterOptions, view: ClusterView, load: NodeLoad
+    ) -> "_Shared":
+        memory = ClusterMemory(
+            self.metadata,
+            broker_id=registration.broker_id,
+            store_id=registration.store_id,
+            files=self._files,
+            data=self.options.data,
+            archives=self.archives,
+            entries=partial(entries_to_remember, view, self._catalogue, self._topics, self.timekeeper),
             events=self.events,
         )
-        self.producers = Producers(
-            metadata, self._catalogue, broker_id=options.broker_id, present=self._present, clock=self._clock
+        cluster = Cluster(
+            self.metadata,
+            registration=registration,
+            view=view,
+            topics=self._topics,
+            load=load.report,
+            events=self.events,
+            clock=self._clock,
+            options=options,
+            verify=memory.verify,
+            failpoints=self.options.failpoints,
         )
-        self.hub = Hub(options.broker_id, self, config=options.pubsub, clock=self._clock, events=self.events)
-        self._unplaced = Taken()  # rejects that are of no topic
-        self._tasks: list[asyncio.Task[None]] = []
-        self._started_at = self._clock.monotonic()
+        return _Shared(cluster, memory, SharedCluster(cluster, self.metadata))
+
+    def _logs(self, threads: LogThreads) -> PartitionLogs:
+        return PartitionLogs(
+            self.options,
+            self._topics,
+            self._log_opener(threads),
+            files=self._files,
+            clock=self._clock,
+            events=self.events,
+        )
+
+    def _log_opener(self, threads: LogThreads) -> LogOpener:
+        if self.archives is None:
+            return LocalLogOpener(threads=threads, files=self._files, clock=self._clock, metrics=self.metrics)
+        return ArchivedLogOpener(
+            self.archives,
+            metadata=self.metadata,
+            writer=self.cursor_writer,
+            cluster=self.cluster_handle,
+            options=self.options,
+            files=self._files,
+            clock=self._clock,
+            threads=threads,
+            metrics=self.metrics,
+            events=self.events,
+        )
+
+    def _registry(self, others: OtherOwners, claim: ClaimHolder | None) -> TopicRegistry:
+        return TopicRegistry(
+            self.metadata,
+            self.options,
+            catalogue=self._catalogue,
+            topics=self._topics,
+            logs=self.logs,
+            cursor_writer=self.cursor_writer,
+            cluster=self.cluster_handle,
+            others=others,
+            claim=claim,
+            serving=self._serving,
+            counts=self.counts,
+            clock=self._clock,
+            metrics=self.metrics,
+            events=self.events,
+            is_archiving=self.archives is not None,
+        )
+
+    def _admin(self) -> TopicAdmin:
+        return TopicAdmin(
+            self.registry,
+            cluster=self.cluster_handle,
+            owners=self.all_owners,
+            logs=self.logs,
+            options=self.options,
+            clock=self._clock,
+            events=self.events,
+        )
+
+    def _member(self, shared: "_Shared") -> ClusterMember:
+        owner = PartitionOwner(
+            cluster=shared.cluster,
+            handle=shared.handle,
+            registry=self.registry,
+            memory=shared.memory,
+            logs=self.logs,
+            options=self.options,
+            events=self.events,
+            clock=self._clock,
+            metadata=self.metadata,
+        )
+        return ClusterMember(
+            self.metadata,
+            self.options,
+            cluster=shared.cluster,
+            handle=shared.handle,
+            memory=shared.memory,
+            owner=owner,
+            registry=self.registry,
+            admin=self.admin,
+            logs=self.logs,
+            archives=self.archives,
+            clock=self._clock,
+        )
+
+    def _control(self, shared: "_Shared") -> ClusterControl:
+        return ClusterControl(
+            shared.cluster,
+            handle=shared.handle,
+            registry=self.registry,
+            logs=self.logs,
+            clock=self._clock,
+            events=self.events,
+        )
+
+    def _readers(self) -> Readers:
+        return Readers(
+            self.metadata,
+            self._catalogue,
+            self.options,
+            self._topics.get,
+            clock=self._clock,
+            shown_time=self.timekeeper.now,
+            events=self.events,
+        )
+
+    def _pubsub(self) -> NodePubSub:
+        return NodePubSub(
+            self.options.broker_id,
+            self._topics,
+            owner_of=self.cluster_handle.owner_of,
+            config=self.options.pubsub,
+            clock=self._clock,
+            events=self.events,
+        )
+
+    def _collect_metrics(self) -> None:
+        self.metrics.collect_clock(self._clock_ahead)
         self.metrics.collect_lag(self._lags)
-        self.metrics.collect_deliveries(self.hub.delivered)
-        self.metrics.collect_batches(lambda: list(self.hub.batches_sent.items()))
+        self.metrics.collect_deliveries(self.pubsub.delivered)
+        self.metrics.collect_batches(lambda: list(self.pubsub.batches_sent.items()))
+
+    # What listeners ask of a part is the part's own method
+
+    def _offer_topics(self) -> None:
+        registry, admin = self.registry, self.admin
+        self.hear_of, self.topic_named = registry.hear_of, registry.topic_named
+        self.put_namespace, self.delete_namespace = admin.put_namespace, admin.delete_namespace
+        self.namespace, self.namespaces = admin.namespace, admin.namespaces
+        self.put_topic, self.delete_topic = admin.put_topic, admin.delete_topic
+        self.topic, self.topics = admin.topic, admin.topics
+
+    def _offer_subscriptions(self) -> None:
+        part = SubscriptionAdmin(
+            self.registry,
+            owners=self.all_owners,
+            serving=self._serving,
+            counts=self.counts,
+            options=self.options,
+            metrics=self.metrics,
+            events=self.events,
+        )
+        self.put_subscription, self.delete_subscription = part.put_subscription, part.delete_subscription
+        self.subscription, self.subscriptions = part.subscription, part.subscriptions
+        self.seek, self.seek_everywhere = part.seek, part.seek_everywhere
+        self.attach, self.detach, self.consumers = part.attach, part.detach, part.consumers
+
+    def _offer_control(self, control: ClusterControl | SoleMember) -> None:
+        self.lookup, self.cluster, self.rebalance = control.lookup, control.cluster, control.rebalance
+        self.unload, self.cancel_unloads, self.unloads = control.unload, control.cancel_unloads, control.unloads
+        self.drain_broker, self.activate_broker = control.drain_broker, control.activate_broker
+        self.follow_peers = self.member.follow_peers
 
     # Its life
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests: it neither starts nor stops."""
-        return self._state == "ready"
+        """Return whether it takes requests: it neither starts nor stops."""
+        return self._serving.is_ready
 
     @property
     def unready(self) -> str | None:
-        """Why it does not serve what it should; None: it does."""
+        """Return why it does not serve what it should; None: it does."""
         if not self.is_ready:
-            return f"it is {self._state}"
-        cut_off = None if self._standing is None else self._standing.cut_off()
-        if cut_off is not None:
+            return f"it is {self._serving.phase}"
+        if (cut_off := self.cluster_handle.cut_off()) is not None:
             return cut_off.what
-        if not (stopped := self._logs.stopped()):
+        if not (stopped := self.logs.stopped()):
             return None
         name, reason = min(stopped.items())
         return f"{len(stopped)} of its partitions take no records, among them {name}: {reason}"
 
-    async def start(self) -> None:
-        """Load what exists. Logs are opened when they are first used."""
-        await self._load()
-        self._begin()
+    async def start(self, *, url: str | None = None, peer: str | None = None) -> None:
+        """Load what exists, join the cluster, and serve. Logs are opened when they are first used.
 
-    async def join(self, registration: Registration, options: ClusterOptions) -> None:
-        """Instead of `start`: be one of several brokers. InvalidSettings when another has this one's name."""
-        self._tasks += await self._join(registration, options)
-        self._begin()
-        self._cluster.view.listen(self._owners_changed)
+        `url` and `peer` are where clients and other brokers reach it, if its registration did not say so.
 
-    def _owners_changed(self, touched: Touched) -> None:
-        if touched.partitions or touched.brokers:
-            self.hub.topics_changed()
-
-    async def _sync_topic(self, name: TopicName) -> None:
-        before = self._topics.get(name)
-        await super()._sync_topic(name)
-        if before is not None and self._topics.get(name) is not before:
-            self._unplaced.add(before.taken)  # of a topic that is gone
-        self.hub.topics_changed()
-
-    def follow_peers(self, tell: Callable[[Mapping[str, str]], None]) -> None:
-        """Tell where the brokers of the cluster take connections of others, now and whenever that changes."""
-        view = self._cluster.view
-
-        def changed(touched: Touched | None = None) -> None:
-            if touched is None or touched.brokers:
-                tell({name: held.value.peer for name, held in view.registrations.items() if held.value.peer})
-
-        view.listen(changed)
-        changed()
-
-    def _begin(self) -> None:
-        self._writer.start()
+        Raises:
+            InvalidSettings: another broker has this one's name, or the object store is another cluster's.
+            MetadataWentBack: the metadata store has lost what this broker has seen of it.
+        """
+        await self.member.start(url=url, peer=peer)
+        self.member.follow_owners(self.pubsub.topics_changed)
+        self.cursor_writer.start()
         self.producers.start()
-        self.hub.start()
+        self.pubsub.start()
         self._tasks.append(asyncio.create_task(self._retain_regularly(), name="retention"))
         self._tasks.append(asyncio.create_task(self._reopen_regularly(), name="reopen-logs"))
-        self._state = "ready"
+        self._serving.begin()
         self.events.emit("broker_started", broker_id=self.options.broker_id, topics=len(self._topics))
 
     def drain(self) -> None:
         """Refuse what is new, while what was taken is being finished."""
-        self._state = "stopping"
+        self._serving.end()
 
     async def stop(self) -> None:
-        """Finish what was taken, write the cursors, let go of the logs."""
+        """Finish what was taken, write the cursors, and close the logs."""
         self.drain()
         if self.changes:
             await asyncio.wait(set(self.changes))
         await self.producers.stop()
-        await self._leave()
+        await self.member.leave()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         error = NotServing(reason="the node is stopping")
-        async with self._lock:
-            await self.hub.close()
-            for topic in self._topics.values():
+        async with self.registry.lock:
+            await self.pubsub.stop()
+            for topic in self._topics:
                 await topic.stop_subscriptions(error)
-            await self._writer.close()
-            await asyncio.gather(*(topic.close(error) for topic in self._topics.values()))
+            await self.cursor_writer.stop()
+            await asyncio.gather(*(topic.close(error) for topic in self._topics))
         self.events.emit("broker_stopped", broker_id=self.options.broker_id)
         self.events.close()
 
+    def _topic_changed(self, before: Topic | None, after: Topic | None) -> None:
+        if before is not None and after is not before:
+            self.pubsub.unplaced.add(before.publish_counts)  # of a topic that is gone
+        self.pubsub.topics_changed()
+
+    def _clock_ahead(self) -> float:
+        return self.timekeeper.ahead_seconds
+
     def info(self) -> NodeInfo:
-        """This node."""
+        """Return what this node is."""
         return NodeInfo(
             broker_id=self.options.broker_id,
             version=self.options.software,
@@ -207,20 +419,19 @@ class Broker(ClusterMember):
             topics=len(self._topics),
             connections=self.counts.connections,
             uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
-            objects=self._archives.location if self._archives is not None else None,
-            objects_endpoint=self._archives.endpoint if self._archives is not None else None,
+            objects=self.archives.location if self.archives is not None else None,
+            objects_endpoint=self.archives.endpoint if self.archives is not None else None,
         )
 
     async def inspect(self) -> NodeInfo:
-        """This node, with its disk and all that is not as it should be."""
-        orphaned, aside = await self._logs.put_aside()
+        """Return what this node is, with its disk and everything that is not as it should be."""
+        orphaned, aside = await self.logs.put_aside()
         disk = await asyncio.to_thread(shutil.disk_usage, self.options.data)
-        cluster = None if self._standing is None else self._standing.cluster
         found = [*self._troubles(), *put_aside_troubles(orphaned, aside)]
         counts = Counter(trouble.kind for trouble in found)
         return replace(
             self.info(),
-            store_id=None if cluster is None else cluster.membership.store_id,
+            store_id=self.member.store_id,
             disk_bytes=disk.total,
             disk_free_bytes=disk.free,
             troubles=first_of_each_kind(found),
@@ -228,23 +439,22 @@ class Broker(ClusterMember):
         )
 
     def _troubles(self) -> list[Trouble]:
-        """What is not as it should be, as far as the node knows without looking at its disk."""
+        """Return what is not as it should be, as far as the node knows without looking at its disk."""
         found = []
         if not self.is_ready:
-            found.append(Trouble(kind=TroubleKind.NOT_SERVING, what=f"it is {self._state}"))
-        elif self._standing is not None and (cut_off := self._standing.cut_off()) is not None:
+            found.append(Trouble(kind=TroubleKind.NOT_SERVING, what=f"it is {self._serving.phase}"))
+        elif (cut_off := self.cluster_handle.cut_off()) is not None:
             found.append(cut_off)
-        not_served = {} if self._standing is None else self._standing.troubles
         found += partition_troubles(
-            self._logs.refused(), self._logs.stopped(), not_served, full=self._logs.without_room()
+            self.logs.refused(), self.logs.stopped(), self.cluster_handle.troubles, full=self.logs.without_room()
         )
-        for text, topic in sorted(self._by_text.items()):
+        for topic in sorted(self._topics, key=_name_of):
             for name, subscription in sorted(topic.subscriptions.items()):
-                found += late_consumers(text, name, subscription.members.present)
+                found += late_consumers(str(topic.name), name, subscription.members.present)
         return found
 
     async def _retain_regularly(self) -> None:
-        await self._timekeeper.look()
+        await self.timekeeper.look()
         while True:
             await asyncio.sleep(self.options.retention_interval_seconds)
             await self.retain()
@@ -253,15 +463,15 @@ class Broker(ClusterMember):
         while True:
             await asyncio.sleep(REOPEN_LOOK_SECONDS)
             try:
-                await self._logs.reopen_stopped()
+                await self.logs.reopen_stopped()
             except Exception:
                 _logger.exception("logs_not_reopened")  # whatever it is: the others must be looked at again
 
     async def retain(self) -> int:
-        """Let topics forget what their policies say and no registered reader needs; how many segments went."""
-        shown = await self._timekeeper.look()
-        await self._readers.look()
-        removed = await self._logs.retain(list(self._topics.values()), self._readers.keep_from, shown)
+        """Remove what policies no longer keep and no registered reader needs; return how many segments went."""
+        shown = await self.timekeeper.look()
+        await self.registered_readers.look()
+        removed = await self.logs.retain(list(self._topics), self.registered_readers.keep_from, shown)
         self.metrics.retention_rounds.inc()
         return removed
 
@@ -273,17 +483,17 @@ class Broker(ClusterMember):
         Raises:
             SulinaError: nothing was appended.
         """
-        self._check_serving()
-        if topic not in self._by_text:
+        self._serving.check()
+        if self._topics.named(topic) is None:
             await self.hear_of(TopicName.parse(topic))
         try:
             return await self.topic_named(topic).accept(request)
         except SulinaError as error:
-            known = self._by_text.get(topic)
+            known = self._topics.named(topic)
             if known is not None:
                 known.rejected(error)
             elif (reason := reject_reason(error)) is not None:
-                self._unplaced.rejected[reason] += 1
+                self.pubsub.unplaced.rejected[reason] += 1
             raise
 
     async def publish(self, name: TopicName, request: PublishRequest) -> Published:
@@ -306,7 +516,7 @@ class Broker(ClusterMember):
         expected_version: int | None = None,
         schema_id: str | None = None,
     ) -> Published:
-        """Append records, in one batch. Those without a timestamp get the time of now."""
+        """Append records in one batch. A record without a timestamp gets the time of now."""
         now_ms = int(self._clock.now() * 1000)
         stamped = [record if record.timestamp_ms >= 0 else replace(record, timestamp_ms=now_ms) for record in records]
         request = PublishRequest(
@@ -333,10 +543,10 @@ class Broker(ClusterMember):
         epoch: int | None = None,
         stale: bool = False,
     ) -> Fetched:
-        """Read batches from `offset` on, waiting for the first if there is none yet.
+        """Read batches from `offset` on, and wait for the first if the log ends there.
 
-        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it. `stale`: what
-        is here will do, also while another broker may own the partition, and have more.
+        `epoch` is that of the log in which everything before `offset` was read, if the reader knows it. `stale`: the
+        reader takes what is here, also while another broker may own the partition, and have more.
 
         Raises:
             NotYet: `min_version`, or a record at `min_offset`, cannot be read within `wait_seconds`.
@@ -353,7 +563,7 @@ class Broker(ClusterMember):
             wait_seconds=wait_seconds,
             epoch=epoch,
         )
-        read = self._topic(name).partition(partition)
+        read = self.registry.topic(name).partition(partition)
         async with read.reading(stale=stale) as log:
             _check_position(log, name, partition, offset, epoch)
             found = await log.read(
@@ -389,8 +599,8 @@ class Broker(ClusterMember):
             NotYet: `min_version` or `min_offset` is not there when the time is over.
             PositionDiverged: something of what was read before `offset` in `epoch` was given up since.
         """
-        self._check_serving()
-        async with self._topic(name).partition(partition).using() as log:
+        self._serving.check()
+        async with self.registry.topic(name).partition(partition).using() as log:
             _check_position(log, name, partition, offset, epoch)
             until = asyncio.get_running_loop().time() + wait_seconds
             if min_version is not None or min_offset is not None:
@@ -404,252 +614,124 @@ class Broker(ClusterMember):
                 try:
                     await log.wait_for(offset=Offset(offset), timeout_seconds=left_seconds)
                 except NotYet:
-                    self._check_serving()
+                    self._serving.check()
 
     async def commits(self, name: TopicName, partition: int, start: int, end: int) -> list[Commit]:
-        """The commits of versions [start, end), a thousand at most."""
+        """Return the commits of versions [start, end), a thousand at most.
+
+        Raises:
+            InvalidInput: that is not a range of versions.
+            LeaseExpired, NotOwner: another broker may own the partition, and have more.
+        """
         if start < 0 or end < start:
             raise InvalidInput(f"[{start}, {end}) is not a range of versions")
-        async with self._topic(name).partition(partition).reading() as log:
+        async with self.registry.topic(name).partition(partition).reading() as log:
             return await log.commits(Version(start), Version(min(end, start + COMMITS_MAX)))
 
     async def partition(self, name: TopicName, partition: int, *, stale: bool = False) -> PartitionInfo:
-        """Its offsets, version and segments. LeaseExpired, unless what is `stale` will do."""
-        return await self._topic(name).partition(partition).info(stale=stale)
-
-    async def locate(self, name: TopicName, partition: int, position: Position, *, stale: bool = False) -> int:
-        """The offset that a position means now. LeaseExpired, unless what is `stale` will do."""
-        return await self._topic(name).partition(partition).locate(position, stale=stale)
-
-    # Subscriptions
-
-    async def put_subscription(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings
-    ) -> tuple[SubscriptionInfo, bool]:
-        """Create it, its cursors where `start` says; whether it is new. AlreadyExists when it is of another kind."""
-        topic = self._topic(name)
-        topic.check_served()
-        made, is_new = await self._subscription(topic, checked_subscription(subscription), settings)
-        if is_new:
-            await self._cursors_made(topic, subscription)
-        if made.settings.mode != settings.mode:
-            raise AlreadyExists(
-                kind="subscription", name=subscription, difference=f"it is {made.settings.mode}, not {settings.mode}"
-            )
-        return await made.info(), is_new
-
-    @whole
-    async def _subscription(
-        self, topic: Topic, subscription: str, settings: SubscriptionSettings
-    ) -> tuple[Subscription, bool]:
-        """The subscription, made if there is none; whether it is new."""
-        if not topic.is_reliable:
-            raise NotReliable(topic=str(topic.name))
-        known = topic.subscriptions.get(subscription)
-        is_new = False
-        if known is None:
-            # What is new from now on is decided now, not when an owner hears of it.
-            is_latest = Position.parse(settings.start) == LATEST
-            ends = await self._end_offsets(topic) if is_latest else {}
-            async with self._changing():
-                make = partial(
-                    self._create_subscription, topic.stored.topic_id, topic.name, subscription, settings, ends
-                )
-                is_new = await self._agreed(topic.name, make)
-                await self._sync_topic(topic.name)
-                topic, known = self._topic(topic.name), self._known(topic.name, subscription)
-        await self._make_cursors(topic)
-        if is_new:
-            self.events.emit("subscription_added", topic.name, subscription=subscription, mode=str(settings.mode))
-        return known, is_new
-
-    async def _create_subscription(
-        self,
-        topic_id: str,
-        name: TopicName,
-        subscription: str,
-        settings: SubscriptionSettings,
-        starts: Mapping[int, int],
-    ) -> bool:
-        topic = self._topic(name)
-        if topic.stored.topic_id != topic_id:
-            raise TopicNotFound(topic=str(name))
-        if subscription in topic.subscriptions:
-            return False
-        if self.counts.subscriptions >= self.options.subscriptions_max:
-            raise LimitReached(kind="subscriptions", limit=self.options.subscriptions_max)
-        if self.counts.cursors + len(topic.partitions) > self.options.cursors_max:
-            raise LimitReached(kind="cursors", limit=self.options.cursors_max)
-        cursors = {number: Cursor(offset) for number, offset in starts.items()}
-        await self._catalogue.create_subscription(name, subscription, settings, topic.stored.partitions, cursors)
-        return True
-
-    async def subscription(self, name: TopicName, subscription: str) -> SubscriptionInfo:
-        """As far as its partitions are served here. SubscriptionNotFound, NotOwner."""
-        self._topic(name).check_served()
-        return await self._known(name, subscription).info()
-
-    async def subscriptions(self, name: TopicName) -> list[SubscriptionInfo]:
-        """All of a topic, by name."""
-        self._topic(name).check_served()
-        known = sorted(self._topic(name).subscriptions.items())
-        return [await subscription.info() for _, subscription in known]
-
-    @whole
-    async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
-        """With its cursors. SubscriptionBusy when consumers are attached at any broker, unless forced.
-
-        OwnersNotReached when a broker that may have consumers does not answer.
-        """
-        self._known(name, subscription)
-        self._topic(name).check_served()
-        if not force:
-            await self._check_idle(name, subscription)
-        async with self._changing():
-            topic = self._topic(name)
-            if not force:
-                refuse_consumers(name, topic.consumers(), subscription)  # one may have come while others were asked
-            await self._agreed(name, partial(self._delete_subscription, name, subscription))
-            await self._sync_topic(name)
-            with contextlib.suppress(Outdated):
-                await self._catalogue.delete_cursors(name, subscription, topic.stored.partitions)
-        self.events.emit("subscription_removed", name, subscription=subscription)
-
-    async def _delete_subscription(self, name: TopicName, subscription: str) -> None:
-        self._known(name, subscription)
-        await self._catalogue.delete_subscription(name, subscription)
-
-    @whole
-    async def seek(
-        self, name: TopicName, subscription: str, position: Position, *, partition: int | None = None
-    ) -> SubscriptionInfo:
-        """Move it, in one partition or in all; its consumers are let go and come back."""
-        self._check_serving()
-        self._topic(name).check_served()
-        known = self._known(name, subscription)
-        await known.seek(position, partition)
-        self.events.emit("subscription_moved", name, subscription=subscription, position=str(position))
-        return await known.info()
-
-    async def seek_everywhere(self, name: TopicName, subscription: str, position: Position) -> SubscriptionInfo:
-        """Move it in all partitions, at whichever brokers they are.
+        """Return the offsets, version and segments of a partition.
 
         Raises:
-            OwnersNotReached: it names the partitions in which it was not moved.
+            LeaseExpired: another broker may own the partition, and `stale` was not asked for.
         """
-        topic = self._topic(name)
-        info = await self.seek(name, subscription, position)
-        here = {cursor.partition for cursor in info.cursors}
-        elsewhere = [place.name.partition for place in topic.places if place.name.partition not in here]
-        what = f"subscription {subscription} was moved in other partitions only; seek again"
+        return await self.registry.topic(name).partition(partition).info(stale=stale)
 
-        def ask(others: OtherOwners) -> Callable[[PartitionName], Awaitable[SubscriptionInfo]]:
-            return lambda partition: others.seek(partition, subscription, position)
+    async def locate(self, name: TopicName, partition: int, position: Position, *, stale: bool = False) -> int:
+        """Return the offset that a position means now.
 
-        infos = await self._ask_owners(topic, elsewhere, ask, what)
-        moved = [cursor for number, each in infos.items() for cursor in each.cursors if cursor.partition == number]
-        cursors = sorted([*info.cursors, *moved], key=lambda cursor: cursor.partition)
-        return replace(info, cursors=cursors, lag=sum(cursor.lag for cursor in cursors))
-
-    async def consumers(self, name: TopicName, partition: int) -> dict[str, list[str]]:
-        """Return the ids of consumers that are attached here, by subscription. NotOwner of the partition."""
-        topic = self._topic(name)
-        topic.check_number(partition)
-        topic.places[partition].check()
-        return topic.consumers()
-
-    def _known(self, name: TopicName, subscription: str) -> Subscription:
-        known = self._topic(name).subscriptions.get(checked_subscription(subscription))
-        if known is None:
-            raise SubscriptionNotFound(topic=str(name), subscription=subscription)
-        return known
-
-    async def attach(
-        self, name: TopicName, subscription: str, settings: SubscriptionSettings, consumer: Consumer
-    ) -> Attachment:
-        """Send records to a consumer from now on; the subscription is made if there is none."""
-        self._check_serving()
-        topic = self._topic(name)
-        topic.check_served()
-        checked_subscription(subscription)
-        if self.counts.consumers >= self.options.consumers_max:
-            raise LimitReached(kind="consumers", limit=self.options.consumers_max)
-        if topic.is_reliable:
-            known, _ = await self._subscription(topic, subscription, settings)
-            await known.attach(consumer, settings)
-            attachment = Attachment(consumer, known, partial(known.detach, consumer))
-        else:
-            topic.attach_passing(subscription, settings, consumer)
-            attachment = Attachment(consumer, None, partial(topic.detach_passing, subscription, consumer))
-        self.counts.consumers += 1
-        self.metrics.consumers.set(self.counts.consumers)
-        self.events.emit("consumer_attached", name, subscription=subscription, consumer=consumer.name)
-        return attachment
-
-    @whole
-    async def detach(self, name: TopicName, attachment: Attachment) -> None:
-        """The consumer's connection has ended, or it has had enough."""
-        self.counts.consumers -= 1
-        self.metrics.consumers.set(self.counts.consumers)
-        await attachment.leave()
-        self.events.emit("consumer_detached", name, consumer=attachment.consumer.name)
+        Raises:
+            LeaseExpired: another broker may own the partition, and `stale` was not asked for.
+        """
+        return await self.registry.topic(name).partition(partition).locate(position, stale=stale)
 
     # Subscribers
 
     def pubsub_metrics(self, name: TopicName | None) -> PubSubMetrics:
-        """What became of messages, of one topic or of all, on this node. TopicNotFound."""
-        return self.hub.metrics(None if name is None else self._topic(name), self._unplaced)
+        """Return what became of messages on this node, of one topic or of all.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        return self.pubsub.metrics(None if name is None else self.registry.topic(name))
 
     def subscribers(self, name: TopicName) -> list[SubscriberInfo]:
-        """Of the partitions that are served here. TopicNotFound, NotOwner."""
-        topic = self._topic(name)
+        """Return the subscribers of the partitions that are served here.
+
+        Raises:
+            TopicNotFound, NotOwner: there is no such topic, or it is served elsewhere.
+        """
+        topic = self.registry.topic(name)
         topic.check_served()
-        return self.hub.subscribers(topic)
+        return self.pubsub.subscribers(topic)
 
     # Producers
 
     async def producers_of(self, name: TopicName) -> list[ProducerInfo]:
-        """Return who publishes to a topic over a connection, at all brokers. TopicNotFound."""
-        self._topic(name)
+        """Return who publishes to a topic over a connection, at all brokers.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        self.registry.topic(name)
         return await self.producers.list(name)
 
     # Registered readers
 
-    @whole
+    @run_to_completion
     async def put_reader(self, reader: str, name: TopicName, settings: ReaderSettings) -> tuple[ReaderInfo, bool]:
-        """Register it, or say where it is now; whether it is new. ReaderAhead when it would go back, unless forced."""
-        self._check_serving()
-        return await self._readers.put(reader, name, settings)
+        """Register a reader, or store where it is now; return it, and whether it is new.
+
+        Raises:
+            ReaderAhead: it would go back, and it was not forced.
+        """
+        self._serving.check()
+        return await self.registered_readers.put(reader, name, settings)
 
     async def reader(self, reader: str, name: TopicName) -> ReaderInfo:
-        """Its positions and lag, as far as they are known here. ReaderNotFound."""
-        return await self._readers.get(reader, name)
+        """Return the positions and the lag of a reader, as far as they are known here.
+
+        Raises:
+            ReaderNotFound: there is no such reader.
+        """
+        return await self.registered_readers.get(reader, name)
 
     async def readers(
         self, *, topic: TopicName | None = None, after: str | None = None, limit: int = 100
     ) -> ReaderPage:
-        """Of one topic or of all, by name, some at a time."""
-        return await self._readers.page(topic=topic, after=after, limit=limit)
+        """Return a page of the readers of one topic, or of all, by name."""
+        return await self.registered_readers.page(topic=topic, after=after, limit=limit)
 
-    @whole
+    @run_to_completion
     async def delete_reader(self, reader: str, name: TopicName) -> None:
-        """It holds nothing back any more. ReaderNotFound."""
-        self._check_serving()
-        await self._readers.delete(reader, name)
+        """Delete a reader: it holds back nothing any more.
+
+        Raises:
+            ReaderNotFound: there is no such reader.
+        """
+        self._serving.check()
+        await self.registered_readers.delete(reader, name)
 
     def _lags(self) -> Iterator[tuple[str, str, int]]:
         # Asked for in a thread, while others come and go.
-        for text, topic in list(self._by_text.items()):
+        for topic in self._topics:
             for name, subscription in list(topic.subscriptions.items()):
                 lag = subscription.lag()
                 if lag is not None:
-                    yield text, name, lag
+                    yield str(topic.name), name, lag
 
 
 def _check_position(log: Log, topic: TopicName, partition: int, offset: int, epoch: int | None) -> None:
-    """PositionDiverged, if a reader that has read everything before `offset` in `epoch` has read what is not there."""
+    """Check that a reader that has read everything before `offset` in `epoch` has read what is still in the log.
+
+    Raises:
+        PositionDiverged: some of that was given up since.
+    """
     continues_at = None if epoch is None else log.epochs.continuation(offset, epoch)
     if epoch is not None and continues_at is not None:
         raise PositionDiverged(
             topic=str(topic), partition=partition, offset=offset, epoch=epoch, continues_at=continues_at
         )
+
+
+def _name_of(topic: Topic) -> str:
+    return str(topic.name)

@@ -44,7 +44,7 @@ class StoredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True, slots=True)
 class StoredSubscription:
-    """Its settings, and the revision at which it was made: one of the same name made anew has another."""
+    """The settings of a subscription, and the revision at which it was created; one created again has another."""
 
     settings: SubscriptionSettings
     revision: int
@@ -52,7 +52,7 @@ class StoredSubscription:
 
 @dataclass(slots=True)
 class CatalogueTopic:
-    """Everything stored about one topic, but the cursors of its subscriptions."""
+    """Everything that is stored about one topic, except the cursors of its subscriptions."""
 
     stored: StoredTopic
     policy: Policy = field(default_factory=Policy)
@@ -65,12 +65,12 @@ class CatalogueTopic:
 class Catalogue:
     """Read with `load`, kept up to date by its own changes, by `apply` and by `refresh`."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: MetadataStore, *, is_followed: bool) -> None:
+        self.metadata = metadata
         self._namespaces: dict[str, Entry] = {}  # the policy entries
         self._topics: dict[TopicName, dict[str, Entry]] = {}  # by key
         self.producers_at_load: list[tuple[TopicName, str]] = []  # topics, and the brokers that wrote entries there
-        self.is_followed = False  # somebody watches, and calls `apply`
+        self._is_followed = is_followed  # what others store comes by `apply`
         # Keys that were deleted, at which revision, until a watch has passed it and no transaction is under way, whose
         # answer may be older.
         self._gone: dict[str, int] = {}
@@ -82,8 +82,8 @@ class Catalogue:
 
     async def load(self) -> tuple[int, int]:
         """Read everything; the revisions from which to watch namespaces and topics."""
-        namespaces = await self._metadata.list(keys.NAMESPACES)
-        topics = await self._metadata.list(keys.TOPICS)
+        namespaces = await self.metadata.list(keys.NAMESPACES)
+        topics = await self.metadata.list(keys.TOPICS)
         self._namespaces, self._topics, self._gone = {}, {}, {}
         self._loads, self._loaded = self._loads + 1, {"namespaces": namespaces.revision, "topics": topics.revision}
         split = [entry.key.split("/") for entry in topics.entries]
@@ -93,23 +93,23 @@ class Catalogue:
         return namespaces.revision, topics.revision
 
     async def refresh(self, name: TopicName) -> None:
-        """Read one topic and its namespace anew."""
-        namespace = await self._metadata.get(keys.namespace_policy(name.namespace))
-        listing = await self._metadata.list(keys.topic_prefix(name))
+        """Read one topic and its namespace again."""
+        namespace = await self.metadata.get(keys.namespace_policy(name.namespace))
+        listing = await self.metadata.list(keys.topic_prefix(name))
         self._namespaces.pop(name.namespace, None)  # only now: who looks meanwhile must not find nothing
         self._topics.pop(name, None)
         for entry in [*([namespace] if namespace else []), *listing.entries]:
             self._keep(entry)
 
     async def refresh_namespace(self, namespace: str) -> None:
-        """Read the namespace anew; its topics are as they were."""
-        entry = await self._metadata.get(keys.namespace_policy(namespace))
+        """Read a namespace again; its topics stay as they are known."""
+        entry = await self.metadata.get(keys.namespace_policy(namespace))
         self._namespaces.pop(namespace, None)
         if entry is not None:
             self._keep(entry)
 
     def apply(self, changes: Sequence[Change]) -> tuple[set[str], set[TopicName]]:
-        """Take what a watch says, in its order; the namespaces and topics that it is about."""
+        """Apply what a watch brings, in its order; return the namespaces and topics that it is about."""
         namespaces: set[str] = set()
         topics: set[TopicName] = set()
         for change in changes:
@@ -146,36 +146,48 @@ class Catalogue:
         return {entry.key: entry.value for entry in known}
 
     def namespaces(self) -> Iterator[str]:
-        """All of them."""
+        """Return the names of all namespaces."""
         return iter(list(self._namespaces))
 
     def namespace(self, namespace: str) -> Policy | None:
-        """What its topics inherit; None: there is no such namespace. CorruptCommit."""
+        """Return the policy that the topics of a namespace inherit; None: there is no such namespace.
+
+        Raises:
+            CorruptCommit: it cannot be read.
+        """
         entry = self._namespaces.get(namespace)
         return None if entry is None else _read(entry, Policy)
 
     async def topics_of(self, namespace: str) -> int:
-        """How many topics its list has, also of other brokers' making."""
-        return len((await self._metadata.list(keys.namespace_topics(namespace))).entries)
+        """Return how many topics a namespace has in the store, also those that other brokers have created."""
+        return len((await self.metadata.list(keys.namespace_topics(namespace))).entries)
 
     def names(self) -> list[TopicName]:
-        """Every topic of which anything is stored."""
+        """Return every topic of which anything is stored."""
         return list(self._topics)
 
     def topic(self, name: TopicName) -> CatalogueTopic | None:
-        """None: there is none, or only leftovers. CorruptCommit."""
+        """Return what is stored about a topic; None: nothing, or leftovers only.
+
+        Raises:
+            CorruptCommit: it cannot be read.
+        """
         entries = self._topics.get(name, {})
         head = entries.get(keys.delivery(name))
         return None if head is None else _topic_of(_read(head, StoredTopic), entries.values())
 
     async def read_topic(self, name: TopicName) -> tuple[StoredTopic, Compare] | None:
-        """As the store has it now, which is not kept; and what holds for as long as it stays so. CorruptCommit."""
-        entry = await self._metadata.get(keys.delivery(name))
+        """Read a topic as the store has it now, without keeping it; return it, and what holds while it stays so.
+
+        Raises:
+            CorruptCommit: it cannot be read.
+        """
+        entry = await self.metadata.get(keys.delivery(name))
         return None if entry is None else (_read(entry, StoredTopic), Compare(entry.key, entry.revision))
 
     async def read_policy(self, key: str) -> tuple[Policy, Compare]:
         """Return the policy under a key as the store has it now, and what holds while it stays so. CorruptCommit."""
-        entry = await self._metadata.get(key)
+        entry = await self.metadata.get(key)
         if entry is None:
             return Policy(), Compare(key, NO_REVISION)
         return _read(entry, Policy), Compare(key, entry.revision)
@@ -209,21 +221,21 @@ class Catalogue:
     # Changes. Outdated: nothing was done.
 
     async def put_namespace(self, namespace: str, policy: Policy, unchanged: Sequence[Compare] = ()) -> None:
-        """Create or change it, while what it builds on is unchanged."""
+        """Create or change a namespace while what it builds on is unchanged."""
         key = keys.namespace_policy(namespace)
         await self._txn([key, *unchanged], puts=[Put(key, msgspec.json.encode(policy))])
 
     async def delete_namespace(self, namespace: str) -> None:
-        """The caller has seen that it is empty. A topic made meanwhile would have changed the namespace."""
+        """Delete a namespace that the caller has seen to be empty. A topic created meanwhile would have changed it."""
         key = keys.namespace_policy(namespace)
         await self._txn([key], deletes=[key])
 
     async def create_topic(
         self, name: TopicName, topic: CatalogueTopic, *, unassigned_ms: int | None, unchanged: Sequence[Compare] = ()
     ) -> None:
-        """Its namespace is written with it, so that nobody deletes that meanwhile.
+        """Store a topic, and its namespace with it, so that nobody deletes that meanwhile.
 
-        `unassigned_ms`: in a cluster its partitions wait for an owner from now on.
+        `unassigned_ms`: since when its partitions wait for an owner; None: they do not wait.
         """
         namespace = self._namespaces[name.namespace]
         first = range(min(topic.stored.partitions, ASSIGNED_TOGETHER_MAX))
@@ -246,7 +258,7 @@ class Catalogue:
     async def change_topic(
         self, name: TopicName, policy: Policy, schema: Schema | None, unchanged: Sequence[Compare] = ()
     ) -> None:
-        """Another policy; and another schema, if no record was accepted yet."""
+        """Store another policy; and another schema, if no record was accepted yet."""
         puts = [Put(keys.policy(name), msgspec.json.encode(policy))]
         compares: list[str | Compare] = [keys.delivery(name), keys.policy(name), *unchanged]
         if schema is not None:
@@ -255,25 +267,27 @@ class Catalogue:
         await self._txn(compares, puts=puts)
 
     async def fix_schema(self, name: TopicName) -> None:
-        """A record is about to be accepted."""
+        """Store that a record is about to be accepted: the schema stays as it is from now on."""
         await self._txn(
             [keys.delivery(name), keys.schema(name), keys.schema_fixed(name)],
             puts=[Put(keys.schema_fixed(name), b"{}")],
         )
 
     async def mark_deleting(self, name: TopicName, stored: StoredTopic) -> None:
-        """From now on the topic is only there to be deleted."""
+        """Store that a topic exists only to be deleted from now on."""
         marked = msgspec.structs.replace(stored, is_deleting=True)
         await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
 
     async def delete_topic(self, name: TopicName, topic_id: str, mark: Compare, now_ms: int) -> None:
-        """Forget it, while `mark` holds. Its `delivery` key goes last, and leaves a delete mark under the topic's id.
+        """Delete what is stored about a topic while `mark` holds.
+
+        Its `delivery` key goes last, and leaves a delete mark under the topic's id.
 
         Raises:
             Outdated: somebody else was quicker.
         """
-        entries = [entry.key for entry in (await self._metadata.list(keys.topic_prefix(name))).entries]
-        entries += [entry.key for entry in (await self._metadata.list(keys.storage_prefix(name))).entries]
+        entries = [entry.key for entry in (await self.metadata.list(keys.topic_prefix(name))).entries]
+        entries += [entry.key for entry in (await self.metadata.list(keys.storage_prefix(name))).entries]
         entries += [key for key in await self._reader_keys() if key.split("/")[3:5] == [name.namespace, name.topic]]
         await self._delete([key for key in entries if key != keys.delivery(name)], mark)
         deleted = Put(keys.deleted(topic_id), msgspec.json.encode(DeleteMark(topic=str(name), at_ms=now_ms)))
@@ -281,11 +295,11 @@ class Catalogue:
 
     async def is_deleted(self, topic_id: str) -> bool:
         """Return whether there is a delete mark for this very topic: its absence alone says nothing."""
-        return await self._metadata.get(keys.deleted(topic_id)) is not None
+        return await self.metadata.get(keys.deleted(topic_id)) is not None
 
     async def forget_delete_marks(self, now_ms: int) -> None:
         """Remove delete marks that are old, or more than there may be. What is not removed by then is kept on disks."""
-        marks = (await self._metadata.list(keys.DELETED)).entries
+        marks = (await self.metadata.list(keys.DELETED)).entries
         newest_first = sorted(marks, key=lambda entry: -entry.revision)
         gone = [
             entry.key
@@ -293,13 +307,13 @@ class Catalogue:
             if number >= DELETE_MARKS_MAX or _read(entry, DeleteMark).at_ms < now_ms - DELETE_MARK_MS
         ]
         for first in range(0, len(gone), TXN_OPERATIONS_MAX):
-            await self._metadata.txn(deletes=gone[first : first + TXN_OPERATIONS_MAX])
+            await self.metadata.txn(deletes=gone[first : first + TXN_OPERATIONS_MAX])
 
     async def _reader_keys(self) -> list[str]:
-        return [entry.key for entry in (await self._metadata.list(keys.READERS)).entries]
+        return [entry.key for entry in (await self.metadata.list(keys.READERS)).entries]
 
     def mark(self, name: TopicName) -> Compare:
-        """That the topic is as it is known here."""
+        """Return what holds while the topic is as it is known here."""
         return self._as_known(keys.delivery(name))
 
     def _as_known(self, key: str) -> Compare:
@@ -314,9 +328,9 @@ class Catalogue:
         partitions: int,
         cursors: Mapping[int, Cursor],
     ) -> None:
-        """Make it with these cursors; those that an earlier one has left go first.
+        """Store a subscription with these cursors; those that an earlier one has left go first.
 
-        The others are made by the owners of the partitions.
+        The other cursors are created by the owners of the partitions.
         """
         await self.delete_cursors(name, subscription, partitions)
         key = keys.subscription(name, subscription)
@@ -328,25 +342,33 @@ class Catalogue:
         await self._txn([keys.delivery(name), key], puts=puts)
 
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
-        """Itself first: cursors without a subscription mean nothing."""
+        """Delete a subscription, itself first: cursors without a subscription mean nothing."""
         key = keys.subscription(name, subscription)
         await self._txn([key], deletes=[key, keys.holder(name, subscription)])
 
     async def read_holder(self, name: TopicName, subscription: str) -> tuple[Holder | None, Compare]:
-        """Return who holds a subscription as the store has it now, and what holds while it stays so. CorruptCommit."""
+        """Return who holds a subscription as the store has it now, and what holds while it stays so.
+
+        Raises:
+            CorruptCommit: it cannot be read.
+        """
         key = keys.holder(name, subscription)
-        entry = await self._metadata.get(key)
+        entry = await self.metadata.get(key)
         if entry is None:
             return None, Compare(key, NO_REVISION)
         return _read(entry, Holder), Compare(key, entry.revision)
 
     async def put_holder(self, name: TopicName, subscription: str, holder: Holder, fences: Sequence[Compare]) -> int:
-        """Make another the holder while the fences hold; the revision of the entry."""
+        """Store another holder while the fences hold; return the revision of the entry."""
         key = keys.holder(name, subscription)
         return await self._txn(fences, puts=[Put(key, msgspec.json.encode(holder))])
 
     async def delete_cursors(self, name: TopicName, subscription: str, partitions: int) -> None:
-        """Of a subscription that was deleted. Outdated when it was made anew: then they are the new one's."""
+        """Delete the cursors of a subscription that was deleted.
+
+        Raises:
+            Outdated: it was created again, so they are the new one's.
+        """
         gone = [keys.cursor(name, subscription, number) for number in range(partitions)]
         await self._delete(gone, Compare(keys.subscription(name, subscription), NO_REVISION))
 
@@ -361,7 +383,7 @@ class Catalogue:
         self._under_way += 1
         loads = self._loads
         try:
-            done = await self._metadata.txn(compares=compares, puts=puts, deletes=deletes)
+            done = await self.metadata.txn(compares=compares, puts=puts, deletes=deletes)
         finally:
             self._under_way -= 1
         if not done.is_done:
@@ -372,7 +394,7 @@ class Catalogue:
         for key in deletes:
             if self._is_news(key, done.revision, loads):
                 self._forget(key)
-                if self.is_followed:
+                if self._is_followed:
                     self._gone[key] = done.revision
         return done.revision
 
@@ -389,10 +411,10 @@ class Catalogue:
     # Cursors
 
     async def cursors(self, name: TopicName, subscription: str | None = None) -> dict[tuple[str, int], Cursor]:
-        """Every stored cursor of a topic, or of one of its subscriptions, by subscription and partition."""
+        """Return every stored cursor of a topic, or of one of its subscriptions, by subscription and partition."""
         prefix = keys.topic_prefix(name) + "subscriptions/" + (f"{subscription}/" if subscription is not None else "")
         found = {}
-        for entry in (await self._metadata.list(prefix)).entries:
+        for entry in (await self.metadata.list(prefix)).entries:
             if keys.is_cursor(entry.key):
                 parts = entry.key.split("/")
                 found[parts[5], int(parts[7])] = Cursor.load(entry.key, entry.value)
@@ -401,10 +423,14 @@ class Catalogue:
     async def create_cursor(
         self, name: TopicName, subscription: str, partition: int, cursor: Cursor, fences: Sequence[Compare]
     ) -> None:
-        """Of a subscription that has none there. Outdated when it has, or when a fence does not hold."""
+        """Store the cursor of a subscription that does not have one in the partition.
+
+        Raises:
+            Outdated: it has one, or a fence does not hold.
+        """
         key = keys.cursor(name, subscription, partition)
         compares = [Compare(key, NO_REVISION), *fences]
-        if not (await self._metadata.txn(compares=compares, puts=[Put(key, cursor.stored())])).is_done:
+        if not (await self.metadata.txn(compares=compares, puts=[Put(key, cursor.stored())])).is_done:
             raise Outdated(f"{key} was made by somebody else")
 
 
@@ -413,7 +439,7 @@ def _is_producer(parts: list[str]) -> bool:
 
 
 def _is_traffic(key: str) -> bool:
-    """Whether a key says what is done with a topic, which changes often, rather than what the topic is."""
+    """Return whether a key says what is done with a topic, which changes often, rather than what the topic is."""
     return keys.is_cursor(key) or _is_producer(key.split("/"))
 
 

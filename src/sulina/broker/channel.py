@@ -1,12 +1,13 @@
-"""A topic that keeps nothing: what is published goes to whoever is attached and has room, once, or is dropped.
+"""A best-effort topic: what is published goes once to the consumers that are attached and have room, or is dropped.
 
-A subscription here is only a name under which consumers share records by its kind; it goes with its last consumer.
+A subscription of such a topic is only a name under which consumers share records by its kind; it goes with its last
+consumer.
 """
 
 import struct
 from typing import Protocol
 
-from sulina.broker.consumer import Consumer, Delivery, replaced_by, taken_over
+from sulina.broker.consumer import ConsumerConnection, ConsumerDelivery, connections_to_replace, replaced_error
 from sulina.broker.metrics import TopicMetrics
 from sulina.core.delivery.fan_out import Payload
 from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
@@ -26,12 +27,16 @@ class Feeds(Protocol):
     """Passes a batch on to subscribers at every node."""
 
     def publish(self, payload: Payload, options: TopicOptions) -> None:
-        """NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything."""
+        """Pass a batch on.
+
+        Raises:
+            NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything.
+        """
         ...
 
 
 class Channel:
-    """One partition's worth of passing on. Offsets count from 0 at every start of the node."""
+    """Passes on what is published to one partition of a best-effort topic. Offsets count from 0 at every start."""
 
     def __init__(self, topic: TopicName, partition: int, metrics: TopicMetrics) -> None:
         self._topic = topic
@@ -42,7 +47,11 @@ class Channel:
     def publish(
         self, data: Bytes, limits: BatchLimits, groups: list[Members], feed: Feeds | None, options: TopicOptions
     ) -> tuple[int, int]:
-        """Pass batches on; the offsets they got. NoSubscribers, PartitionDropped, DelayQueueFull, InvalidInput."""
+        """Pass batches on; return the offsets that they got.
+
+        Raises:
+            NoSubscribers, PartitionDropped, DelayQueueFull, InvalidBatch: nobody is sent anything.
+        """
         headers = validate(data, limits)
         if not headers:
             raise InvalidBatch("there is no record batch to publish")
@@ -80,7 +89,7 @@ class Channel:
         self._send(member, data, [whole], count)
 
     def _pass_on_by_key(self, group: Members, data: memoryview) -> None:
-        ranges: dict[Consumer, list[Range]] = {}
+        ranges: dict[ConsumerConnection, list[Range]] = {}
         position = 0
         for header in split(data, check_crc=False):
             for record in decode(data, header, position):
@@ -88,24 +97,24 @@ class Channel:
                 if owner is None or not owner.is_able:
                     self._metrics.dropped_records.inc()
                     continue
-                assert isinstance(owner, Consumer)
+                assert isinstance(owner, ConsumerConnection)
                 ranges.setdefault(owner, []).append((record.offset, record.offset + 1))
             position += header.size_bytes
         for consumer, mine in ranges.items():
             self._send(consumer, data, mine, len(mine))
 
     def _send(self, member: object, data: memoryview, ranges: list[Range], count: int) -> None:
-        assert isinstance(member, Consumer)
+        assert isinstance(member, ConsumerConnection)
         member.credit -= count
         self._metrics.delivered_records.inc(count)
-        member.deliver(Delivery(self._partition, 1, data, ranges))
+        member.deliver(ConsumerDelivery(self._partition, 1, data, ranges))
 
 
-class PassingSubscription:
-    """Consumers of a topic that keeps nothing, under one name.
+class BestEffortSubscription:
+    """The consumers of a best-effort topic that share records under one name.
 
     Exclusive and failover hold for the partitions that this broker serves: nothing is stored, so there is no holder
-    whom all owners know (`core.delivery.holder`).
+    that all owners know (`core.delivery.holder`).
     """
 
     def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:
@@ -114,22 +123,27 @@ class PassingSubscription:
         self.members = Members(settings.mode)
         self._topic = topic
 
-    def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
-        """SubscriptionBusy, AlreadyExists when the subscription is of another kind."""
+    def attach(self, consumer: ConsumerConnection, settings: SubscriptionSettings) -> None:
+        """Attach a consumer.
+
+        Raises:
+            SubscriptionBusy: another consumer has an exclusive subscription.
+            AlreadyExists: the subscription is of another kind.
+        """
         topic = str(self._topic)
-        for older in replaced_by(self.members, consumer, settings.mode, topic=topic, name=self.name):
+        for older in connections_to_replace(self.members, consumer, settings.mode, topic=topic, name=self.name):
             self.members.detach(older)
-            older.dismissed(taken_over(topic, self.name))
+            older.detached(replaced_error(topic, self.name))
         self.members.attach(consumer)
 
-    def detach(self, consumer: Consumer) -> None:
-        """Send it no more."""
+    def detach(self, consumer: ConsumerConnection) -> None:
+        """Detach a consumer."""
         if consumer in self.members.present:
             self.members.detach(consumer)
 
     def close(self, error: SulinaError) -> None:
-        """Let every consumer go."""
+        """Detach every consumer, and tell them the error."""
         for consumer in list(self.members.present):
-            assert isinstance(consumer, Consumer)
+            assert isinstance(consumer, ConsumerConnection)
             self.members.detach(consumer)
-            consumer.dismissed(error)
+            consumer.detached(error)

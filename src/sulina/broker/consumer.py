@@ -1,4 +1,4 @@
-"""A consumer as the broker sees it: a member of a subscription, with a way to reach it."""
+"""A consumer as the broker sees it: a member of a subscription, and how to reach it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """Whole batches, of which `ranges` are the consumer's."""
+class ConsumerDelivery:
+    """Whole batches for one consumer; only the records in `ranges` are for it."""
 
     partition: int
     attempt: int
@@ -24,43 +24,51 @@ class Delivery:
 
 
 @dataclass(slots=True, eq=False)
-class Consumer(Member):
-    """Deliveries go to `deliver`, which must not wait; when the broker lets it go, `dismissed` is told why."""
+class ConsumerConnection(Member):
+    """One consumer of one client connection.
 
-    id: str = ""  # that no other of its name has; none: its name has to do
-    deliver: Callable[[Delivery], None] = lambda _delivery: None
-    dismissed: Callable[[SulinaError], None] = lambda _error: None
+    `deliver` is called with each delivery and must not wait. `detached` is called with the reason when the broker
+    detaches the consumer.
+    """
+
+    id: str = ""  # unique among consumers of the same name; empty: the name identifies it
+    deliver: Callable[[ConsumerDelivery], None] = lambda _delivery: None
+    detached: Callable[[SulinaError], None] = lambda _error: None
 
     @property
     def holder(self) -> Holder:
-        """Return it as the holder of a subscription."""
+        """This consumer, as the holder of a subscription."""
         return Holder(consumer=self.name, id=self.id or self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
-    """A consumer at its subscription; None: the topic keeps nothing, and there is nothing to ack."""
+class ConsumerAttachment:
+    """A consumer and its subscription; no subscription on a best-effort topic, where there is nothing to ack."""
 
-    consumer: Consumer
+    consumer: ConsumerConnection
     subscription: "Subscription | None"
-    leave: Callable[[], Awaitable[None]]
+    detach: Callable[[], Awaitable[None]]
 
 
-def replaced_by(
-    members: Members, consumer: Consumer, kind: SubscriptionKind, *, topic: str, name: str
-) -> list[Consumer]:
-    """Who must go when this consumer comes: one of the same name is the same, come back.
+def connections_to_replace(
+    members: Members, consumer: ConsumerConnection, kind: SubscriptionKind, *, topic: str, name: str
+) -> list[ConsumerConnection]:
+    """Return the attached consumers that a new one replaces: those of the same name, whose client has reconnected.
 
-    AlreadyExists when the subscription is of another kind, SubscriptionBusy when it has no room.
+    Raises:
+        AlreadyExists: the subscription is of another kind.
+        SubscriptionBusy: it is exclusive, and a consumer of another name is attached.
     """
     if kind != members.kind:
         raise AlreadyExists(kind="subscription", name=name, difference=f"it is {members.kind}, not {kind}")
-    older = [member for member in members.present if isinstance(member, Consumer) and member.name == consumer.name]
+    older = [
+        member for member in members.present if isinstance(member, ConsumerConnection) and member.name == consumer.name
+    ]
     if not members.is_free and not older:
         raise SubscriptionBusy(topic=topic, subscription=name, reason="it is exclusive, and a consumer is attached")
     return older
 
 
-def taken_over(topic: str, name: str) -> SubscriptionBusy:
-    """What a consumer is told whose place another of its name has taken."""
-    return SubscriptionBusy(topic=topic, subscription=name, reason="a consumer of the same name has taken its place")
+def replaced_error(topic: str, name: str) -> SubscriptionBusy:
+    """Return the error for a consumer that another one of the same name has replaced."""
+    return SubscriptionBusy(topic=topic, subscription=name, reason="a consumer of the same name has replaced it")

@@ -1,12 +1,11 @@
-"""Cursors on their way to the metadata store, many in one transaction.
+"""Writes cursors to the metadata store, many in one transaction.
 
-- Whoever waits for a cursor to be durable starts a transaction at once, which takes along all that have changed. What
-  changes while it is under way goes into the next one: the more consumers wait, the more share a transaction, and none
-  waits for others to come.
-- Cursors that nobody waits for are written a little later. Notes, which are for whoever looks and change all the time,
-  are written together, once a second at most, as they are then.
-- What is forgotten is never written again, nor is anything whose fence no longer holds: its partition has another
-  owner, who goes on from what was written before. A fence that no longer holds costs nobody else anything.
+- A cursor that somebody waits for starts a transaction at once, which includes all cursors that have changed. Changes
+  during the transaction go into the next one, so waiters share transactions and do not wait for more of them.
+- Cursors that nobody waits for are written a little later. Notes, which change all the time and are only shown to
+  users, are written together, at most once a second.
+- A key that was discarded is not written again. Nor is one whose fence does not hold any more: its partition has
+  another owner, which goes on from what was written before. The other keys of such a transaction are still written.
 """
 
 import asyncio
@@ -22,17 +21,17 @@ from sulina.waiting import wait_or_timeout
 
 DELAY_SECONDS = 0.2
 NOTES_SECONDS = 1.0  # between two transactions with notes
-WAITING_MAX = 100_000  # cursors and notes; beyond it no new notes are taken
+WAITING_MAX = 100_000  # cursors and notes; beyond it new notes are dropped
 
 _logger = structlog.get_logger("sulina.cursors")
 
-Stored = Callable[[], bytes | None]  # None: the key is to go
+Stored = Callable[[], bytes | None]  # None: delete the key
 _Failures = dict[str, Exception | None]  # why a key was not written; None: a fence does not hold
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """What to write, and what must hold for that."""
+    """A value to write, and the fences that must hold."""
 
     stored: Stored
     fences: Sequence[Compare]
@@ -40,35 +39,40 @@ class _Write:
 
 
 class CursorWriter:
-    """One for a node. `start`, then `close`, which writes what is left."""
+    """The writer of a node. `stop` writes what is left."""
 
     def __init__(
         self, metadata: MetadataStore, delay_seconds: float = DELAY_SECONDS, notes_seconds: float = NOTES_SECONDS
     ) -> None:
         self._metadata = metadata
-        self._delay_seconds = delay_seconds
+        self.delay_seconds = delay_seconds  # before a cursor that nobody waits for is written
         self._notes_seconds = notes_seconds
         self._changed: dict[str, _Write] = {}  # in the order in which they changed
-        self._due = math.inf  # when those of them are written that nobody waits for
+        self._due = math.inf  # when changes that nobody waits for are written
         self._notes: dict[str, _Write] = {}
         self._notes_due = math.inf
         self._notes_taken = -math.inf
-        self._left_out = 0  # notes, since the start
+        self._dropped_notes = 0  # since the start
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
-        self._writing: set[str] = set()  # in the transaction that runs
+        self._writing: set[str] = set()  # keys in the current transaction
         self._write_done = asyncio.Event()  # of that transaction
-        self._forgotten: set[str] = set()  # that must not be tried again
+        self._discarded: set[str] = set()  # keys that must not be tried again
         self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    @property
+    def pending(self) -> int:
+        """Number of values that are waiting or being written."""
+        return len(self._notes) + len(self._changed) + len(self._writing)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._task = asyncio.create_task(self._run(), name="cursor-writer")
 
-    async def close(self) -> None:
-        """Write what is left. What the store then refuses stays unwritten: those records are delivered again."""
-        self._closing.set()
+    async def stop(self) -> None:
+        """Write what is left, and stop. If the store refuses a cursor now, its records are delivered again later."""
+        self._stopping.set()
         self._wake.set()
         if self._task is not None:
             await self._task
@@ -76,44 +80,48 @@ class CursorWriter:
             _fail(waiters, NotServing(reason="the node is stopping"))
 
     def changed(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> None:
-        """Write it soon, as it is by then, if its fences hold by then."""
+        """Write a value soon, as `stored` returns it then, if its fences hold then."""
         self._changed[key] = _Write(stored, fences)
         self._set_due()
 
     def note(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> None:
-        """Write it with other notes, once a second at most, as it is by then, if its fences hold by then.
+        """Write a value with other notes, at most once a second, as `stored` returns it then, if its fences hold then.
 
-        Where too many wait already, because the store takes nothing, it is left out: whoever looks sees less.
+        It is dropped when too many wait already, because the store refuses writes.
         """
         if key not in self._notes and len(self._notes) + len(self._changed) >= WAITING_MAX:
-            self._left_out += 1
+            self._dropped_notes += 1
             return
         self._notes[key] = _Write(stored, fences, is_note=True)
         self._set_notes_due()
 
     def durable(self, key: str, stored: Stored, fences: Sequence[Compare] = ()) -> asyncio.Future[None]:
-        """Write it now; the future is done when it is durable. NotServing when a fence does not hold."""
+        """Write a value now; the future is done when it is durable.
+
+        Raises:
+            NotServing: in the future: a fence does not hold, or the key was discarded.
+        """
         self._changed[key] = _Write(stored, fences)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(future)
         self._wake.set()
         return future
 
-    async def forget(self, keys: list[str]) -> None:
-        """Return when none of these will be written any more. It does not wait for anything else."""
-        self._forgotten.update(keys)
+    async def discard(self, keys: list[str]) -> None:
+        """Drop pending writes of these keys; when it returns, none of them will be written."""
+        self._discarded.update(keys)
         try:
             for key in keys:
                 self._changed.pop(key, None)
                 self._notes.pop(key, None)
-                _fail(self._waiting.pop(key, []), NotServing(reason="the subscription is gone"))
+                _fail(self._waiting.pop(key, []), NotServing(reason="the subscription was deleted"))
             if not self._writing.isdisjoint(keys):
                 await self._write_done.wait()
         finally:
-            self._forgotten.difference_update(keys)
+            self._discarded.difference_update(keys)
 
     async def write_notes(self, prefix: str) -> None:
-        """Write the notes under `prefix` now; return when they are durable, or cannot be."""
+        """Write the notes under `prefix` now; return when they are durable, or could not be written."""
         is_writing, written = any(key.startswith(prefix) for key in self._writing), self._write_done
         due = {key: note for key, note in (self._changed | self._notes).items() if key.startswith(prefix)}
         for key in due:
@@ -123,25 +131,25 @@ class CursorWriter:
         if is_writing:
             await written.wait()
 
-    async def forget_notes(self, prefix: str) -> None:
-        """Return when nothing under `prefix` will be written any more."""
+    async def discard_notes(self, prefix: str) -> None:
+        """Drop pending writes under `prefix`; when it returns, none of them will be written."""
         keys = {*self._notes, *self._changed, *self._writing}
-        await self.forget([key for key in keys if key.startswith(prefix)])
+        await self.discard([key for key in keys if key.startswith(prefix)])
 
-    # When
+    # When to write
 
     async def _run(self) -> None:
-        while self._changed or self._notes or not self._closing.is_set():
+        while self._changed or self._notes or not self._stopping.is_set():
             if not await self._is_due() or await self._write():
                 continue
-            if self._closing.is_set():
+            if self._stopping.is_set():
                 return
-            await wait_or_timeout(self._closing, self._delay_seconds)
+            await wait_or_timeout(self._stopping, self.delay_seconds)
 
     async def _is_due(self) -> bool:
-        """Whether something is to be written now. Else wait until that may be so."""
+        """Return whether something is due to be written; if nothing is, wait first until something may be."""
         due = min(self._due, self._notes_due)
-        if self._waiting or self._closing.is_set() or due <= _now():
+        if self._waiting or self._stopping.is_set() or due <= _now():
             return True
         self._wake.clear()
         await wait_or_timeout(self._wake, None if due == math.inf else due - _now())
@@ -149,19 +157,19 @@ class CursorWriter:
 
     def _set_due(self) -> None:
         if self._due == math.inf:
-            self._due = _now() + self._delay_seconds
+            self._due = _now() + self.delay_seconds
             self._wake.set()
 
     def _set_notes_due(self) -> None:
         if self._notes_due == math.inf:
-            self._notes_due = max(_now() + self._delay_seconds, self._notes_taken + self._notes_seconds)
+            self._notes_due = max(_now() + self.delay_seconds, self._notes_taken + self._notes_seconds)
             self._wake.set()
 
-    # What
+    # What to write
 
     def _take(self) -> dict[str, _Write]:
-        """As much as one transaction takes: what somebody waits for first; notes, once they are due, as all else."""
-        if self._notes_due <= _now() or self._closing.is_set():
+        """Take what fits into one transaction: first what somebody waits for; notes only when they are due."""
+        if self._notes_due <= _now() or self._stopping.is_set():
             self._changed |= self._notes
             self._notes, self._notes_due, self._notes_taken = {}, math.inf, _now()
             self._due = _now()
@@ -181,7 +189,7 @@ class CursorWriter:
         return taken
 
     async def _write(self) -> bool:
-        """Whether everything that was to be written is, or never can be. What cannot be written yet is kept."""
+        """Write one group; return False if something of it has to be tried again later."""
         group = self._take()
         waiting = {key: self._waiting.pop(key) for key in group if key in self._waiting}
         self._writing, self._write_done = set(group), asyncio.Event()
@@ -195,16 +203,16 @@ class CursorWriter:
                 _fail(waiters, failures[key] or NotServing(reason="the partition has another owner"))
             else:
                 _succeed(waiters)
-        unwritten = [key for key, error in failures.items() if error is not None and key not in self._forgotten]
+        unwritten = [key for key, error in failures.items() if error is not None and key not in self._discarded]
         for key in unwritten:
             self._keep(key, group[key])
         if unwritten:
             error = str(failures[unwritten[0]])
-            _logger.error("cursors_not_written", count=len(unwritten), left_out=self._left_out, error=error)
+            _logger.error("cursors_not_written", count=len(unwritten), dropped_notes=self._dropped_notes, error=error)
         return not unwritten
 
     def _keep(self, key: str, write: _Write) -> None:
-        """Try it again later, unless there is a newer word."""
+        """Try a write again later, unless there is a newer one of the same key."""
         if write.is_note:
             self._notes.setdefault(key, write)
             self._set_notes_due()
@@ -213,17 +221,17 @@ class CursorWriter:
             self._set_due()
 
     async def _store(self, group: Mapping[str, _Write]) -> _Failures:
-        """Write what can be written; what could not, and why."""
+        """Write what can be written; return the keys that could not, with the errors."""
         if not group:
             return {}
         try:
             if await self._txn(group):
                 return {}
             fenced = await self._fenced(group)
-        except MetadataFailed as error:  # the others would fare no better
+        except MetadataFailed as error:  # the same would happen to the others
             return dict.fromkeys(group, error)
         except Exception as error:  # noqa: BLE001
-            # Whatever it is: one that cannot be written must not keep the others from it.
+            # Whatever the error is: one bad value must not prevent the others from being written.
             if len(group) == 1:
                 return dict.fromkeys(group, error)
             return await self._store_halves(group)
@@ -250,7 +258,7 @@ class CursorWriter:
         return done.is_done
 
     async def _fenced(self, group: Mapping[str, _Write]) -> list[str]:
-        """Those of which a fence does not hold, and never will again: a revision does not return."""
+        """Return the keys with a fence that does not hold, and never will again: revisions only increase."""
         if len(group) == 1:
             return list(group)
         fences = list({fence for write in group.values() for fence in write.fences})

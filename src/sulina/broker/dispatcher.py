@@ -1,7 +1,7 @@
 """Sends the records of one partition to the consumers of one subscription, by the rules of `core.delivery.dispatch`.
 
-One task reads, shares out and waits: for records, for credit, for acks, for time. Nothing else touches the rules' state
-but the short calls below, which run between its steps.
+One task reads records, assigns them to consumers, and waits for records, credit, acks or time. The short calls below
+change the state of the rules between the steps of that task.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from sulina.broker.consumer import Consumer, Delivery
+from sulina.broker.consumer import ConsumerConnection, ConsumerDelivery
+from sulina.broker.log_reading import FAILURE_PAUSE_SECONDS, READ_BYTES, read_while_owned
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log
 from sulina.core.delivery.cursor import Cursor
@@ -27,29 +28,26 @@ from sulina.storage.directory_log import Slice
 from sulina.types import Offset, PartitionName
 from sulina.waiting import wait_or_timeout
 
-READ_BYTES = 256 << 10
-FAILURE_PAUSE_SECONDS = 1.0
-UNSURE_PAUSE_SECONDS = 0.05
-
 _logger = structlog.get_logger("sulina.dispatcher")
 
-Bury = Callable[[Sequence[StoredRecord], int], Awaitable[None]]  # the records, and how often each was delivered
+# Publishes records to the dead-letter topic; the number says how often each was delivered.
+DeadLetter = Callable[[Sequence[StoredRecord], int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a dispatcher needs beside its partition."""
+class DispatcherContext:
+    """What a dispatcher needs besides its partition."""
 
     clock: Clock
     metrics: TopicMetrics
-    bury: Bury  # puts records into the dead-letter topic
-    changed: Callable[[], None]  # the cursor is to be written
-    may_send: Callable[[], bool]  # whether the partition is surely ours at this moment
-    members_changed: Callable[[], None]  # what waits for one consumer may go to another, in every partition
+    dead_letter: DeadLetter
+    changed: Callable[[], None]  # called when the cursor has to be written
+    may_send: Callable[[], bool]  # whether this broker certainly owns the partition now
+    members_changed: Callable[[], None]  # called when records of one consumer may go to another, in every partition
 
 
 class Dispatcher:
-    """Lives while its subscription has consumers here; its cursor survives it."""
+    """Runs while its subscription has consumers here; the cursor outlives it."""
 
     def __init__(
         self,
@@ -58,30 +56,30 @@ class Dispatcher:
         cursor: Cursor,
         members: Members,
         rules: DispatchRules,
-        around: Surroundings,
+        context: DispatcherContext,
     ) -> None:
         self.dispatch = Dispatch(cursor, members, rules)
         self._partition = partition
         self._log = log
         self._members = members
-        self._around = around
+        self._context = context
         self._wake = asyncio.Event()
         self._is_paused = False
-        self._settled = asyncio.Event()  # something that was sent has been acked, or given back
-        self._burying: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()  # records that were sent have been acked or nacked
+        self._dead_lettering: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name=f"dispatch {partition}")
         log.watchers.add(self.wake)
 
-    def cancel(self) -> list[asyncio.Task[None]]:
-        """Stop. Records that are with consumers stay unacked. Wait for these tasks to be sure."""
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Stop; records that consumers have stay unacked. Return the tasks that are ending, to wait for."""
         self._log.watchers.discard(self.wake)
-        tasks = [task for task in (self._task, self._burying) if task is not None]
+        tasks = [task for task in (self._task, self._dead_lettering) if task is not None]
         for task in tasks:
             task.cancel()
         return tasks
 
     async def pause(self, grace_seconds: float) -> None:
-        """Send nothing more; return when all that was sent is acked, or the time is over."""
+        """Stop delivery; return when everything that was sent is acked, or after `grace_seconds`."""
         self._is_paused = True
         try:
             async with asyncio.timeout(grace_seconds):
@@ -89,46 +87,46 @@ class Dispatcher:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
-            pass  # those records are delivered again by whoever comes next
+            pass  # the next owner delivers those records again
 
     def resume(self) -> None:
-        """After a pause: the partition stays after all."""
+        """Send again after a pause: the partition was not moved."""
         self._is_paused = False
         self.wake()
 
     def change_rules(self, rules: DispatchRules) -> None:
-        """The topic's policy has changed."""
-        self.dispatch.change_rules(rules, self._around.clock.monotonic())
+        """Use other rules: the policy of the topic has changed."""
+        self.dispatch.change_rules(rules, self._context.clock.monotonic())
         self.wake()
 
     def wake(self) -> None:
-        """Something has changed: records, credit, consumers, acks, rules."""
+        """Wake the task: records, credit, consumers, acks or rules have changed."""
         self._wake.set()
         self._settled.set()
 
     # Short calls, between the steps of the task
 
-    def ack(self, consumer: Consumer, ranges: Sequence[Range]) -> int:
-        """These are done; how many of them the consumer held."""
+    def ack(self, consumer: ConsumerConnection, ranges: Sequence[Range]) -> int:
+        """Ack records; return how many of them the consumer held."""
         count = self.dispatch.ack(consumer, ranges)
         if count:
-            self._around.metrics.acked_records.inc(count)
-            self._around.changed()
+            self._context.metrics.acked_records.inc(count)
+            self._context.changed()
             self.wake()
         return count
 
-    def nack(self, consumer: Consumer, ranges: Sequence[Range], delay_seconds: float | None) -> int:
-        """These are to be delivered again; how many of them the consumer held."""
+    def nack(self, consumer: ConsumerConnection, ranges: Sequence[Range], delay_seconds: float | None) -> int:
+        """Have records delivered again; return how many of them the consumer held."""
         delay = self.dispatch.rules.redelivery_delay_seconds if delay_seconds is None else delay_seconds
-        count = self.dispatch.nack(consumer, ranges, self._around.clock.monotonic() + delay)
+        count = self.dispatch.nack(consumer, ranges, self._context.clock.monotonic() + delay)
         if count:
-            self._around.metrics.nacked_records.inc(count)
-            self._around.changed()
+            self._context.metrics.nacked_records.inc(count)
+            self._context.changed()
             self.wake()
         return count
 
-    def detach(self, consumer: Consumer) -> None:
-        """The consumer has left."""
+    def detach(self, consumer: ConsumerConnection) -> None:
+        """Give the records of a consumer to others: it was detached."""
         self.dispatch.detach(consumer)
         self.wake()
 
@@ -143,40 +141,36 @@ class Dispatcher:
             except OffsetOutOfRange:
                 self._skip()
             except Exception:
-                # Damage, or a bug: say so, and go on trying. One that ended in silence would look idle.
+                # Damage, or a bug: log it and try again. A task that ended silently would look idle.
                 _logger.exception("dispatch_failed", partition=str(self._partition))
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
 
     async def _step(self) -> None:
         self._wake.clear()
-        now = self._around.clock.monotonic()
+        now = self._context.clock.monotonic()
         known = self._members.version
         late = self.dispatch.tick(now)
         if late:
-            self._around.metrics.timed_out_records.inc(late)
-            self._around.changed()
+            self._context.metrics.timed_out_records.inc(late)
+            self._context.changed()
         if self._members.version != known:
-            self._around.members_changed()
-        if self.dispatch.dying and (self._burying is None or self._burying.done()):
-            self._burying = asyncio.create_task(self._bury_dying(), name=f"bury {self._partition}")
+            self._context.members_changed()
+        if self.dispatch.dying and (self._dead_lettering is None or self._dead_lettering.done()):
+            self._dead_lettering = asyncio.create_task(self._dead_letter_dying(), name=f"dead-letter {self._partition}")
         if self._log.view.start_offset > self.dispatch.cursor.offset:
             self._skip()
         wanted = None if self._is_paused else self.dispatch.want(self._log.view.next_offset)
         if wanted is None:
             await self._pause(now)
             return
-        found = await self._log.read(Offset(wanted[0]), max_bytes=READ_BYTES)
-        if self._is_paused or not self._members.present:
-            return
-        if not self._around.may_send():
-            # Another may have sent these, and had them acked, while we slept.
-            await asyncio.sleep(UNSURE_PAUSE_SECONDS)
+        found = await read_while_owned(self._log, Offset(wanted[0]), self._context.may_send)
+        if found is None or self._is_paused or not self._members.present:
             return
         places = bounds(found.data)
         batches = self._batches(found, places)
-        # Somebody may have come, gone or acked while we read.
-        for sending in self.dispatch.take(wanted, batches, self._around.clock.monotonic()):
-            self._deliver(sending, found.data, places)
+        # Consumers may have been attached or detached, or have acked, during the read.
+        for delivery in self.dispatch.take(wanted, batches, self._context.clock.monotonic()):
+            self._deliver(delivery, found.data, places)
 
     def _batches(self, found: Slice, places: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
         if not places or self._members.kind != SubscriptionKind.KEY_SHARED:
@@ -185,58 +179,60 @@ class Dispatcher:
         first = places[0][2]
         return [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in places]
 
-    def _deliver(self, sending: PlannedDelivery, data: memoryview, places: Sequence[tuple[int, int, int, int]]) -> None:
-        numbers = sending.batches
+    def _deliver(
+        self, delivery: PlannedDelivery, data: memoryview, places: Sequence[tuple[int, int, int, int]]
+    ) -> None:
+        numbers = delivery.batches
         if numbers[-1] - numbers[0] + 1 == len(numbers):
             data = data[places[numbers[0]][0] : places[numbers[-1]][1]]
         else:
             data = memoryview(b"".join(data[places[number][0] : places[number][1]] for number in numbers))
-        self._around.metrics.delivered_records.inc(sum(end - start for start, end in sending.ranges))
-        assert isinstance(sending.member, Consumer)
-        sending.member.deliver(Delivery(self._partition.partition, sending.attempt, data, sending.ranges))
+        self._context.metrics.delivered_records.inc(sum(end - start for start, end in delivery.ranges))
+        assert isinstance(delivery.member, ConsumerConnection)
+        delivery.member.deliver(ConsumerDelivery(self._partition.partition, delivery.attempt, data, delivery.ranges))
 
     async def _pause(self, now: float) -> None:
         due = self.dispatch.next_tick()
         await wait_or_timeout(self._wake, None if due is None else max(0.0, due - now))
 
     def _skip(self) -> None:
-        """Retention has overtaken the subscription."""
+        """Move the cursor past records that retention has removed."""
         lost = self.dispatch.skip_to(self._log.view.start_offset)
         if lost:
-            self._around.metrics.skipped_records.inc(lost)
+            self._context.metrics.skipped_records.inc(lost)
             _logger.warning("records_skipped", partition=str(self._partition), count=lost)
-        self._around.changed()
+        self._context.changed()
 
     # Dead letters
 
-    async def _bury_dying(self) -> None:
-        """Records that were delivered too often go to the dead-letter topic; only then are they acked here."""
+    async def _dead_letter_dying(self) -> None:
+        """Publish records that were delivered too often to the dead-letter topic; only then ack them here."""
         for start, end in list(self.dispatch.dying):
             for low, high, attempts in self.dispatch.cursor.attempts.pieces(start, end, 0):
-                due = self._around.clock.monotonic() + max(1.0, self.dispatch.rules.redelivery_delay_seconds)
+                due = self._context.clock.monotonic() + max(1.0, self.dispatch.rules.redelivery_delay_seconds)
                 try:
                     records = await self._records(low, high)
                     going = [record for record in records if hops_of(record) < HOPS_MAX]
                     if going:
-                        await self._around.bury(going, attempts)
+                        await self._context.dead_letter(going, attempts)
                 except Exception as error:  # noqa: BLE001
-                    # Whatever it is, the record must not be forgotten between here and there.
+                    # Whatever the error is, the record must not be lost between here and the dead-letter topic.
                     _logger.error("dead_letter_failed", partition=str(self._partition), offset=low, error=str(error))
-                    self.dispatch.spared(low, high, due)
+                    self.dispatch.dead_letter_failed(low, high, due)
                 else:
                     self._settle_dying(low, high, records, due)
-                self._around.changed()
+                self._context.changed()
                 self.wake()
 
     def _settle_dying(self, start: int, end: int, records: Sequence[StoredRecord], due: float) -> None:
-        """Ack what is in the dead-letter topic; what has come through too many of those stays here."""
+        """Ack records that are in the dead-letter topic now; those that passed through too many of them stay here."""
         for record in records:
             if hops_of(record) >= HOPS_MAX:
                 _logger.error("dead_letter_stays", partition=str(self._partition), offset=record.offset, hops=HOPS_MAX)
-                self.dispatch.spared(record.offset, record.offset + 1, due)
+                self.dispatch.dead_letter_failed(record.offset, record.offset + 1, due)
         for low, high in self.dispatch.dying.within(start, end):
-            self._around.metrics.dead_lettered_records.inc(high - low)
-            self.dispatch.buried(low, high)
+            self._context.metrics.dead_lettered_records.inc(high - low)
+            self.dispatch.dead_lettered(low, high)
 
     async def _records(self, start: int, end: int) -> list[StoredRecord]:
         records: list[StoredRecord] = []

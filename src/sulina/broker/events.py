@@ -1,4 +1,4 @@
-"""What happens on a node, told to whoever listens. A listener that is too slow misses events, and is told how many."""
+"""Events of a node, for all that listen. A listener that is too slow misses events, and gets their number."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -28,26 +28,26 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventStream:
-    """Events go to all who listen at that moment; all but those of single batches are logged."""
+    """Passes events to the current listeners; all events but those about single batches are logged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._listeners: set[_Listener] = set()
-        self.snapshots_asked = 0  # listeners that have begun and named metrics_snapshot
+        self._listeners: set[EventListener] = set()
+        self.snapshots_asked = 0  # number of listeners so far that asked for metrics_snapshot
 
     def emit(self, type_: str, topic: object = None, **fields: Any) -> None:
-        """Log it, and tell everybody."""
+        """Log an event, and pass it to all listeners."""
         name = None if topic is None else str(topic)
         _logger.info(type_, **(fields if name is None else {"topic": name, **fields}))
-        self.tell(type_, name, **fields)
+        self.emit_unlogged(type_, name, **fields)
 
     @property
-    def is_heard(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._listeners)
+    def listeners(self) -> int:
+        """Number of listeners."""
+        return len(self._listeners)
 
-    def tell(self, type_: str, name: str | None, **fields: Any) -> None:
-        """Tell everybody who listens; of what happens with every batch, nothing is logged."""
+    def emit_unlogged(self, type_: str, name: str | None, **fields: Any) -> None:
+        """Pass an event to all listeners without logging it: it may happen with every batch."""
         if self._listeners:
             event = Event(at=self._clock.now(), type=type_, topic=name, fields=fields)
             for listener in self._listeners:
@@ -55,14 +55,15 @@ class EventStream:
                     listener.put(event)
 
     @contextmanager
-    def listen(self, types: Collection[str] = ()) -> Iterator[AsyncIterator[Event]]:
-        """The events from now on: all of them, or those of these types. LimitReached.
+    def listen(self, types: Collection[str] = ()) -> Iterator["EventListener"]:
+        """Listen to events from now on: to all, or to those of these types. `events_missed` is always included.
 
-        That it missed events a listener is told in any case.
+        Raises:
+            LimitReached: there are `LISTENERS_MAX` listeners.
         """
         if len(self._listeners) >= LISTENERS_MAX:
             raise LimitReached(kind="listeners to events", limit=LISTENERS_MAX)
-        listener = _Listener(self._clock, frozenset(types))
+        listener = EventListener(self._clock, frozenset(types))
         self._listeners.add(listener)
         self.snapshots_asked += PubSubEventType.METRICS_SNAPSHOT in listener.types
         try:
@@ -71,29 +72,36 @@ class EventStream:
             self._listeners.discard(listener)
 
     def close(self) -> None:
-        """Nothing more will happen."""
+        """End the iteration of all listeners."""
         for listener in self._listeners:
-            listener.end()
+            listener.close()
 
 
-class _Listener:
-    """A bounded queue that counts what does not fit."""
+class EventListener:
+    """A bounded queue of events, which counts those that do not fit."""
 
     def __init__(self, clock: Clock, types: frozenset[str]) -> None:
         self.types = types  # empty: all
         self._clock = clock
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=QUEUE_EVENTS_MAX)
         self._missed = 0
-        self._is_over = False
+        self._is_closed = False
 
     def put(self, event: Event) -> None:
+        """Add an event, or count it as missed."""
         if self._queue.full():
             self._missed += 1
         else:
             self._queue.put_nowait(event)
 
-    def end(self) -> None:
-        self._is_over = True
+    def take_nowait(self) -> list[Event]:
+        """Return the events that wait, without those that were missed."""
+        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        return [event for event in waiting if event is not None]
+
+    def close(self) -> None:
+        """End the iteration after the events that wait."""
+        self._is_closed = True
         if not self._queue.full():
             self._queue.put_nowait(None)
 
@@ -104,7 +112,7 @@ class _Listener:
         if self._missed and self._queue.empty():
             missed, self._missed = self._missed, 0
             return Event(at=self._clock.now(), type="events_missed", fields={"count": missed})
-        if self._is_over and self._queue.empty():
+        if self._is_closed and self._queue.empty():
             raise StopAsyncIteration
         event = await self._queue.get()
         if event is None:

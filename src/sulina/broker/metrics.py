@@ -1,4 +1,4 @@
-"""What a node counts, for Prometheus. Children of labels are made once for each topic, and go with it."""
+"""Metrics of a node, for Prometheus. The counters of a topic are created once, and removed with the topic."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ _TOPIC_COUNTERS = {
     "published_records": "Records accepted",
     "published_bytes": "Bytes of the batches accepted",
     "publishes": "Publishes accepted",
-    "delivered_records": "Records sent to consumers, again and again if need be",
+    "delivered_records": "Records sent to consumers, redeliveries included",
     "acked_records": "Records acked by consumers",
-    "nacked_records": "Records given back by consumers",
+    "nacked_records": "Records that consumers asked to have delivered again",
     "timed_out_records": "Records not acked in time",
     "dead_lettered_records": "Records moved to a dead-letter topic",
-    "dropped_records": "Records of topics that keep nothing, for which a subscription had no room",
-    "skipped_records": "Unacked records that retention took from a subscription",
+    "dropped_records": "Records of best-effort topics that a subscription had no room for",
+    "skipped_records": "Unacked records of subscriptions that retention removed",
 }
 
 
 class Metrics:
-    """One registry for one node."""
+    """The registry and the counters of one node."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -52,12 +52,14 @@ class Metrics:
             for name, text in _TOPIC_COUNTERS.items()
         }
         self._topics: dict[str, TopicMetrics] = {}
-        self.errors = Counter("sulina_errors", "Requests refused, by code", ["code"], registry=self.registry)
+        self.errors = Counter("sulina_errors", "Refused requests, by error code", ["code"], registry=self.registry)
         self.connections = Gauge("sulina_connections", "Open WebSocket sessions", registry=self.registry)
         self.consumers = Gauge("sulina_consumers", "Attached consumers", registry=self.registry)
         self._commits = Counter("sulina_commits", "Commits of partition logs", registry=self.registry)
-        self._appends = Counter("sulina_appends", "Appends that share these commits", registry=self.registry)
-        self._conflicts = Counter("sulina_conflicts", "Appends refused because of a version", registry=self.registry)
+        self._appends = Counter("sulina_appends", "Appends in these commits", registry=self.registry)
+        self._conflicts = Counter(
+            "sulina_conflicts", "Appends refused because of a version conflict", registry=self.registry
+        )
         self._checkpoints = Counter("sulina_checkpoints", "Checkpoints written", registry=self.registry)
         self.retention_rounds = Counter("sulina_retention_rounds", "Rounds of retention", registry=self.registry)
         self._clock_ahead = Gauge(
@@ -73,7 +75,7 @@ class Metrics:
         )
 
     def topic(self, topic: str) -> TopicMetrics:
-        """The counters of a topic."""
+        """Return the counters of a topic."""
         known = self._topics.get(topic)
         if known is None:
             known = self._topics[topic] = TopicMetrics(
@@ -81,47 +83,47 @@ class Metrics:
             )
         return known
 
-    def forget(self, topic: str) -> None:
-        """A topic is gone."""
+    def remove_topic(self, topic: str) -> None:
+        """Remove the counters of a topic that was deleted."""
         if self._topics.pop(topic, None):
             for counter in self._counters.values():
                 counter.remove(topic)
 
     def collect_lag(self, lags: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
-        """Ask for topic, subscription and lag whenever somebody looks."""
+        """Call `lags` for topic, subscription and lag at every scrape."""
         self.registry.register(_Lags(lags))
 
     def collect_deliveries(self, deliveries: Callable[[], Iterable[tuple[str, FanOutCounts, int, int]]]) -> None:
-        """Ask for what became of messages to subscribers, by topic, whenever somebody looks."""
+        """Call `deliveries` for the delivery counts of each topic at every scrape."""
         self.registry.register(_Deliveries(deliveries))
 
     def collect_batches(self, batches: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        """Ask how many batches each node was sent."""
+        """Call `batches` for the number of batches sent to each node at every scrape."""
         self.registry.register(_Batches(batches))
 
     def collect_clock(self, ahead_seconds: Callable[[], float]) -> None:
-        """Ask how far the clock is ahead, whenever somebody looks."""
+        """Call `ahead_seconds` for how far the clock is ahead at every scrape."""
         self._clock_ahead.set_function(ahead_seconds)
 
     def render(self) -> bytes:
-        """In the text format of Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
-    # LogMetrics, called by the writers' threads
+    # LogMetrics, called by the threads of log writers
 
     def committed(self, *, appends: int, size_bytes: int, sync_seconds: float, commit_seconds: float) -> None:  # noqa: ARG002
-        """A group of appends has become visible."""
+        """Count a commit of a group of appends."""
         self._commits.inc()
         self._appends.inc(appends)
         self._sync.observe(sync_seconds)
         self._commit.observe(commit_seconds)
 
     def conflicted(self) -> None:
-        """An append was refused because somebody else was first."""
+        """Count an append that was refused because of a version conflict."""
         self._conflicts.inc()
 
     def checkpointed(self, *, seconds: float, files_removed: int) -> None:  # noqa: ARG002
-        """A checkpoint was written."""
+        """Count a checkpoint."""
         self._checkpoints.inc()
 
 
@@ -141,10 +143,10 @@ class _Lags(Collector):
 _DELIVERED = {
     "delivered_records": "Records that subscribers have acked",
     "queued_records": "Records that had to wait for a node",
-    "dropped_records": "Records that were given up for a node",
+    "dropped_records": "Records that were dropped for a node",
     "redelivered_records": "Records that were sent again",
-    "missed_records": "Records that came while a subscriber was suspended",
-    "skipped_records": "Records that retention took before a subscriber had them",
+    "missed_records": "Records published while a subscriber was suspended",
+    "skipped_records": "Records that retention removed before a subscriber got them",
 }
 
 
@@ -158,7 +160,7 @@ class _Deliveries(Collector):
             for name, text in _DELIVERED.items()
         }
         failed = CounterMetricFamily(
-            "sulina_pubsub_failed_records", "Records that subscribers did not take", labels=["topic", "status"]
+            "sulina_pubsub_failed_records", "Records that subscribers failed to handle", labels=["topic", "status"]
         )
         subscribers = GaugeMetricFamily("sulina_pubsub_subscribers", "Subscribers", labels=["topic", "status"])
         for topic, counts, active, suspended in self._deliveries():
@@ -178,7 +180,7 @@ class _Batches(Collector):
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
             "sulina_pubsub_batches_sent",
-            "Batches sent to a node, whatever number of subscribers it has",
+            "Batches sent to a node, once for all its subscribers",
             labels=["node"],
         )
         for node, count in self._batches():

@@ -12,7 +12,7 @@ Span = Callable[[str, dict[str, Any]], AbstractContextManager[Any]]
 
 
 def no_span(_name: str, _attributes: dict[str, Any]) -> AbstractContextManager[Any]:
-    """Nobody traces."""
+    """Trace nothing."""
     return nullcontext()
 
 
@@ -45,7 +45,7 @@ class BrokerOptions:
 
 
 @dataclass(slots=True)
-class Counts:
+class NodeCounts:
     """What grows with what clients do."""
 
     published_bytes: int = 0

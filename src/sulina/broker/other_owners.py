@@ -5,12 +5,16 @@ from typing import Protocol
 
 from sulina.core.log.position import Position
 from sulina.core.records.record import StoredRecord
+from sulina.errors import NotServing
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo
 
 
 class OtherOwners(Protocol):
-    """Asks whoever owns a partition at that moment, for a few seconds. NotServing, Disconnected when nobody answers."""
+    """Asks the owner that a partition has at that moment, for a few seconds.
+
+    Every method raises NotServing or Disconnected when no owner answers.
+    """
 
     async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         """Publish a record of ours under the topic's schema, once for its txn_id."""
@@ -27,3 +31,27 @@ class OtherOwners(Protocol):
     async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
         """Move a subscription in the partition."""
         ...
+
+
+class NoOtherOwners:
+    """A cluster of one, or a broker that cannot reach the others: nobody can be asked."""
+
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:  # noqa: ARG002
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+    async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+    async def locate(self, partition: PartitionName, position: Position) -> int:  # noqa: ARG002
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+    async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:  # noqa: ARG002
+        """Raise NotServing."""
+        raise _nobody(partition)
+
+
+def _nobody(partition: PartitionName) -> NotServing:
+    return NotServing(reason=f"{partition} is not served here, and no other broker can be asked")

@@ -1,18 +1,18 @@
 """The log of one partition, while this node owns it; opened when it is first used.
 
 ACTIVE takes records. DRAINING finishes what it has taken and refuses more, with an error that says to try again.
-CLOSED has let go of its directory. A log that nobody has used for a while may be closed and opened again.
+CLOSED has closed its log. A log that nobody has used for a while may be closed and opened again.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from sulina.broker.place import Place
+from sulina.broker.partition_ownership import PartitionOwnership
 from sulina.core.log.commit import offset_before
 from sulina.core.log.position import At, Position
 from sulina.core.log.retention import Sightings
-from sulina.errors import LogClosed, NotOwner, NotServing, StaleEpoch, VersionNotRetained
+from sulina.errors import LogClosed, NotServing, StaleEpoch, VersionNotRetained
 from sulina.storage.partition_log import PartitionLog
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, Offset, Version
@@ -23,11 +23,11 @@ Opener = Callable[["Partition"], Awaitable[Log]]
 
 
 class Partition:
-    """Whoever keeps the log across an await does so within `using`; it is not closed meanwhile."""
+    """The log of a partition. A caller that keeps it across an await does so within `using`, which keeps it open."""
 
-    def __init__(self, place: Place, opener: Opener) -> None:
-        self.name = place.name
-        self.place = place
+    def __init__(self, ownership: PartitionOwnership, opener: Opener) -> None:
+        self.name = ownership.name
+        self.ownership = ownership
         self._opener = opener
         self._log: Log | None = None
         self._turn: asyncio.Task[Log | None] | None = None  # being opened, or being closed because idle
@@ -36,7 +36,7 @@ class Partition:
         self._sighted_epoch = -1
 
     def sighted(self, log: Log, now: float) -> Sightings:
-        """Note where the log ends now, by the monotonic clock; all that was noted under this epoch."""
+        """Note where the log ends now, by the monotonic clock; return all that was noted under this epoch."""
         if log.view.epoch != self._sighted_epoch:
             self._sightings, self._sighted_epoch = Sightings(), log.view.epoch
         self._sightings.note(log.end_offset, now)
@@ -44,7 +44,7 @@ class Partition:
 
     @property
     def log_if_open(self) -> Log | None:
-        """The log, if it is open; good until the next await."""
+        """Return the log, if it is open; valid until the next await."""
         return self._log
 
     async def open(self) -> None:
@@ -58,7 +58,11 @@ class Partition:
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[Log]:
-        """The log; opened if need be, by one for all. LogLocked, Corrupt, NotServing, LimitReached."""
+        """Open the log if it is closed, by one caller for all, and keep it open.
+
+        Raises:
+            LogLocked, Corrupt, NotServing, LimitReached: it cannot be opened here, or not now.
+        """
         self._users += 1
         log: Log | None = None
         try:
@@ -67,39 +71,39 @@ class Partition:
             log = self._log
             yield log
         except LogClosed:
-            if not self.place.is_here:
-                raise self.place.refusal() from None
+            if not self.ownership.is_here:
+                raise self.ownership.refusal() from None
             if log is self._log:
                 raise
             raise NotServing(reason=f"the log of {self.name} is being opened again") from None
-        except StaleEpoch:
-            if self.place.rights is None:
-                raise
-            # There is a newer owner, of whom we have not heard yet.
-            raise NotOwner(topic=str(self.name.topic), partition=self.name.partition) from None
+        except StaleEpoch as stale:
+            raise self.ownership.overtaken(stale) from None
         finally:
             self._users -= 1
 
     @asynccontextmanager
     async def reading(self, *, stale: bool = False) -> AsyncIterator[Log]:
-        """The log, for an answer to a reader: raises at the end unless the partition was ours all the while.
+        """Keep the log open for an answer to a reader, which may be sent only if the partition was ours all the while.
 
-        `stale`: the reader has asked for what is here, also if another broker has more by now. LeaseExpired, NotOwner.
+        `stale`: the reader takes what is here, also if another broker has more by now.
+
+        Raises:
+            LeaseExpired, NotOwner: it was not ours, or that is not known.
         """
         async with self.using() as log:
-            revision = self.place.revision
+            revision = self.ownership.revision
             yield log
             if not stale:
-                self.place.check_held(revision)
+                self.ownership.check_held(revision)
 
     @property
     def is_stale(self) -> bool:
-        """Whether another broker may have more than is here."""
-        return not self.place.may_ack(self.place.revision)
+        """Return whether another broker may have more than is here."""
+        return not self.ownership.may_ack(self.ownership.revision)
 
     async def _open(self) -> None:
-        if not self.place.is_ours:
-            raise self.place.refusal()
+        if not self.ownership.is_ours:
+            raise self.ownership.refusal()
         if self._turn is None:
             self._begin(self._opener(self))
         assert self._turn is not None
@@ -117,11 +121,11 @@ class Partition:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the log is open, and nobody would miss it."""
+        """Return whether the log is open, and nobody would miss it."""
         return self._log is not None and not self._users and self._turn is None and self._log.is_idle
 
     async def rest(self) -> None:
-        """Close the log until somebody wants it again."""
+        """Close the log until somebody uses it again."""
         if not self.is_idle:
             return
         log, self._log = self._log, None
@@ -156,34 +160,35 @@ class Partition:
         await asyncio.shield(self._turn)
 
     async def close(self) -> None:
-        """Finish what was taken, then let go of the directory."""
-        if self.place.is_here:
-            self.place.state = TopicState.DRAINING
+        """Finish what was taken, then close the log. It is not opened again under this assignment."""
+        if self.ownership.is_here:
+            self.ownership.state = TopicState.DRAINING
+        self.ownership.is_closing = True
         while self._turn is not None:
             await asyncio.wait([self._turn])
         if self._log is not None:
             log, self._log = self._log, None
             await log.close()
-        self.place.state = TopicState.CLOSED
+        self.ownership.state = TopicState.CLOSED
 
     async def locate(self, position: Position, *, stale: bool = False) -> Offset:
-        """The offset that a position means now, never outside the log; of what is here, if `stale` will do."""
+        """Return the offset that a position means now, never outside the log; in what is here, if `stale`."""
         async with self.reading(stale=stale) as log:
             return await _located(log, position)
 
     async def locate_with_epoch(self, position: Position) -> tuple[Offset, Epoch]:
-        """The offset that a position means now, and the epoch of the log in which it does."""
+        """Return the offset that a position means now, and the epoch of the log in which it does."""
         async with self.using() as log:
             return await _located(log, position), log.view.epoch
 
     async def info(self, *, stale: bool = False) -> PartitionInfo:
-        """What the log has now; what is here, if `stale` will do."""
+        """Return what the log has now; what is here, if `stale`."""
         async with self.reading(stale=stale) as log:
             view = log.view
             return PartitionInfo(
                 topic=str(self.name.topic),
                 partition=self.name.partition,
-                state=self.place.state,
+                state=self.ownership.state,
                 epoch=view.epoch,
                 version=view.version,
                 start_offset=view.start_offset,
@@ -224,7 +229,7 @@ async def _located(log: Log, position: Position) -> Offset:
 
 
 async def _offset_of_version(log: Log, version: int) -> Offset:
-    """Where the first record lies that this version or a later one added."""
+    """Return the offset of the first record that a version, or a later one, added."""
     view = log.view
     if version > view.version:
         raise VersionNotRetained(version=version, oldest=0, current=view.version)

@@ -6,12 +6,12 @@ producers that come together cost a few transactions; and a producer that stays 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
 
 import msgspec
 import structlog
 
 from sulina.broker.catalogue import Catalogue, Outdated
+from sulina.broker.cluster_handle import ClusterHandle
 from sulina.core.cluster import keys
 from sulina.core.cluster.producers import ProducerKey, StoredProducer, reconcile
 from sulina.errors import CorruptCommit, SulinaError
@@ -26,26 +26,30 @@ _logger = structlog.get_logger("sulina.producers")
 
 
 class Producers:
-    """`start` it, `attach` and `detach` producers, then `stop` it. `present` names the brokers that are there."""
+    """`start` it, `attach` and `detach` producers, then `stop` it."""
 
     def __init__(
         self,
         metadata: MetadataStore,
         catalogue: Catalogue,
         *,
-        broker_id: str,
-        present: Callable[[], Collection[str]],
+        cluster: ClusterHandle,
         clock: Clock,
     ) -> None:
         self._metadata = metadata
         self._catalogue = catalogue
-        self._broker_id = broker_id
-        self._present = present
+        self._broker_id = cluster.broker_id
+        self._present = cluster.present  # names the brokers that are there
         self._clock = clock
         self._attached: dict[TopicName, Counter[str]] = {}  # connections, by producer
         self._changed: set[TopicName] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def has_attached(self) -> bool:
+        """Return whether a producer is attached here."""
+        return bool(self._attached)
 
     def start(self) -> None:
         """Write what changes; first delete what an earlier life of this broker has left."""

@@ -67,14 +67,18 @@ class _Found:
     damage: dict[PartitionName, CorruptCommit]  # positions that cannot be read
 
     def check(self, topic: TopicName | None = None) -> None:
-        """CorruptCommit, of one topic or of any."""
+        """Check that the positions of one topic, or of all, could be read.
+
+        Raises:
+            CorruptCommit: one could not.
+        """
         for partition, error in self.damage.items():
             if topic in (None, partition.topic):
                 raise error
 
 
 class Readers:
-    """One for a broker, which knows the topics that are served here by `topic_of`."""
+    """Registers the readers of all topics; `topic_of` returns the topics that are known here."""
 
     def __init__(
         self,
@@ -100,9 +104,14 @@ class Readers:
     # What clients ask
 
     async def put(self, name: str, topic: TopicName, settings: ReaderSettings) -> tuple[ReaderInfo, bool]:
-        """Register a reader, or say where it is now; whether it is new.
+        """Register a reader, or store where it is now; return it, and whether it is new.
 
-        TopicNotFound, PartitionNotFound, NotReliable, ReaderAhead, LimitReached.
+        Raises:
+            InvalidInput: no position is given.
+            TopicNotFound, PartitionNotFound, NotReliable: there is no such log.
+            ReaderAhead: the reader would go back, and it was not forced.
+            LimitReached: there is no room for more readers.
+            NotServing: others keep changing it.
         """
         checked_reader(name)
         if not settings.positions:
@@ -138,7 +147,11 @@ class Readers:
         return (await self._infos([reader]))[0], is_new
 
     async def get(self, name: str, topic: TopicName) -> ReaderInfo:
-        """TopicNotFound, ReaderNotFound."""
+        """Return a reader.
+
+        Raises:
+            TopicNotFound, ReaderNotFound: there is no such reader.
+        """
         checked_reader(name)
         await self._mark(topic)
         found = await self._list(keys.reader_prefix(name, topic))
@@ -148,7 +161,11 @@ class Readers:
         return (await self._infos(found.readers.values()))[0]
 
     async def page(self, *, topic: TopicName | None = None, after: str | None = None, limit: int = 100) -> ReaderPage:
-        """By name, some at a time; of one topic, or of all."""
+        """Return a page of readers by name, of one topic or of all.
+
+        Raises:
+            InvalidInput: the limit is out of bounds.
+        """
         if not 1 <= limit <= READERS_OF_A_PAGE_MAX:
             raise InvalidInput(f"limit must be 1 to {READERS_OF_A_PAGE_MAX}, not {limit}")
         if topic is not None:
@@ -162,7 +179,11 @@ class Readers:
         return ReaderPage(readers=infos, next=shown[-1] if len(shown) < len(rest) else None)
 
     async def delete(self, name: str, topic: TopicName) -> None:
-        """It holds nothing back any more. TopicNotFound, ReaderNotFound."""
+        """Delete a reader: it holds back nothing any more.
+
+        Raises:
+            TopicNotFound, ReaderNotFound: there is no such reader.
+        """
         checked_reader(name)
         await self._mark(topic)
         gone = [entry.key for entry in (await self._metadata.list(keys.reader_prefix(name, topic))).entries]
@@ -175,7 +196,7 @@ class Readers:
     # What retention asks
 
     async def look(self) -> None:
-        """Learn what readers need now, and sweep away those of which nothing was heard for very long."""
+        """Learn what readers need now, and delete those that have been silent for very long."""
         try:
             listing = await self._metadata.list(keys.READERS)
         except (SulinaError, OSError) as error:
@@ -192,18 +213,18 @@ class Readers:
                 lowest.setdefault(partition, NeededOffsets()).add(offset, epoch)
         self._needed = lowest
         try:
-            await self._sweep(found, [reader for reader in found.readers.values() if reader.is_forgotten(now_ms)])
+            await self._sweep(found, [reader for reader in found.readers.values() if reader.is_deletable(now_ms)])
         except (SulinaError, OSError) as error:
             _logger.warning("readers_not_swept", error=str(error))
 
     def keep_from(self, partition: PartitionName, log: EpochHistory) -> Offset | None:
-        """From where on retention must keep its log, as of the last look. None: no reader needs any of it."""
+        """Return from where on retention must keep a log, as of the last look; None: no reader needs any of it."""
         return Offset(0) if self._needed is None else self._needed.get(partition, NeededOffsets()).first_in(log)
 
     # What is stored
 
     async def _mark(self, topic: TopicName, partitions: Iterable[int] = ()) -> Compare:
-        """That the topic is there, with these partitions. TopicNotFound, NotReliable, PartitionNotFound."""
+        """Return what holds while the topic exists with these partitions."""
         known = await self._catalogue.read_topic(topic)
         if known is None or known[0].is_deleting:
             raise TopicNotFound(topic=str(topic))
@@ -225,7 +246,7 @@ class Readers:
         return int(self._clock.now() * 1000)
 
     def _written(self, reader: RegisteredReader, settings: ReaderSettings) -> dict[int, ReaderPosition]:
-        """The positions as they will be: what was not said stays as it was."""
+        """Return the positions as they will be: those that are not given stay as they were."""
         known = reader.newest if reader.positions else ReaderPosition(offset=0, updated_ms=0)
         expires = known.expires_seconds if settings.expires_seconds is None else settings.expires_seconds
         return {
@@ -243,7 +264,7 @@ class Readers:
     async def _check_room(
         self, name: str, topic: TopicName, positions: Mapping[int, int], entries: Mapping[str, Entry]
     ) -> None:
-        """LimitReached, when there is no room for more even without those that are expired."""
+        """Check that there is room for more positions, if need be without those that are expired."""
         limit = self._options.reader_positions_max
         new = sum(keys.reader_position(name, PartitionName(topic, number)) not in entries for number in positions)
         if not new:
@@ -264,7 +285,7 @@ class Readers:
         entries: Mapping[str, Entry],
         mark: Compare,
     ) -> bool:
-        """Whether all of it was stored: not, where somebody else was quicker."""
+        """Return whether all of it was stored: not if another writer was quicker."""
         numbers = sorted(positions)
         for first in range(0, len(numbers), TOGETHER_MAX):
             some = {PartitionName(topic, number): positions[number] for number in numbers[first : first + TOGETHER_MAX]}
@@ -277,7 +298,7 @@ class Readers:
         return True
 
     def _count(self, revision: int, positions: Mapping[PartitionName, ReaderPosition]) -> None:
-        """What has registered here counts in a round of retention that is under way."""
+        """Count what has registered here in a round of retention that is under way."""
         for partition, position in positions.items():
             _, put = self._put_here.get(partition, (revision, NeededOffsets()))
             put.add(position.offset, position.epoch)
@@ -305,7 +326,7 @@ class Readers:
         return [_info(reader, ends, self._shown_ms()) for reader in shown]
 
     async def _ends(self, names: Sequence[PartitionName], looks_max: int | None) -> dict[PartitionName, End]:
-        """Where partitions begin and end, as far as that is known here."""
+        """Return where partitions begin and end, as far as that is known here."""
         found: dict[PartitionName, End] = {}
         unknown: list[PartitionName] = []
         for name in names:
@@ -320,15 +341,15 @@ class Readers:
         return found | {name: end for name, end in zip(looked, ends, strict=True) if end is not None}
 
     def _partition(self, name: PartitionName) -> Partition | None:
-        """The partition, if it is served here."""
+        """Return a partition, if it is served here."""
         topic = self._topic_of(name.topic)
         if topic is None or not topic.is_reliable or name.partition >= len(topic.partitions):
             return None
         partition = topic.partitions[name.partition]
-        return partition if partition.place.is_here else None
+        return partition if partition.ownership.is_here else None
 
     async def _end(self, name: PartitionName) -> End | None:
-        """Of a log that is not open: opened, or as its owner last said."""
+        """Return the end of a log that is not open: open it, or take what its owner last reported."""
         try:
             partition = self._partition(name)
             if partition is not None:
@@ -362,7 +383,7 @@ def _revision(entry: Entry | None) -> int:
 
 
 def _text(key: ReaderKey) -> str:
-    """What a page goes on after: `name/ns/topic`."""
+    """Return what a page goes on after: `name/ns/topic`."""
     return f"{key[0]}{key[1]}"
 
 

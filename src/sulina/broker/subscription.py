@@ -1,8 +1,8 @@
 """A subscription of a reliable topic: its consumers here, and a cursor in every partition that is served here.
 
-A cursor is fixed when the subscription is made, and from then on moves by acks or a seek only. While consumers are
-attached, a dispatcher works for each partition; when the last has left, only the cursors remain. A partition that is
-given to another broker takes its cursor along; its consumers are let go, and find it there.
+A cursor is created with the subscription, and from then on moves only by acks or a seek. While consumers are attached,
+a dispatcher runs for each partition; when the last one is detached, only the cursors remain. When a partition moves to
+another broker its cursor moves too; its consumers are detached here, and attach there.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from typing import Protocol
 import structlog
 
 from sulina.broker.catalogue import StoredSubscription
-from sulina.broker.consumer import Consumer, replaced_by, taken_over
+from sulina.broker.consumer import ConsumerConnection, connections_to_replace, replaced_error
 from sulina.broker.cursors import CursorWriter
-from sulina.broker.dispatcher import Dispatcher, Surroundings
+from sulina.broker.dispatcher import Dispatcher, DispatcherContext
 from sulina.broker.metrics import TopicMetrics
 from sulina.broker.partition import Log, Partition
 from sulina.core.cluster import keys
@@ -42,41 +42,46 @@ from sulina.wire.messages import CursorInfo, SubscriptionInfo, SubscriptionSetti
 
 ACKED_RANGES_SHOWN = 1000
 HELD_KINDS = (SubscriptionKind.EXCLUSIVE, SubscriptionKind.FAILOVER)
-SETTLE_SECONDS = 3.0  # for the holder to follow a partition that has moved
-CLAIM_SECONDS = 0.5  # between two attempts to find out whether the holder has gone
+SETTLE_SECONDS = 3.0  # how long a holder may take to follow a partition that was moved
+CLAIM_SECONDS = 0.5  # between two attempts to claim the subscription
 
 _logger = structlog.get_logger("sulina.subscription")
 
 
-class Buries(Protocol):
-    """Puts records into the dead-letter topic."""
+class PublishDeadLetters(Protocol):
+    """Publishes records of a subscription to the dead-letter topic."""
 
     async def __call__(
         self, subscription: str, partition: int, records: Sequence[StoredRecord], attempts: int
     ) -> None: ...
 
 
-class Claims(Protocol):
-    """Makes a consumer the one in the cluster that a subscription delivers to. SubscriptionBusy, NotServing."""
+class ClaimSubscription(Protocol):
+    """Makes a consumer the only one in the cluster that a subscription delivers to.
 
-    async def __call__(self, subscription: "Subscription", consumer: Consumer) -> None: ...
+    Raises:
+        SubscriptionBusy: another consumer holds it.
+        NotServing: it is not known whether the holder is still attached.
+    """
+
+    async def __call__(self, subscription: "Subscription", consumer: ConsumerConnection) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContext:
-    """What a subscription needs of its topic and node."""
+    """What a subscription needs from its topic and node."""
 
     topic: TopicName
     partitions: Sequence[Partition]
     writer: CursorWriter
     clock: Clock
     metrics: TopicMetrics
-    bury: Buries
-    claim: "Claims | None" = None  # None: the node is alone
+    dead_letter: PublishDeadLetters
+    claim: ClaimSubscription | None = None  # None: there are no other brokers
 
 
 class Subscription:
-    """All that changes who is attached runs under one lock."""
+    """One lock covers everything that changes which consumers are attached."""
 
     def __init__(
         self,
@@ -89,8 +94,8 @@ class Subscription:
         self.settings = stored.settings
         self.members = Members(stored.settings.mode)
         self.revision = stored.revision
-        self._cursors: dict[int, Cursor] = {}  # of the partitions that are served here
-        self._released: dict[int, Cursor] = {}  # of those that were served here before, as they were then
+        self.cursors: dict[int, Cursor] = {}  # of the partitions that are served here
+        self._released: dict[int, Cursor] = {}  # of partitions that were released, as they were then
         self._context = context
         self._rules = rules
         self._dispatchers: dict[int, Dispatcher] = {}
@@ -98,13 +103,13 @@ class Subscription:
         self._is_closed = False
         self._holder: Holder | None = None
         self._holder_revision = NO_REVISION
-        self._moved_at = -math.inf  # when a partition came that the holder has not followed yet
+        self._moved_at = -math.inf  # when a partition was acquired that the holder has not followed yet
         self._claiming: asyncio.Task[None] | None = None
         self.members.is_held = context.claim is not None and stored.settings.mode in HELD_KINDS
 
     @property
     def rules(self) -> DispatchRules:
-        """The topic's policy, as far as it matters to deliveries."""
+        """The part of the topic's policy that concerns deliveries."""
         return self._rules
 
     @rules.setter
@@ -113,12 +118,15 @@ class Subscription:
         for dispatcher in self._dispatchers.values():
             dispatcher.change_rules(rules)
 
-    # Who is attached
+    # Consumers
 
-    async def attach(self, consumer: Consumer, settings: SubscriptionSettings) -> None:
-        """Send records to this consumer too. One of the same name is replaced: it is the same, come back.
+    async def attach(self, consumer: ConsumerConnection, settings: SubscriptionSettings) -> None:
+        """Attach a consumer. It replaces an attached one of the same name, whose client has reconnected.
 
-        SubscriptionBusy, AlreadyExists when the subscription is of another kind.
+        Raises:
+            SubscriptionBusy: another consumer holds the subscription.
+            AlreadyExists: the subscription is of another kind.
+            NotServing: the subscription is being deleted or closed.
         """
         claim, kind = self._context.claim, self.members.kind
         if claim is not None and kind == settings.mode == SubscriptionKind.EXCLUSIVE:
@@ -127,10 +135,10 @@ class Subscription:
             self._check_open()
             topic = str(self._context.topic)
             if self.members.is_held and kind == SubscriptionKind.EXCLUSIVE and self._holder != consumer.holder:
-                raise self.busy("another consumer has taken it")
-            for older in replaced_by(self.members, consumer, settings.mode, topic=topic, name=self.name):
+                raise self.busy("another consumer holds it")
+            for older in connections_to_replace(self.members, consumer, settings.mode, topic=topic, name=self.name):
                 self._remove(older)
-                older.dismissed(taken_over(topic, self.name))
+                older.detached(replaced_error(topic, self.name))
             try:
                 await self._start()
             except BaseException:
@@ -141,25 +149,29 @@ class Subscription:
             self._activate()
             self.wake()
 
-    # The one that it delivers to
+    # The holder of an exclusive or failover subscription
 
     def busy(self, reason: str) -> SubscriptionBusy:
-        """Return what a consumer is told for which there is no room."""
+        """Return the error for a consumer that cannot be attached, or not any more."""
         return SubscriptionBusy(topic=str(self._context.topic), subscription=self.name, reason=reason)
 
     @property
     def exists(self) -> Compare:
-        """What holds while this very subscription does."""
+        """Holds while this subscription exists, not one of the same name that was created later."""
         return Compare(keys.subscription(self._context.topic, self.name), self.revision)
 
     def check_settled(self) -> None:
-        """NotServing while the holder may be on its way here, after a partition that came."""
+        """Check that the holder is not about to follow a partition that was just acquired.
+
+        Raises:
+            NotServing: it may be.
+        """
         seconds = self._context.clock.monotonic() - self._moved_at
         if self.members.kind == SubscriptionKind.EXCLUSIVE and seconds < SETTLE_SECONDS:
             raise NotServing(reason=f"the consumer of subscription {self.name} may be about to follow a move")
 
     async def set_holder(self, holder: Holder, revision: int) -> None:
-        """Deliver to this consumer alone from now on; of an exclusive subscription the others are let go."""
+        """Deliver to this consumer alone from now on; other consumers of an exclusive subscription are detached."""
         if not self.members.is_held or revision <= self._holder_revision:
             return
         async with self._lock:
@@ -167,14 +179,14 @@ class Subscription:
                 return
             self._holder, self._holder_revision = holder, revision
             for member in list(self.members.present):
-                assert isinstance(member, Consumer)
+                assert isinstance(member, ConsumerConnection)
                 if member.holder == holder:
                     continue
                 for dispatcher in self._dispatchers.values():
                     dispatcher.detach(member)
                 if self.members.kind == SubscriptionKind.EXCLUSIVE:
                     self.members.detach(member)
-                    member.dismissed(self.busy("another consumer has taken its place"))
+                    member.detached(self.busy("another consumer holds it now"))
             if self.members.present:
                 self._activate()
             else:
@@ -183,7 +195,9 @@ class Subscription:
     def _activate(self) -> None:
         if not self.members.is_held:
             return
-        active = next((m for m in self.members.present if isinstance(m, Consumer) and m.holder == self._holder), None)
+        active = next(
+            (m for m in self.members.present if isinstance(m, ConsumerConnection) and m.holder == self._holder), None
+        )
         if active is not None:
             self._moved_at = -math.inf
         if self.members.active is not active:
@@ -191,13 +205,13 @@ class Subscription:
         self.wake()
         is_idle = self._claiming is None or self._claiming.done()
         if active is None and self.members.present and is_idle and not self._is_closed:
-            self._claiming = asyncio.create_task(self._claim_until_one_is(), name=f"claim {self.name}")
+            self._claiming = asyncio.create_task(self._claim_until_held(), name=f"claim {self.name}")
 
-    async def _claim_until_one_is(self) -> None:
-        """Let the next consumer of a failover subscription take the place of a holder that has gone."""
+    async def _claim_until_held(self) -> None:
+        """Try to make the next consumer the holder, until one is; for a failover subscription without a holder."""
         while self.members.present and self.members.active is None and not self._is_closed:
             first = self.members.present[0]
-            assert isinstance(first, Consumer)
+            assert isinstance(first, ConsumerConnection)
             assert self._context.claim is not None
             try:
                 await self._context.claim(self, first)
@@ -206,8 +220,8 @@ class Subscription:
             if self.members.active is None:
                 await asyncio.sleep(CLAIM_SECONDS)
 
-    async def detach(self, consumer: Consumer) -> None:
-        """Send it no more; what it has not acked goes to others."""
+    async def detach(self, consumer: ConsumerConnection) -> None:
+        """Detach a consumer; records that it has not acked go to others."""
         async with self._lock:
             if consumer in self.members.present:
                 self._remove(consumer)
@@ -217,15 +231,19 @@ class Subscription:
                     self._activate()
 
     async def close(self, error: SulinaError) -> None:
-        """Let every consumer go, for good."""
+        """Detach all consumers and refuse new ones."""
         async with self._lock:
             self._is_closed = True
             if self._claiming is not None:
                 self._claiming.cancel()
-            await self._dismiss(error)
+            await self._detach_all(error)
 
     async def seek(self, position: Position, partition: int | None) -> None:
-        """Move the cursors, durably. Consumers are let go, and come back to what lies there."""
+        """Move the cursors, durably. Consumers are detached, and go on at the new position when they attach again.
+
+        Raises:
+            PartitionNotFound: the topic has no such partition.
+        """
         if partition is not None and not 0 <= partition < len(self._context.partitions):
             raise PartitionNotFound(
                 topic=str(self._context.topic), partition=partition, partitions=len(self._context.partitions)
@@ -234,51 +252,51 @@ class Subscription:
             self._check_open()
             chosen = [p for p in self._context.partitions if self._is_sought(p, partition)]
             moved = {p.name.partition: Cursor(*await p.locate_with_epoch(position)) for p in chosen}
-            await self._dismiss(CursorMoved(topic=str(self._context.topic), subscription=self.name))
-            former = {number: self._cursors[number] for number in moved}
-            self._cursors.update(moved)
+            await self._detach_all(CursorMoved(topic=str(self._context.topic), subscription=self.name))
+            former = {number: self.cursors[number] for number in moved}
+            self.cursors.update(moved)
             try:
                 await asyncio.gather(*(self._durable(number) for number in moved))
             except BaseException:
-                # What is stored is unknown; what is here is as it was, and is written again.
-                self._cursors.update(former)
+                # It is not known what was stored: the former cursors are used, and written again.
+                self.cursors.update(former)
                 for number, cursor in former.items():
                     self._write(number, cursor)
                 raise
 
     def _is_sought(self, partition: Partition, wanted: int | None) -> bool:
         if wanted is None:
-            return partition.name.partition in self._cursors
+            return partition.name.partition in self.cursors
         if wanted == partition.name.partition:
-            partition.place.check()
+            partition.ownership.check()
         return wanted == partition.name.partition
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise NotServing(reason=f"subscription {self.name} of {self._context.topic} is going")
+            raise NotServing(reason=f"subscription {self.name} of {self._context.topic} is being closed")
 
-    def _remove(self, consumer: Consumer) -> None:
+    def _remove(self, consumer: ConsumerConnection) -> None:
         self.members.detach(consumer)
         for dispatcher in self._dispatchers.values():
             dispatcher.detach(consumer)
 
-    async def _dismiss(self, error: SulinaError) -> None:
+    async def _detach_all(self, error: SulinaError) -> None:
         for consumer in list(self.members.present):
-            assert isinstance(consumer, Consumer)
+            assert isinstance(consumer, ConsumerConnection)
             self._remove(consumer)
-            consumer.dismissed(error)
+            consumer.detached(error)
         await self._stop()
 
-    # Partitions that come and go
+    # Partitions that are acquired and released
 
     def lacks(self, number: int) -> bool:
-        """Whether it has no cursor in the partition."""
-        return number not in self._cursors
+        """Return whether the subscription has no cursor in a partition."""
+        return number not in self.cursors
 
-    async def adopt(self, number: int, cursor: Cursor, *, is_moved: bool) -> None:
-        """The partition is served here from now on; `is_moved`: its consumers were elsewhere."""
+    async def acquire(self, number: int, cursor: Cursor, *, is_moved: bool) -> None:
+        """Serve a partition from now on; with `is_moved` its consumers were attached to another broker."""
         async with self._lock:
-            self._cursors[number] = cursor
+            self.cursors[number] = cursor
             self._released.pop(number, None)
             if is_moved:
                 self._moved_at = self._context.clock.monotonic()
@@ -289,23 +307,25 @@ class Subscription:
                 try:
                     await self._start()
                 except BaseException:
-                    self._cursors.pop(number, None)  # it is adopted again, and then there are dispatchers
+                    self.cursors.pop(
+                        number, None
+                    )  # the partition is acquired again, and the dispatchers are started then
                     raise
 
     async def pause(self, number: int, grace_seconds: float) -> None:
-        """Send nothing more of a partition; return when what was sent is acked, or the time is over."""
+        """Stop sending records of a partition; return when those that were sent are acked, or after `grace_seconds`."""
         dispatcher = self._dispatchers.get(number)
         if dispatcher is not None:
             await dispatcher.pause(grace_seconds)
 
     def resume(self, number: int) -> None:
-        """After a pause: the partition stays after all."""
+        """Send records of a partition again after a pause."""
         if (dispatcher := self._dispatchers.get(number)) is not None:
             dispatcher.resume()
 
     def follow(self, number: int, log: Log) -> None:
-        """Go on in this log. What was acked and given up since is not acked in it, and is to be delivered."""
-        cursor = self._cursors.get(number)
+        """Use this log from now on. Offsets that were given up after their ack have other records, to be delivered."""
+        cursor = self.cursors.get(number)
         if cursor is None:
             return
         former = cursor.offset
@@ -321,77 +341,84 @@ class Subscription:
             self._write(number, cursor)
 
     async def release(self, number: int, error: SulinaError) -> None:
-        """The partition is served here no more. Consumers are let go, and look for it."""
+        """Stop serving a partition. Consumers are detached, and attach at the next owner."""
         async with self._lock:
-            if (cursor := self._cursors.pop(number, None)) is not None:
+            if (cursor := self.cursors.pop(number, None)) is not None:
                 self._released[number] = cursor
                 if self.members.present:
-                    await self._dismiss(error)
+                    await self._detach_all(error)
 
-    async def dismiss(self, error: SulinaError) -> None:
-        """Let all consumers go: this broker may not deliver, and another may."""
+    async def detach_all(self, error: SulinaError) -> None:
+        """Detach all consumers: this broker may not deliver any more, and another one may."""
         if self.members.present:
             async with self._lock:
-                await self._dismiss(error)
+                await self._detach_all(error)
 
     async def flush(self, number: int) -> None:
-        """Return when the cursor of a partition is durable as it is now. NotServing."""
-        if number in self._cursors:
+        """Wait until the cursor of a partition is durable as it is now.
+
+        Raises:
+            NotServing: it cannot be written.
+        """
+        if number in self.cursors:
             await self._durable(number)
 
     async def _start(self) -> None:
         for partition in self._context.partitions:
             number = partition.name.partition
-            if number in self._dispatchers or number not in self._cursors:
+            if number in self._dispatchers or number not in self.cursors:
                 continue
             async with partition.using() as log:
                 self.follow(number, log)
-                cursor = self._cursors[number]
-                around = self._surroundings(number)
-                dispatcher = Dispatcher(partition.name, log, cursor, self.members, self._rules, around)
-                self._dispatchers[number] = dispatcher  # it watches the log, which stays open for that
+                cursor = self.cursors[number]
+                dispatcher = Dispatcher(
+                    partition.name, log, cursor, self.members, self._rules, self._dispatcher_context(number)
+                )
+                self._dispatchers[number] = dispatcher  # it watches the log, which keeps it open
 
     async def _stop(self) -> None:
         dispatchers, self._dispatchers = self._dispatchers, {}
-        # All of them at once: none may go on if this is cut short.
-        tasks = [task for dispatcher in dispatchers.values() for task in dispatcher.cancel()]
+        # All at once: none may go on if this call is cancelled.
+        tasks = [task for dispatcher in dispatchers.values() for task in dispatcher.stop()]
         if tasks:
             await asyncio.wait(tasks)
 
-    def _surroundings(self, number: int) -> Surroundings:
-        cursor, place = self._cursors[number], self._context.partitions[number].place
+    def _dispatcher_context(self, number: int) -> DispatcherContext:
+        cursor, ownership = self.cursors[number], self._context.partitions[number].ownership
 
-        async def bury(records: Sequence[StoredRecord], attempts: int) -> None:
-            await self._context.bury(self.name, number, records, attempts)
+        async def dead_letter(records: Sequence[StoredRecord], attempts: int) -> None:
+            await self._context.dead_letter(self.name, number, records, attempts)
 
-        return Surroundings(
+        return DispatcherContext(
             clock=self._context.clock,
             metrics=self._context.metrics,
-            bury=bury,
+            dead_letter=dead_letter,
             changed=lambda: self._write(number, cursor),
-            may_send=partial(place.may_ack, place.revision),
+            may_send=partial(ownership.may_ack, ownership.revision),
             members_changed=self.wake,
         )
 
-    # What consumers say
+    # Acks
 
     def wake(self) -> None:
-        """Something that matters to every partition has changed."""
+        """Wake the dispatchers of all partitions."""
         for dispatcher in self._dispatchers.values():
             dispatcher.wake()
 
-    def ack(self, consumer: Consumer, partition: int, ranges: Sequence[Range]) -> int:
-        """These are done, and the cursor is written soon; how many of them the consumer held."""
+    def ack(self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range]) -> int:
+        """Ack records; return how many of them the consumer held. The cursor is written soon."""
         return self._dispatcher(partition, ranges).ack(consumer, ranges)
 
     def ack_durably(
-        self, consumer: Consumer, partition: int, ranges: Sequence[Range]
+        self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range]
     ) -> tuple[int, asyncio.Future[None]]:
-        """These are done; how many of them the consumer held, and a future that is done when the cursor is durable."""
+        """Ack records; return how many of them the consumer held, and a future for the cursor to be durable."""
         return self.ack(consumer, partition, ranges), self._durable(partition)
 
-    def nack(self, consumer: Consumer, partition: int, ranges: Sequence[Range], delay_seconds: float | None) -> int:
-        """These are to be delivered again; how many of them the consumer held."""
+    def nack(
+        self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range], delay_seconds: float | None
+    ) -> int:
+        """Have records delivered again; return how many of them the consumer held."""
         return self._dispatcher(partition, ranges).nack(consumer, ranges, delay_seconds)
 
     def _write(self, number: int, cursor: Cursor) -> None:
@@ -400,17 +427,19 @@ class Subscription:
 
     def _durable(self, partition: int) -> asyncio.Future[None]:
         key = keys.cursor(self._context.topic, self.name, partition)
-        return self._context.writer.durable(key, self._cursors[partition].stored, self.fences(partition))
+        return self._context.writer.durable(key, self.cursors[partition].stored, self.fences(partition))
 
     def fences(self, number: int) -> list[Compare]:
-        """What must hold for this node to write the cursor of a partition: it is ours, this subscription exists, and
-        the consumer that it delivers to holds it."""
-        fence = self._context.partitions[number].place.fence
-        if fence is None:
+        """Return what must hold for this node to write the cursor of a partition.
+
+        The node owns the partition, the subscription exists, and the consumer that it delivers to holds it.
+        """
+        fences = self._context.partitions[number].ownership.fences
+        if not fences:
             return []
         held = self._holder_revision != NO_REVISION
         key = keys.holder(self._context.topic, self.name)
-        return [fence, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
+        return [*fences, self.exists, *([Compare(key, self._holder_revision)] if held else [])]
 
     def _dispatcher(self, partition: int, ranges: Sequence[Range]) -> Dispatcher:
         dispatcher = self._dispatchers.get(partition)
@@ -423,24 +452,24 @@ class Subscription:
                 raise InvalidInput(f"[{start}, {end}) is not a range of offsets")
         return dispatcher
 
-    # What it looks like
+    # State
 
     def stored_cursors(self) -> dict[str, bytes]:
-        """Return its cursors here as they are stored, by key; also the last of partitions that were released.
+        """Return the stored form of the cursors here, by key, with the last ones of released partitions.
 
-        The next owner may not have one yet when the metadata store is lost.
+        When the metadata store is lost, the next owner may not have its cursor yet.
         """
-        topic, known = self._context.topic, {**self._released, **self._cursors}
+        topic, known = self._context.topic, {**self._released, **self.cursors}
         return {keys.cursor(topic, self.name, number): cursor.stored() for number, cursor in known.items()}
 
     def cursor_keys(self) -> list[str]:
-        """Where its cursors are stored."""
-        return [keys.cursor(self._context.topic, self.name, number) for number in self._cursors]
+        """Return the keys under which the cursors are stored."""
+        return [keys.cursor(self._context.topic, self.name, number) for number in self.cursors]
 
     def lag(self) -> int | None:
-        """Records that are not acked; None when a partition's log is not open."""
+        """Return the number of records that are not acked; None: the log of a partition is not open."""
         total = 0
-        for number, cursor in list(self._cursors.items()):
+        for number, cursor in list(self.cursors.items()):
             log = self._context.partitions[number].log_if_open
             if log is None:
                 return None
@@ -448,13 +477,13 @@ class Subscription:
         return total
 
     async def info(self) -> SubscriptionInfo:
-        """Its consumers and cursors now."""
+        """Return the consumers and cursors as they are now."""
         cursors = []
-        for number in sorted(self._cursors):
+        for number in sorted(self.cursors):
             async with self._context.partitions[number].using() as log:
                 end_offset = log.view.next_offset
-            cursor, dispatcher = self._cursors.get(number), self._dispatchers.get(number)
-            if cursor is None:  # it has gone to another broker meanwhile
+            cursor, dispatcher = self.cursors.get(number), self._dispatchers.get(number)
+            if cursor is None:  # the partition was released meanwhile
                 continue
             cursors.append(
                 CursorInfo(

@@ -13,15 +13,15 @@ from functools import partial
 
 import structlog
 
-from sulina.broker.channel import Channel, PassingSubscription
-from sulina.broker.consumer import Consumer
+from sulina.broker.channel import BestEffortSubscription, Channel
+from sulina.broker.consumer import ConsumerConnection
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import TopicMetrics
-from sulina.broker.options import BrokerOptions, Counts
+from sulina.broker.options import BrokerOptions, NodeCounts
 from sulina.broker.partition import Log, Opener, Partition
-from sulina.broker.place import Place, Rights
-from sulina.broker.pubsub.feed import Feed
-from sulina.broker.pubsub.totals import Taken
+from sulina.broker.partition_ownership import OwnershipRights, PartitionOwnership
+from sulina.broker.pubsub.feed import PartitionFeed
+from sulina.broker.pubsub.totals import PublishCounts
 from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.subscription import Subscription
 from sulina.core.delivery.dead_letter import is_end
@@ -58,10 +58,14 @@ _logger = structlog.get_logger("sulina.topic")
 
 
 def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], subscription: str | None = None) -> None:
-    """Raise SubscriptionBusy when a subscription has consumers; None: when any has."""
+    """Check that a subscription has no consumers; None: that no subscription has.
+
+    Raises:
+        SubscriptionBusy: consumers are attached.
+    """
     for each, attached in consumers.items():
         if subscription in (None, each):
-            reason = f"{len(attached)} consumers are attached; force lets them go"
+            reason = f"{len(attached)} consumers are attached; detach them, or force it"
             raise SubscriptionBusy(topic=str(name), subscription=each, reason=reason)
 
 
@@ -69,7 +73,7 @@ def refuse_consumers(name: TopicName, consumers: Mapping[str, Sequence[str]], su
 class Accepted:
     """A publish that a partition has taken. `pending` is done when it is as durable as its topic wants, or failed."""
 
-    place: Place
+    ownership: PartitionOwnership
     ack: Ack
     pending: asyncio.Future[Appended] | None  # None: it is acknowledged already
     count: int = 0
@@ -99,10 +103,10 @@ class Accepted:
             try:
                 appended = self.pending.result()
             except (LogClosed, LogStopped) as error:
-                raise self.place.explained(error) from None
+                raise self.ownership.explained(error) from None
             start, count, version = appended.offset_start, appended.offset_end - appended.offset_start, appended.version
         return Published(
-            partition=self.place.name.partition, base_offset=start, count=count, version=version, ack=self.ack
+            partition=self.ownership.name.partition, base_offset=start, count=count, version=version, ack=self.ack
         )
 
 
@@ -110,7 +114,7 @@ FixSchema = Callable[["Topic"], Awaitable[None]]
 
 
 class Topic:
-    """Made by the broker, which keeps its settings in the metadata store."""
+    """A topic as this broker serves it. The registry makes it, from what the metadata store has."""
 
     def __init__(
         self,
@@ -122,9 +126,9 @@ class Topic:
         schema: Schema,
         metrics: TopicMetrics,
         options: BrokerOptions,
-        counts: Counts,
+        counts: NodeCounts,
         opener: Opener,
-        rights: Rights | None,
+        rights: OwnershipRights,
         is_fixed: bool,
         fix_schema: FixSchema,
         events: EventStream,
@@ -134,7 +138,9 @@ class Topic:
         self.stored = stored
         self.is_fixed = is_fixed  # a record was accepted: its schema is for ever
         self._fix_schema = fix_schema
-        self.places = [Place(PartitionName(name, number), rights) for number in range(stored.partitions)]
+        self.ownerships = [
+            PartitionOwnership(PartitionName(name, number), rights) for number in range(stored.partitions)
+        ]
         self.lock = asyncio.Lock()  # for partitions that come and go
         self.fixing = asyncio.Lock()  # of the schema, by the first record
         self.own_policy = policy
@@ -149,29 +155,38 @@ class Topic:
         self.partitions: list[Partition] = []
         self.channels: list[Channel] = []
         self.subscriptions: dict[str, Subscription] = {}
-        self.passing: dict[str, PassingSubscription] = {}  # of a topic that keeps nothing
-        self.taken = Taken()
-        self.feeds: dict[int, Feed] = {}  # by partition, of those that have had subscribers here
+        self.best_effort: dict[str, BestEffortSubscription] = {}  # of a best-effort topic
+        self.publish_counts = PublishCounts()
+        self.feeds: dict[int, PartitionFeed] = {}  # by partition, of those that have had subscribers here
         self._turns = itertools.cycle(range(stored.partitions))
         if stored.delivery == DeliveryGuarantee.RELIABLE:
-            self.partitions = [Partition(place, opener) for place in self.places]
+            self.partitions = [Partition(ownership, opener) for ownership in self.ownerships]
         else:
             self.channels = [Channel(name, p, metrics) for p in range(stored.partitions)]
 
     @property
     def is_reliable(self) -> bool:
-        """Whether it is a log."""
+        """Return whether the topic is a log."""
         return self.stored.delivery == DeliveryGuarantee.RELIABLE
 
     def partition(self, number: int) -> Partition:
-        """PartitionNotFound, NotReliable."""
+        """Return a partition of a reliable topic.
+
+        Raises:
+            PartitionNotFound: it has no such partition.
+            NotReliable: the topic is a best-effort topic.
+        """
         self.check_number(number)
         if not self.is_reliable:
             raise NotReliable(topic=str(self.name))
         return self.partitions[number]
 
     def check_number(self, number: int) -> None:
-        """PartitionNotFound."""
+        """Check that the topic has a partition of this number.
+
+        Raises:
+            PartitionNotFound: it has not.
+        """
         if not 0 <= number < self.stored.partitions:
             raise PartitionNotFound(topic=str(self.name), partition=number, partitions=self.stored.partitions)
 
@@ -200,40 +215,41 @@ class Topic:
             number = self._choose(request)
         else:
             number = await asyncio.to_thread(self._choose, request)
-        place = self.places[number]
+        ownership = self.ownerships[number]
         has_values_to_check = needs_check(self.schema, self.policy, request.schema_id)
         while True:
-            # The check before the append. Whatever is awaited below is followed by another turn, so nothing is
-            # awaited between the last check and the append.
-            place.check()
+            # The check before the write: a broker that has lost the partition must not append to its log. Whatever is
+            # awaited below is followed by another turn, so nothing is awaited between the last check and the append.
+            # The other check is before the ack (`storage.acks`): the partition may be lost while a record is written.
+            ownership.check()
             if self.schema_id != checked_id:  # it changed meanwhile
                 raise SchemaConflict(topic=str(self.name), ours=checked_id, current=self.schema_id)
             if has_values_to_check:
                 await self._check(request.data)
                 has_values_to_check = False
             elif not self.is_reliable:
-                return self._deliver_best_effort(request, place)
+                return self._deliver_best_effort(request, ownership)
             elif not self.is_fixed:
                 await self._fix_schema(self)
             elif (log := self.partitions[number].log_if_open) is None:
                 await self.partitions[number].open()
             else:
-                return self._append(request, place, log)
+                return self._append(request, ownership, log)
 
-    def _append(self, request: PublishRequest, place: Place, log: Log) -> Accepted:
+    def _append(self, request: PublishRequest, ownership: PartitionOwnership, log: Log) -> Accepted:
         if log.stopped is not None:
-            raise place.explained(log.stopped, is_taken=False)
+            raise ownership.explained(log.stopped, is_taken=False)
         pending = log.append_nowait(request)
-        pending.add_done_callback(partial(self._count_answer, len(request.data), place))
+        pending.add_done_callback(partial(self._count_answer, len(request.data), ownership))
         if log.is_ack_archived:
-            return Accepted(place, Ack.ARCHIVED, pending)
+            return Accepted(ownership, Ack.ARCHIVED, pending)
         if self.policy.ack == Ack.MEMORY and self._only_disk_can_refuse(request):
             pending.add_done_callback(self._report_loss)
-            return Accepted(place, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(request.data)))
-        return Accepted(place, Ack.LOCAL, pending)
+            return Accepted(ownership, Ack.MEMORY, None, count=sum(h.record_count for h in self._headers(request.data)))
+        return Accepted(ownership, Ack.LOCAL, pending)
 
     def _only_disk_can_refuse(self, request: PublishRequest) -> bool:
-        """Whether only the disk can still keep the records from the log, so that a memory ack is no lie."""
+        """Return whether only the disk can still keep the records from the log, so that a memory ack is honest."""
         return (
             request.txn_id is None
             and request.expected_version is None
@@ -254,7 +270,7 @@ class Topic:
             return number
         number = next(self._turns)
         for _ in range(count):
-            if self.places[number].is_here:
+            if self.ownerships[number].is_here:
                 break
             number = next(self._turns)
         return number
@@ -272,26 +288,26 @@ class Topic:
     def _headers(self, data: Bytes) -> list[BatchHeader]:
         return split(data, self.batch_limits, check_crc=False)
 
-    def _deliver_best_effort(self, request: PublishRequest, place: Place) -> Accepted:
+    def _deliver_best_effort(self, request: PublishRequest, ownership: PartitionOwnership) -> Accepted:
         if request.expected_version is not None:
             raise NotReliable(topic=str(self.name))
-        number = place.name.partition
+        number = ownership.name.partition
         start, end = self.channels[number].publish(
             request.data,
             self.batch_limits,
-            [group.members for group in self.passing.values()],
+            [group.members for group in self.best_effort.values()],
             self.feeds.get(number),
             self.options.with_publish(request.options),
         )
-        self._count_published(end - start, len(request.data), place)
-        return Accepted(place, Ack.MEMORY, None, count=end - start, base_offset=start)
+        self._count_published(end - start, len(request.data), ownership)
+        return Accepted(ownership, Ack.MEMORY, None, count=end - start, base_offset=start)
 
-    def _count_answer(self, size_bytes: int, place: Place, done: asyncio.Future[Appended]) -> None:
+    def _count_answer(self, size_bytes: int, ownership: PartitionOwnership, done: asyncio.Future[Appended]) -> None:
         if done.cancelled():
             return
         if (error := done.exception()) is None:
             answer = done.result()
-            self._count_published(answer.offset_end - answer.offset_start, size_bytes, place)
+            self._count_published(answer.offset_end - answer.offset_start, size_bytes, ownership)
         elif isinstance(error, SulinaError):
             self.rejected(error)
 
@@ -299,16 +315,18 @@ class Topic:
         """Count and tell a publish that was not taken, if the fault is the message's or the moment's."""
         reason = reject_reason(error)
         if reason is not None:
-            self.taken.rejected[reason] += 1
-            self._events.tell(PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error))
+            self.publish_counts.rejected[reason] += 1
+            self._events.emit_unlogged(
+                PubSubEventType.PUBLISH_REJECTED, str(self.name), reason=str(reason), message=str(error)
+            )
 
-    def _count_published(self, records: int, size_bytes: int, place: Place) -> None:
-        if self._events.is_heard:
-            self._events.tell(
-                PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=place.name.partition, count=records
+    def _count_published(self, records: int, size_bytes: int, ownership: PartitionOwnership) -> None:
+        if self._events.listeners:
+            self._events.emit_unlogged(
+                PubSubEventType.PUBLISH_ACCEPTED, str(self.name), partition=ownership.name.partition, count=records
             )
         self.metrics.publishes.inc()
-        self.taken.accepted += records
+        self.publish_counts.accepted += records
         self.metrics.published_records.inc(records)
         self.metrics.published_bytes.inc(size_bytes)
         self._counts.published_bytes += size_bytes
@@ -320,7 +338,7 @@ class Topic:
     # Settings
 
     def change(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
-        """Go on by other rules. What the logs need to know is theirs to be told."""
+        """Go on with another policy and schema. The logs are told by `PartitionLogs.reconfigure`."""
         self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
         self.schema, self.schema_id, self._check_value = schema, schema.fingerprint, checker(schema)
         for subscription in self.subscriptions.values():
@@ -328,7 +346,7 @@ class Topic:
 
     @property
     def rules(self) -> DispatchRules:
-        """How deliveries go by the policy."""
+        """Return how deliveries go by the policy."""
         policy = self.policy
         assert policy.ack_timeout_seconds is not None
         assert policy.redelivery_delay_seconds is not None
@@ -340,7 +358,7 @@ class Topic:
 
     @property
     def options(self) -> TopicOptions:
-        """How deliveries to subscribers go by the policy."""
+        """Return how deliveries to subscribers go by the policy."""
         policy = self.policy
         assert policy.delivery_policy is not None
         assert policy.partition_behavior is not None
@@ -348,27 +366,31 @@ class Topic:
 
     @property
     def batch_limits(self) -> BatchLimits:
-        """What a batch may hold by the policy."""
+        """Return what a batch may hold by the policy."""
         assert self.policy.batch_bytes_max is not None
         return BatchLimits(batch_bytes_max=self.policy.batch_bytes_max, records_max=BATCH_RECORDS_MAX)
 
     def check_served(self) -> None:
-        """NotOwner and the like, when none of its partitions is served here; LeaseExpired when that is not sure."""
-        served = next((place for place in self.places if place.is_here), None)
+        """Check that a partition of the topic is served here.
+
+        Raises:
+            NotOwner, Draining, Recovering, LeaseExpired: none is, or that is not sure.
+        """
+        served = next((ownership for ownership in self.ownerships if ownership.is_here), None)
         if served is None:
-            raise self.places[0].refusal()
+            raise self.ownerships[0].refusal()
         served.check()
 
     async def dismiss(self, error: SulinaError) -> None:
-        """Let all consumers and subscribers go, who look for another broker; cursors stay as they are."""
+        """Detach all consumers and subscribers, which look for another broker; cursors stay as they are."""
         for subscription in list(self.subscriptions.values()):
-            await subscription.dismiss(error)
-        self.dismiss_passing(error)
+            await subscription.detach_all(error)
+        self.dismiss_best_effort(error)
         for number in list(self.feeds):
             self.release_feed(number, error)
 
     def info(self) -> TopicInfo:
-        """Its settings and state."""
+        """Return the settings and the state of the topic."""
         return TopicInfo(
             topic=str(self.name),
             settings=TopicSettings(
@@ -381,69 +403,73 @@ class Topic:
             schema_id=self.schema_id,
             topic_id=self.stored.topic_id,
             state=self.state,
-            subscriptions=sorted([*self.subscriptions, *self.passing]),
+            subscriptions=sorted([*self.subscriptions, *self.best_effort]),
         )
 
-    # Consumers of a topic that keeps nothing
+    # Consumers of a best-effort topic
 
-    def attach_passing(self, name: str, settings: SubscriptionSettings, consumer: Consumer) -> None:
-        """The subscription comes with its first consumer."""
-        passing = self.passing.get(name) or PassingSubscription(self.name, name, settings)
-        passing.attach(consumer, settings)
-        self.passing[name] = passing
+    def attach_best_effort(self, name: str, settings: SubscriptionSettings, consumer: ConsumerConnection) -> None:
+        """Attach a consumer to a best-effort subscription, which exists from its first consumer on."""
+        best_effort = self.best_effort.get(name) or BestEffortSubscription(self.name, name, settings)
+        best_effort.attach(consumer, settings)
+        self.best_effort[name] = best_effort
 
-    async def detach_passing(self, name: str, consumer: Consumer) -> None:
-        """The subscription goes with its last consumer."""
-        passing = self.passing.get(name)
-        if passing is not None:
-            passing.detach(consumer)
-            if not passing.members.present:
-                del self.passing[name]
+    async def detach_best_effort(self, name: str, consumer: ConsumerConnection) -> None:
+        """Detach a consumer from a best-effort subscription, which goes with its last consumer."""
+        best_effort = self.best_effort.get(name)
+        if best_effort is not None:
+            best_effort.detach(consumer)
+            if not best_effort.members.present:
+                del self.best_effort[name]
 
     def release_feed(self, number: int, error: SulinaError) -> None:
-        """A partition is served elsewhere: its subscribers are let go, and look for it."""
+        """Detach the subscribers of a partition that is served elsewhere: they look for it."""
         feed = self.feeds.pop(number, None)
         if feed is not None:
             feed.close(error)
 
-    def dismiss_passing(self, error: SulinaError) -> None:
-        """A partition is served elsewhere: let consumers go, who look for it."""
-        passing, self.passing = self.passing, {}
-        for group in passing.values():
+    def dismiss_best_effort(self, error: SulinaError) -> None:
+        """Detach the consumers of a best-effort topic, of which a partition is served elsewhere: they look for it."""
+        best_effort, self.best_effort = self.best_effort, {}
+        for group in best_effort.values():
             group.close(error)
 
     # The end
 
     def cursor_keys(self) -> list[str]:
-        """Where the cursors of its subscriptions are stored."""
+        """Return where the cursors of its subscriptions are stored."""
         return [key for subscription in self.subscriptions.values() for key in subscription.cursor_keys()]
 
     def consumers(self) -> dict[str, list[str]]:
         """Return the ids of consumers that are attached here, by subscription."""
         groups = {name: sub.members for name, sub in self.subscriptions.items()}
-        groups |= {name: sub.members for name, sub in self.passing.items()}
+        groups |= {name: sub.members for name, sub in self.best_effort.items()}
         return {
-            name: [member.holder.id for member in members.present if isinstance(member, Consumer)]
+            name: [member.holder.id for member in members.present if isinstance(member, ConsumerConnection)]
             for name, members in groups.items()
             if members.present
         }
 
     def check_idle(self) -> None:
-        """SubscriptionBusy when a consumer is attached here."""
+        """Check that no consumer is attached here.
+
+        Raises:
+            SubscriptionBusy: one is.
+        """
         refuse_consumers(self.name, self.consumers())
 
     async def stop_subscriptions(self, error: SulinaError) -> None:
-        """Refuse more, let consumers go: no cursor moves any more."""
+        """Refuse new records and detach all consumers: no cursor moves any more."""
         self.state = TopicState.DRAINING
         for subscription in self.subscriptions.values():
             await subscription.close(error)
-        for passing in self.passing.values():
-            passing.close(error)
+        for best_effort in self.best_effort.values():
+            best_effort.close(error)
         for number in list(self.feeds):
             self.release_feed(number, error)
 
     async def close(self, error: SulinaError) -> None:
-        """Refuse more, let consumers go, finish what was taken, let go of the logs."""
+        """Refuse new records, detach all consumers, finish what was taken, and close the logs."""
         await self.stop_subscriptions(error)
         await asyncio.gather(*(partition.close() for partition in self.partitions))
         self.state = TopicState.CLOSED

@@ -15,20 +15,19 @@ import msgspec
 import structlog
 
 from sulina.broker.cluster.cluster import Cluster
+from sulina.broker.cluster_handle import ClusterHandle
 from sulina.broker.events import EventStream
-from sulina.broker.logs import Logs
 from sulina.broker.options import BrokerOptions
-from sulina.broker.standing import Standing
+from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, Step, Unload
+from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, UnloadRequest, UnloadStep
 from sulina.core.log.commit import timestamp_text
 from sulina.core.log.log_state import NO_EPOCH
-from sulina.core.log.resume import DIRECTORY
+from sulina.core.log.resume import DIRECTORY, End
 from sulina.errors import Corrupt, LogIncomplete, NotOwner, NotServing, SubscriptionBusy, SulinaError
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock, Compare, MetadataStore, Put
-from sulina.storage.tiered_log import Drained, TieredLog
 from sulina.wire.messages import TopicState
 
 TAKE_BACK_SECONDS = 0.5  # between two attempts to serve a partition again
@@ -36,8 +35,8 @@ TAKE_BACK_SECONDS = 0.5  # between two attempts to serve a partition again
 _logger = structlog.get_logger("sulina.unload")
 
 
-class Outcome(StrEnum):
-    """How an attempt ended."""
+class UnloadOutcome(StrEnum):
+    """How an attempt to unload a partition ended."""
 
     DONE = "done"
     REFUSED = "refused"  # the wish is withdrawn
@@ -45,7 +44,7 @@ class Outcome(StrEnum):
 
 
 class Unloading:
-    """One partition's, under one assignment."""
+    """The unloading of one partition, under one assignment."""
 
     def __init__(
         self,
@@ -54,64 +53,64 @@ class Unloading:
         *,
         metadata: MetadataStore,
         cluster: Cluster,
-        standing: Standing,
+        handle: ClusterHandle,
         revision: int,
         events: EventStream,
         options: BrokerOptions,
         clock: Clock,
-        logs: Logs,
+        logs: PartitionLogs,
     ) -> None:
         self._logs = logs
         self._topic = topic
-        self._place = topic.places[number]
+        self._ownership = topic.ownerships[number]
         self._number = number
         self._metadata = metadata
         self._cluster = cluster
-        self._standing = standing
+        self._handle = handle
         self._revision = revision  # of the assignment
         self._events = events
         self._options = options
         self._clock = clock
-        self._drained: Drained | None = None
+        self._drained: End | None = None
         self._was_served = False  # when it began; a partition may leave that could not be made ready
         self._is_unassigning = False  # the answer may be lost
 
-    async def run(self, unload: Unload, record_revision: int) -> Outcome:
-        """Carry out a wish."""
+    async def run(self, unload: UnloadRequest, record_revision: int) -> UnloadOutcome:
+        """Carry out a request to unload the partition."""
         try:
             if not unload.force and await self._is_refused(record_revision):
-                return Outcome.REFUSED
+                return UnloadOutcome.REFUSED
             try:
                 await self._hasten()
             except LogIncomplete as missing:
                 if not unload.give_up:
                     raise
                 await self._give_up(unload, missing)
-                return Outcome.DONE
+                return UnloadOutcome.DONE
             await self._let_go(unload, record_revision)
         except Exception as error:  # noqa: BLE001
             # Whatever it is: what is ours must be served.
             if not await self._take_back() and self._is_unassigning:
-                return Outcome.DONE  # only the answer was lost
+                return UnloadOutcome.DONE  # only the answer was lost
             reason = str(error) or f"its data did not reach the archive in {self._options.unload_seconds_max:g} seconds"
             await self._tell_failed(reason)
-            return Outcome.LATER
-        return Outcome.DONE
+            return UnloadOutcome.LATER
+        return UnloadOutcome.DONE
 
     async def _tell_failed(self, reason: str) -> None:
-        """Whoever wished for it sees what went wrong, until it is tried again."""
-        _logger.warning("unload_failed", partition=str(self._place.name), error=reason)
+        """Store what went wrong, so that an operator sees it until it is tried again."""
+        _logger.warning("unload_failed", partition=str(self._ownership.name), error=reason)
         self._events.emit("unload_failed", self._topic.name, partition=self._number, reason=reason)
         try:
-            await self._cluster.fail_unload(self._place.name, reason)
+            await self._cluster.fail_unload(self._ownership.name, reason)
         except (SulinaError, OSError) as error:
-            _logger.warning("unload_error_not_written", partition=str(self._place.name), error=str(error))
+            _logger.warning("unload_error_not_written", partition=str(self._ownership.name), error=str(error))
 
     async def _is_refused(self, record_revision: int) -> bool:
         try:
             self._topic.check_idle()
         except SubscriptionBusy as busy:
-            key = keys.unload(self._place.name)
+            key = keys.unload(self._ownership.name)
             await self._metadata.txn(compares=[Compare(key, record_revision)], deletes=[key])
             self._events.emit("unload_refused", self._topic.name, partition=self._number, reason=str(busy))
             return True
@@ -122,33 +121,33 @@ class Unloading:
 
         What we wrote last may have been done, or may yet be. A later write tells, and rules that out.
         """
-        place = self._place
-        while place.state is TopicState.DRAINING and place.revision == self._revision:
+        ownership = self._ownership
+        while ownership.state is TopicState.DRAINING and ownership.revision == self._revision:
             try:
                 await self._unseal()
             except NotOwner:
                 return False  # we are about to hear that it is lost
             except (SulinaError, OSError) as error:
-                _logger.warning("unload_not_taken_back", partition=str(place.name), error=str(error))
+                _logger.warning("unload_not_taken_back", partition=str(ownership.name), error=str(error))
                 await asyncio.sleep(TAKE_BACK_SECONDS)
                 continue
-            if place.revision != self._revision:
+            if ownership.revision != self._revision:
                 break
             if not self._was_served:
-                place.state = TopicState.CLOSED
+                ownership.state = TopicState.CLOSED
                 break
-            place.serve()
+            ownership.serve()
             for subscription in self._topic.subscriptions.values():
                 subscription.resume(self._number)
-        return place.revision == self._revision
+        return ownership.revision == self._revision
 
     async def _unseal(self) -> None:
-        place = self._place
-        async with place.saying:
+        ownership = self._ownership
+        async with ownership.archived_flag_lock:
             log = self._topic.partitions[self._number].log_if_open if self._topic.is_reliable else None
-            is_only_here = place.is_archived is False or (isinstance(log, TieredLog) and not log.is_ack_archived)
-            await self._standing.say_archived(
-                place, self._revision, not is_only_here, deletes=(keys.sealed_state(place.name),)
+            is_only_here = ownership.is_archived is False or (log is not None and not log.is_ack_archived)
+            await self._handle.set_archived(
+                ownership, self._revision, not is_only_here, deletes=(keys.sealed_state(ownership.name),)
             )
 
     async def leave(self) -> None:
@@ -160,16 +159,16 @@ class Unloading:
         with self._span("seal"):
             self._drained = await self._seal() if self._has_something() else None
         with self._span("unassign"):
-            name = self._place.name
+            name = self._ownership.name
             is_done = await self._cluster.unassign(name, self._revision, reason=Reason.STOPPED, to=None)
         if is_done:
             self.tell_unloaded()
 
     def _has_something(self) -> bool:
-        """Whether anything may be here that is not in the archive."""
+        """Return whether anything may be here that is not in the archive."""
         if not self._topic.is_reliable:
             return False
-        return self._place.is_archived is not True or self._topic.partitions[self._number].log_if_open is not None
+        return self._ownership.is_archived is not True or self._topic.partitions[self._number].log_if_open is not None
 
     def cleanup_span(self) -> AbstractContextManager[Any]:
         """Trace the last phase, in which the owner deletes what is here."""
@@ -191,7 +190,6 @@ class Unloading:
         if self._topic.is_reliable:
             try:
                 async with self._topic.partitions[self._number].using() as log:
-                    assert isinstance(log, TieredLog)
                     await log.catch_up()
             except (Corrupt, OSError, NotServing) as error:
                 if not self._may_leave_without(error):
@@ -201,21 +199,21 @@ class Unloading:
     def _may_leave_without(self, error: Exception) -> bool:
         """Return whether only the log here is damaged or cannot be opened, and the archive has all of it."""
         is_here = not isinstance(error, NotServing) or isinstance(error.__cause__, OSError)
-        return is_here and self._place.is_archived is True
+        return is_here and self._ownership.is_archived is True
 
-    async def _give_up(self, unload: Unload, missing: LogIncomplete) -> None:
+    async def _give_up(self, unload: UnloadRequest, missing: LogIncomplete) -> None:
         """Go on without records that were reported and are missing: expect them no more, under a higher epoch.
 
         What this broker's directory has is kept: the log goes on from it, or it is set aside.
         """
-        name, place = self._place.name, self._place
+        name, ownership = self._ownership.name, self._ownership
         is_on_disk = missing.where == DIRECTORY
         if not is_on_disk:
             await self._logs.set_directory_aside(name)
         now_ms = int(self._clock.now() * 1000)
         current = Current(archived_offset=0, end_offset=missing.start, epoch=NO_EPOCH, at_ms=now_ms)  # of nobody
         given_up = GivenUp(start=missing.start, end=missing.end, reason=missing.source, at_ms=now_ms)
-        assert place.epoch is not None
+        assert ownership.epoch is not None
         is_done = await self._cluster.unassign(
             name,
             self._revision,
@@ -224,7 +222,7 @@ class Unloading:
             is_on_disk=is_on_disk,
             puts=(
                 Put(keys.archive_current(name), msgspec.json.encode(current)),
-                Put(keys.given_up(name, place.epoch.epoch), msgspec.json.encode(given_up)),
+                Put(keys.given_up(name, ownership.epoch.epoch), msgspec.json.encode(given_up)),
             ),
             deletes=(keys.sealed_state(name),),
         )
@@ -234,25 +232,29 @@ class Unloading:
             "range_given_up",
             self._topic.name,
             partition=self._number,
-            from_broker=place.epoch.broker_id,
+            from_broker=ownership.epoch.broker_id,
             start=missing.start,
             end=missing.end,
         )
 
-    async def _let_go(self, unload: Unload, record_revision: int) -> None:
-        name = self._place.name
+    async def _let_go(self, unload: UnloadRequest, record_revision: int) -> None:
+        name = self._ownership.name
         async with asyncio.timeout(self._options.unload_seconds_max):
             with self._span("quiesce"):
                 await self._quiesce()
-                record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.QUIESCED)
+                record_revision = await self._cluster.advance_unload(
+                    name, unload, record_revision, step=UnloadStep.QUIESCED
+                )
                 self._options.failpoints(Failpoint.UNLOAD_QUIESCED)
             with self._span("commit"):
                 await self._pause()
-                record_revision = await self._cluster.advance_unload(name, unload, record_revision, step=Step.PAUSED)
+                record_revision = await self._cluster.advance_unload(
+                    name, unload, record_revision, step=UnloadStep.PAUSED
+                )
                 self._options.failpoints(Failpoint.UNLOAD_PAUSED)
             with self._span("seal"):
                 self._drained = await self._seal()
-                await self._cluster.advance_unload(name, unload, record_revision, step=Step.SEALED)
+                await self._cluster.advance_unload(name, unload, record_revision, step=UnloadStep.SEALED)
             with self._span("unassign"):
                 self._is_unassigning = True
                 is_done = await self._cluster.unassign(name, self._revision, reason=Reason.UNLOADED, to=unload.to)
@@ -261,32 +263,31 @@ class Unloading:
                 self._options.failpoints(Failpoint.UNLOAD_UNASSIGNED)
 
     async def _quiesce(self) -> None:
-        if self._place.revision != self._revision:
-            raise self._place.refusal()
-        self._was_served = self._place.is_here
-        self._place.state = TopicState.DRAINING
+        if self._ownership.revision != self._revision:
+            raise self._ownership.refusal()
+        self._was_served = self._ownership.is_here
+        self._ownership.state = TopicState.DRAINING
 
     async def _pause(self) -> None:
-        """Consumers ack what they have; then their cursors are durable."""
+        """Wait until consumers have acked what they have, and their cursors are durable."""
         subscriptions = list(self._topic.subscriptions.values())
         grace = self._options.ack_grace_seconds
         await asyncio.gather(*(subscription.pause(self._number, grace) for subscription in subscriptions))
         await asyncio.gather(*(subscription.flush(self._number) for subscription in subscriptions))
 
-    async def _seal(self) -> Drained | None:
-        """Everything is in the archive, and the metadata says so."""
+    async def _seal(self) -> End | None:
+        """Bring everything into the archive, then store that it is there."""
         if not self._topic.is_reliable:
             return None
         try:
             async with self._topic.partitions[self._number].using() as log:
-                assert isinstance(log, TieredLog)
                 drained = await log.drain()
         except (Corrupt, OSError, NotServing) as error:
             if not self._may_leave_without(error):
                 raise
             return None  # the archive says where to go on; a sealed state is only a witness of it
         self._options.failpoints(Failpoint.UNLOAD_SEALED_ARCHIVE)
-        epoch = self._place.epoch
+        epoch = self._ownership.epoch
         assert epoch is not None
         sealed = Sealed(
             last_committed_offset=drained.next_offset - 1,
@@ -296,9 +297,9 @@ class Unloading:
             broker_id=epoch.broker_id,
             ts=timestamp_text(self._clock.now()),
         )
-        state = Put(keys.sealed_state(self._place.name), msgspec.json.encode(sealed))
-        async with self._place.saying:
-            await self._standing.say_archived(self._place, self._revision, True, puts=(state,))
+        state = Put(keys.sealed_state(self._ownership.name), msgspec.json.encode(sealed))
+        async with self._ownership.archived_flag_lock:
+            await self._handle.set_archived(self._ownership, self._revision, True, puts=(state,))
         self._options.failpoints(Failpoint.UNLOAD_SEALED_STATE)
         return drained
 

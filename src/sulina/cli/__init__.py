@@ -1,4 +1,7 @@
-"""The command line: one module for each command, imported when it is called."""
+"""The command line: one module or package for each command, imported when the command is called.
+
+`flags` has the options that commands share, `terminal` their output.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from sulina.errors import SulinaError
 
 USAGE = 2
 FAILED = 1
-INTERRUPTED = 130  # as the shell says it of any other program
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 _NODE = Group("Node", sort_key=1)
 _RECORDS = Group("Records", sort_key=2)
@@ -20,88 +23,98 @@ _ITSELF = Group("This command", sort_key=6)
 
 
 def _default_text(value: object) -> object:
-    """What help shows as a default: nothing where it goes without saying."""
+    """Return the default that help shows; None for defaults that go without saying."""
     return None if value in (None, False, ()) else value
 
 
 app = App(
     name="sulina",
     help="Publish/subscribe where every topic is an ACID log and every log is a table.\n\n"
-    "Start with `sulina demo`, or `sulina cluster start`. Every command has --help, and --json where it answers "
-    "something.",
+    "Start with `sulina demo` or `sulina cluster start`. Every command has --help; commands with a result have --json.",
     help_format="plaintext",
     default_parameter=Parameter(negative=(), show_default=_default_text),
     result_action="return_int_as_exit_code_else_zero",
     group_commands=_ITSELF,
 )
-# Their help is here too, so that `sulina --help` imports none of them.
+# The help texts are repeated here, so that `sulina --help` imports no command.
 _COMMANDS = [
     (
         "serve",
         "sulina.cli.serve:serve",
         _NODE,
-        "Start a node, and serve until SIGTERM or Ctrl-C. A second one ends it at once.\n\n"
-        "Every flag can be given in the environment (SULINA_DATA, SULINA_HTTP, …) or in a TOML file too. A flag counts "
-        "more than the environment, the environment more than the file.",
+        "Start a node, and serve until SIGTERM or Ctrl-C. A second signal stops it at once.\n\n"
+        "Every option can also be set in the environment (SULINA_DATA, SULINA_HTTP, …) or in a TOML file. Options "
+        "override the environment, and the environment overrides the file.",
     ),
-    ("demo", "sulina.cli.demo:demo", _NODE, "See a node at work, live: it is filled, read, killed, and loses nothing."),
+    (
+        "demo",
+        "sulina.cli.demo:demo",
+        _NODE,
+        "Watch a node at work: it takes records, is killed in the middle, and loses none of them.",
+    ),
     (
         "doctor",
         "sulina.cli.doctor:doctor",
         _NODE,
-        "Check this machine for what a node needs, or what is wrong with a cluster. Exit code 1: it fails.",
+        "Check that this machine can run a node, or diagnose a cluster. Exit code 1 if a check fails.",
     ),
     ("produce", "sulina.cli.produce:produce", _RECORDS, "Publish lines, files or generated records to a topic."),
     (
         "consume",
         "sulina.cli.consume:consume",
         _RECORDS,
-        "Read a topic from some point on, or take part in a subscription.\n\n"
-        "A reader leaves no trace. A consumer of a subscription acknowledges what it has printed; whoever comes next "
-        "goes on after it.",
+        "Print the records of a topic from a position on, or as a consumer of a subscription.\n\n"
+        "Reading from a position changes nothing on the node. A consumer of a subscription acknowledges the records "
+        "that it has printed; the next consumer continues after them.",
     ),
-    ("tail", "sulina.cli.consume:tail", _RECORDS, "Show the newest records of a topic, then those that come."),
+    ("tail", "sulina.cli.consume:tail", _RECORDS, "Print the newest records of a topic, then new ones as they arrive."),
     (
         "events",
         "sulina.cli.events:events",
         _RECORDS,
-        "Show what happens on a node, live: publishes, deliveries, subscribers, topics.\n\n"
-        "In a cluster it is what happens on the broker that is asked.",
+        "Show the events of a node live: publishes, deliveries, subscribers, topics.\n\n"
+        "In a cluster these are the events of the one broker that the command is connected to.",
     ),
     (
         "topic",
         "sulina.cli.topic:app",
         _NAMES,
-        "Create, list, show, delete, look up, unload and move topics; list their producers and subscribers.",
+        "Create, list, show, delete and move topics; show their owners, producers and subscribers.",
     ),
     ("namespace", "sulina.cli.namespace:app", _NAMES, "Create, list, show and delete namespaces."),
-    ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, move and delete subscriptions."),
+    ("subscription", "sulina.cli.subscription:app", _NAMES, "Create, list, show, seek and delete subscriptions."),
     ("reader", "sulina.cli.reader:app", _NAMES, "List, show and delete registered readers."),
     ("pipeline", "sulina.cli.pipeline:app", _TABLES, "Turn topics into Delta Lake tables, exactly once."),
-    ("table", "sulina.cli.table:app", _TABLES, "Compact, clean up and look into Delta Lake tables."),
+    ("table", "sulina.cli.table:app", _TABLES, "Compact, vacuum and inspect Delta Lake tables."),
     (
         "audit",
         "sulina.cli.audit:audit",
         _TABLES,
-        "Prove that every offset exists once, checksums hold, versions have no gap, and a table equals the log.\n\n"
-        "Exit code 0: all of it holds. 1: it does not, and the report says where. What comes while it runs is not "
-        "looked at.",
+        "Check a topic with Spark: every offset exists once, checksums match, versions have no gap, and a table equals "
+        "the log.\n\n"
+        "Exit code 0 if everything is right, 1 if not; the report says where. Records that are published during the "
+        "audit are not checked.",
     ),
     ("broker", "sulina.cli.broker:app", _CLUSTER, "List, drain and activate the brokers of a cluster."),
-    ("cluster", "sulina.cli.cluster:app", _CLUSTER, "Show, rebalance, or try out a cluster of brokers."),
-    ("--install-completion", "sulina.cli.completion:install", _ITSELF, "Complete commands and flags in your shell."),
+    ("cluster", "sulina.cli.cluster:app", _CLUSTER, "Show, rebalance or recover a cluster, or start one to try out."),
+    (
+        "--install-completion",
+        "sulina.cli.completion:install",
+        _ITSELF,
+        "Install completion of commands and options in your shell.",
+    ),
 ]
 for _name, _path, _group, _help in _COMMANDS:
     app.command(_path, name=_name, group=_group, help=_help)
 
 
 def main() -> None:
-    """The entry point of the `sulina` script."""
+    """Run the `sulina` script."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
-    """One command, to its exit code. Whatever goes wrong is told in one line, unless it is a bug of ours."""
+    """Run one command, and return its exit code. An error is printed as one line, unless it is a bug of Sulina."""
     from sulina.cli import terminal
 
     options = words[: words.index("--")] if "--" in words else words
@@ -121,7 +134,7 @@ def run(words: Sequence[str]) -> int:
         terminal.complain(str(error), hint=f"see `{command} --help`", code="usage", as_json=as_json)
         return USAGE
     except SulinaError as error:
-        from sulina.cli.remote import hint_for
+        from sulina.cli.flags.remote import hint_for
 
         hint = "; ".join([*getattr(error, "__notes__", ()), *filter(None, [hint_for(error)])]) or None
         terminal.complain(str(error), hint=hint, code=error.code, details=error.details(), as_json=as_json)
@@ -137,7 +150,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _first(error: BaseException) -> BaseException:
-    """What went wrong first among tasks that ran together."""
+    """Return the first error of tasks that ran together."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""`sulina audit`: proof, by a Spark job, that a topic holds what it promises and that a table equals its log."""
+"""Command `sulina audit`: a Spark job that checks a topic's log, and that a table equals it."""
 
 import os
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from sulina.cli import terminal
-from sulina.cli.remote import DEFAULT_URL, topic_name
+from sulina.cli.flags.remote import DEFAULT_URL, topic_name
 from sulina.errors import InvalidSettings
 from sulina.spark.errors import SparkUnavailable
 from sulina.types import TopicName
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sulina.spark.audit_checks import AuditReport, PartitionAudit
-    from sulina.spark.options import Place
+    from sulina.spark.options import LogLocation
 
 FOUND = 1
 FINDINGS_SHOWN_MAX = 50
@@ -34,31 +34,34 @@ COLUMNS = (
     "forgotten",
     "ahead",
 )
+TABLE_HELP = (
+    "Delta table to compare with the log. A bronze table must equal the log from its first row to its newest; each row "
+    "of a silver table must belong to a record, and no two rows to the same one."
+)
 RARE = ("not read", "begins", "behind", "forgotten", "ahead")
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The options that say where the log is."""
+class LogFlags:
+    """The options that name the log to audit."""
 
-    url: Annotated[
-        str | None, Parameter(env_var=URL_VARIABLE, help=f"Where the node is; {DEFAULT_URL} unless told.")
-    ] = None
+    url: Annotated[str | None, Parameter(env_var=URL_VARIABLE, help="URL of the node.", show_default=DEFAULT_URL)] = (
+        None
+    )
     path: Annotated[
         str | None,
         Parameter(
-            help="Instead of a node: an archive (s3://…, gs://…, az://…, file:///… or a folder), or a data directory."
+            help="Read an archive (s3://…, gs://…, az://…, file:///… or a folder) or a data directory instead of a "
+            "node."
         ),
     ] = None
     objects: Annotated[
         str | None,
-        Parameter(
-            help="The archive to read, instead of the one that the node names; `none`: everything from the node."
-        ),
+        Parameter(help="Archive to read instead of the node's own; `none` reads everything from the node."),
     ] = None
     objects_endpoint: Annotated[
-        str | None, Parameter(help="The URL of an object store that is not the cloud's own.")
+        str | None, Parameter(help="Endpoint URL of the object store if it is not the cloud's own.")
     ] = None
 
     def check(self) -> None:
@@ -68,25 +71,25 @@ class Source:
             InvalidSettings: both --url and --path are given.
         """
         if self.path is not None and self.url is not None and self.url != os.environ.get(URL_VARIABLE):
-            raise InvalidSettings("say either --url (of a node) or --path (of an archive or a data directory)")
+            raise InvalidSettings("--url (a node) and --path (an archive or a data directory) exclude each other")
 
-    def place(self) -> "Place":
+    def location(self) -> "LogLocation":
         """Return the location in the form that the data source takes."""
-        from sulina.spark.options import Place
+        from sulina.spark.options import LogLocation
 
         url = None if self.path is not None else self.url or DEFAULT_URL
-        return Place(url=url, path=self.path, objects=self.objects, objects_endpoint=self.objects_endpoint)
+        return LogLocation(url=url, path=self.path, objects=self.objects, objects_endpoint=self.objects_endpoint)
 
 
-AT_NODE = Source()  # the default; cyclopts fills in what was given
+AT_NODE = LogFlags()  # the default; cyclopts fills in what was given
 
 
 def audit(
     topic: str,
     /,
     *,
-    source: Source = AT_NODE,
-    table: str | None = None,
+    source: LogFlags = AT_NODE,
+    table: Annotated[str | None, Parameter(help=TABLE_HELP)] = None,
     quarantine: str | None = None,
     complete: bool = False,
     from_first: bool = False,
@@ -95,38 +98,39 @@ def audit(
     remote: Annotated[str | None, Parameter(env_var="SPARK_REMOTE")] = None,
     json: bool = False,
 ) -> int:
-    """Prove that every offset exists once, checksums hold, versions have no gap, and a table equals the log.
+    """Check that every offset exists once, checksums match, versions have no gap, and a table equals the log.
 
-    Exit code 0: all of it holds. 1: it does not, and the report says where. What comes while it runs is not looked at.
+    Exit code 0 if everything is right, 1 if not; the report says where. Records that are published during the audit
+    are not checked.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
-    table
-        A Delta table that was made of the topic. A bronze one must equal the log from its first row to its newest; of
-        a silver one each row must be of a record, and no record may have two.
     quarantine
-        The quarantine of a silver table, which is counted with it.
+        Quarantine table of a silver table; its rows count as rows of the silver table.
     complete
-        A table that is behind the log is a finding too.
+        Report a finding if the table is behind the log.
     from_first
-        A table that begins later than the log is a finding too; else it is told where it begins.
+        Report a finding if the table begins later than the log.
     range_offsets
-        Offsets of one range; sums are made and compared by range.
+        Number of offsets whose checksums are compared together.
     master
-        Where Spark runs: local[*] unless told, spark://HOST:PORT, yarn, k8s://….
+        Spark master: local[*], spark://HOST:PORT, yarn or k8s://…. Default: local[*].
     remote
-        A Spark Connect server, sc://HOST:PORT.
+        Spark Connect server, as sc://HOST:PORT.
     json
-        The report as JSON.
+        Print the report as JSON.
+
+    Raises:
+        InvalidSettings: options that exclude each other, or a value out of range.
     """
     name = TopicName.parse(topic_name(topic))
     source.check()
     if table is None and (quarantine is not None or complete or from_first):
-        raise InvalidSettings("--quarantine, --complete and --from-first are about a table: say which, with --table")
+        raise InvalidSettings("--quarantine, --complete and --from-first need --table")
     if range_offsets < 1:
-        raise InvalidSettings(f"--range-offsets is 1 or more, not {range_offsets}")
+        raise InvalidSettings(f"--range-offsets must be 1 or more, not {range_offsets}")
     _check_spark()
     from sulina.spark.audit import Audit
 
@@ -134,7 +138,7 @@ def audit(
         terminal.say("starting Spark …")
     report = Audit(
         spark=_session(f"sulina audit {name}", master, remote),
-        place=source.place(),
+        location=source.location(),
         topic=name,
         table=table,
         quarantine=quarantine,
@@ -207,15 +211,15 @@ def verdict(report: "AuditReport") -> str:
     """Return the outcome as one sentence."""
     count = len(report.findings) + report.findings_left_out
     if count:
-        return f"{report.topic} does not hold: {terminal.counted(count, 'finding')}."
+        return f"{report.topic} failed the audit: {terminal.counted(count, 'finding')}."
     records = terminal.counted(sum(one.records for one in report.partitions), "record")
     partitions = terminal.counted(len(report.partitions), "partition")
-    said = f"{report.topic} holds: {records} in {partitions}, every offset once, checksums hold, versions have no gap"
+    said = f"{report.topic} passed: {records} in {partitions}, every offset once, checksums match, versions have no gap"
     if report.table is None:
         return f"{said}."
     rows = terminal.counted(sum(one.table_records or 0 for one in report.partitions), "row")
     if any(one.ranges is not None for one in report.partitions):
-        return f"{said}; the table has {rows} of them, none twice."
+        return f"{said}; the table has {rows} for them, none twice."
     behind = sum(one.behind or 0 for one in report.partitions)
     after = f" and is {terminal.counted(behind, 'record')} behind" if behind else ""
     late = sum((one.begins or one.start) - one.start for one in report.partitions)

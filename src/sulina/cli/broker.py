@@ -1,4 +1,4 @@
-"""`sulina broker list|drain|activate`."""
+"""Commands `sulina broker list|drain|activate`."""
 
 import asyncio
 import sys
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
-from sulina.cli import moving, terminal
-from sulina.cli.remote import HERE, Remote
+from sulina.cli import terminal
+from sulina.cli.flags.remote import HERE, Remote
 from sulina.errors import SulinaError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ app = App(name="broker", help="List, drain and activate the brokers of a cluster
 
 @app.command(name="list")
 def list_(*, remote: Remote = HERE) -> None:
-    """List the brokers: whether each is there, what it has, how busy it is."""
+    """List the brokers with their state, partitions and load."""
     cluster = remote.run(lambda client: client.admin.cluster())
     if remote.json:
         return terminal.print_json(cluster.brokers)
@@ -41,16 +41,16 @@ def drain(
     wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
     remote: Remote = HERE,
 ) -> int:
-    """Move everything away from a broker, and give it nothing more: before it is taken down, say.
+    """Move all partitions away from a broker and assign it no new ones, for example before maintenance.
 
-    It stays so, also after a restart, until it is activated.
+    The broker stays drained, also after a restart, until it is activated.
 
     Parameters
     ----------
     broker
-        Its name.
+        ID of the broker.
     wait
-        Show how it goes until nothing is left.
+        Show the progress until the broker owns no partition.
     """
     draining = _DrainProgress(broker, is_silent=remote.json)
     info = remote.run(lambda client: draining.run(client, waits=wait))
@@ -58,31 +58,31 @@ def drain(
         terminal.print_json(info)
     elif wait:
         terminal.done(
-            f"{broker} is drained: {terminal.counted(draining.first, 'partition')} moved away "
-            f"in {draining.seconds:.1f} s; `sulina broker activate {broker}` takes it back"
+            f"drained {broker}: {terminal.counted(draining.first, 'partition')} moved away "
+            f"in {draining.seconds:.1f} s; `sulina broker activate {broker}` undoes it"
         )
     else:
-        terminal.done(f"{broker} drains; `sulina broker list` shows how far it is")
+        terminal.done(f"draining {broker}; `sulina broker list` shows the progress")
     return 0
 
 
 @app.command
 def activate(broker: str, /, *, remote: Remote = HERE) -> None:
-    """Give a broker partitions again.
+    """Let a drained broker own partitions again.
 
     Parameters
     ----------
     broker
-        Its name.
+        ID of the broker.
     """
     info = remote.run(lambda client: client.admin.activate_broker(broker))
     if remote.json:
         return terminal.print_json(info)
-    return terminal.done(f"{broker} is {info.state}; `sulina cluster rebalance` gives it its share at once")
+    return terminal.done(f"{broker} is {info.state}; `sulina cluster rebalance` moves partitions to it at once")
 
 
 def row(info: "BrokerInfo") -> tuple[Any, ...]:
-    """A broker in a table."""
+    """Return a broker as a row of the table."""
     return (
         info.broker_id,
         info.state,
@@ -97,7 +97,7 @@ def row(info: "BrokerInfo") -> tuple[Any, ...]:
 
 
 class _DrainProgress:
-    """A broker that is being emptied, as it is seen."""
+    """The progress of a drain, read from the cluster's state and shown."""
 
     def __init__(self, broker: str, *, is_silent: bool) -> None:
         self._broker, self._is_silent = broker, is_silent
@@ -106,14 +106,14 @@ class _DrainProgress:
         self.seconds = 0.0
 
     async def run(self, client: "Client", *, waits: bool) -> "BrokerInfo":
-        """The broker as it is at the end."""
+        """Drain the broker, and return its state at the end."""
         info = await client.admin.drain_broker(self._broker)
         self._left = self.first = info.partitions
         if not waits:
             return info
         started = time.monotonic()
         try:
-            with moving.drawing(self._show, is_silent=self._is_silent) as draw:
+            with terminal.live(self._show, is_silent=self._is_silent) as draw:
                 while info.partitions:
                     await asyncio.sleep(POLL_SECONDS)
                     cluster = await client.admin.cluster()
@@ -122,17 +122,17 @@ class _DrainProgress:
                     self._see(cluster, info)
                     draw()
         except asyncio.CancelledError:
-            terminal.say("it goes on by itself; see `sulina broker list`")
+            terminal.say("the drain continues; `sulina broker list` shows the progress")
             raise
         except SulinaError as error:
-            error.add_note("it goes on by itself; see `sulina broker list`")
+            error.add_note("the drain continues; `sulina broker list` shows the progress")
             raise
         return info
 
     def _see(self, cluster: "ClusterInfo", info: "BrokerInfo") -> None:
         self.first = max(self.first, info.partitions)
         others = [each for each in cluster.brokers if each.state == "active" and each.broker_id != self._broker]
-        notes = [] if others else ["there is no other active broker: nothing can move; start or activate one"]
+        notes = [] if others else ["no other broker is active, so nothing can move: start or activate one"]
         notes += [
             f"{unload.topic} partition {unload.partition}: {unload.error}"
             for unload in cluster.unloads

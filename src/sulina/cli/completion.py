@@ -1,4 +1,4 @@
-"""`sulina --install-completion`: the shell completes commands, flags and their choices."""
+"""Command `sulina --install-completion`: completion of commands, options and choices in the shell."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,16 +14,16 @@ def install(
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     print_only: Annotated[bool, Parameter(name="--print")] = False,
 ) -> int:
-    """Complete commands and flags in your shell.
+    """Install completion of commands and options in your shell.
 
     Parameters
     ----------
     shell
-        Which one; without it the shell that runs this command.
+        Shell to install it for. Default: the shell that runs this command.
     output
-        Where to put the script, instead of where the shell looks for it.
+        File to write the script to. Default: where the shell looks for it.
     print_only
-        Print the script, and install nothing.
+        Print the script instead of installing it.
     """
     from cyclopts.completion import ShellDetectionError
 
@@ -35,7 +35,7 @@ def install(
             return 0
         path = app.install_completion(shell=shell, output=output, add_to_startup=output is None)
     except ShellDetectionError:
-        terminal.complain("this shell is not known", hint="name it with --shell", code="usage", as_json=False)
+        terminal.complain("cannot tell which shell this is", hint="name it with --shell", code="usage", as_json=False)
         return 2
-    terminal.done(f"completion is in {path}; start a new shell to use it")
+    terminal.done(f"installed completion in {path}; start a new shell to use it")
     return 0

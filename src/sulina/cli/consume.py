@@ -1,4 +1,4 @@
-"""`sulina consume` and `sulina tail`: records of a topic, as they are or as they come."""
+"""Commands `sulina consume` and `sulina tail`: print the records of a topic."""
 
 import asyncio
 import contextlib
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from sulina.cli import records
-from sulina.cli.records import Format, PrintableRecord
-from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.cli.flags.remote import HERE, Remote, topic_name
 from sulina.cli.subscription import Mode
+from sulina.cli.terminal import records
+from sulina.cli.terminal.records import Format, PrintableRecord
 from sulina.core.log.position import Position
 from sulina.errors import InvalidInput, NotReliable, SubscriptionNotFound
 
 if TYPE_CHECKING:
     from sulina.client import Client, Reader
 
-QUIET_SECONDS = 0.2  # after so long without a record, `--no-follow` looks whether there is one left
+QUIET_SECONDS = 0.2  # without a record for this long, `--no-follow` checks whether any is left
 
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 
@@ -35,31 +35,34 @@ def consume(
     format_: Annotated[Format, Parameter(name="--format")] = "text",
     remote: Remote = HERE,
 ) -> None:
-    """Read a topic from some point on, or take part in a subscription.
+    """Print the records of a topic from a position on, or as a consumer of a subscription.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     start
-        earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO; counts for a subscription that is new.
+        First position (of a new subscription): earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
     partition
-        Only this one; may be repeated. A subscription has all.
+        Read only this partition; may be repeated. Not with --subscription.
     count
-        End after so many records.
+        Stop after this number of records.
     follow
-        Wait for records to come; otherwise end where the topic ends.
+        Wait for new records; otherwise stop at the end of the topic.
     subscription
-        Its name; made if there is none.
+        Consume as a consumer of this subscription; created if it does not exist.
     mode
-        Who among the consumers of the subscription gets a record.
+        How records are distributed among the consumers of the subscription.
     format_
-        `text` to look at, `json` a line each, `raw` nothing but values.
+        `text` for people, `json` one document per line, `raw` values only.
+
+    Raises:
+        InvalidInput: both --partition and --subscription are given.
     """
     name = topic_name(topic)
     start = str(Position.parse(start))
     if subscription and partition:
-        raise InvalidInput("--partition is for readers; a subscription has all partitions")
+        raise InvalidInput("--partition cannot be used with --subscription: a subscription has all partitions")
     show = records.printer("json" if remote.json else format_)
 
     async def work(client: "Client") -> None:
@@ -80,18 +83,18 @@ def tail(
     format_: Annotated[Format, Parameter(name="--format")] = "text",
     remote: Remote = HERE,
 ) -> None:
-    """Show the newest records of a topic, then those that come.
+    """Print the newest records of a topic, then new ones as they arrive.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     lines
-        How many of those that are there.
+        Number of existing records to print.
     follow
-        Wait for records to come.
+        Wait for new records.
     format_
-        `text` to look at, `json` a line each, `raw` nothing but values.
+        `text` for people, `json` one document per line, `raw` values only.
     """
     name = topic_name(topic)
     show = records.printer("json" if remote.json else format_)
@@ -108,7 +111,7 @@ def tail(
 
 
 async def _print(source: "Reader", count: int | None, show: Callable[[PrintableRecord], None]) -> None:
-    """Every record of `source`, pushed out as they come."""
+    """Print every record of `source` as it arrives."""
     left = count
     async with source as reader:
         while left != 0 and (taken := await reader.take(left)):
@@ -129,7 +132,7 @@ async def _subscribe(
     follow: bool,
     show: Callable[[PrintableRecord], None],
 ) -> None:
-    """Print, then ack: a record that was not printed is delivered again, to whoever comes next."""
+    """Print records, then ack them: one that was not printed is delivered again to the next consumer."""
     left = count
     credit = min(count or 1000, 1000)
     chosen: str = mode or "exclusive"
@@ -154,13 +157,13 @@ async def _subscribe(
 
 
 async def _is_drained(client: "Client", topic: str, subscription: str) -> bool:
-    """Whether nothing is left that could come: what is not acked is with other consumers."""
+    """Return whether no record is left to deliver: those without an ack are in flight to other consumers."""
     info = await client.admin.subscription(topic, subscription)
     return sum(cursor.lag - cursor.in_flight for cursor in info.cursors) <= 0
 
 
 async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]) -> list[PrintableRecord]:
-    """The newest `lines` records of all partitions, by their time. `ends` gets where each partition ended."""
+    """Return the newest `lines` records of all partitions by time, and put the end of each partition into `ends`."""
     info = await client.admin.topic(topic)
     newest: list[PrintableRecord] = []
     for number in range(info.settings.partitions):
@@ -178,7 +181,7 @@ async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]
 async def _follow(
     client: "Client", topic: str, starts: dict[int, int], show: Callable[[PrintableRecord], None]
 ) -> None:
-    """The records of all partitions from these offsets on, as they come."""
+    """Print the records of all partitions from these offsets on, as they arrive."""
     async with asyncio.TaskGroup() as tasks:
         for number, start in starts.items():
             reader = client.read(topic, start=f"offset:{start}", partitions=[number], follow=True)

@@ -1,4 +1,4 @@
-"""`sulina events`: what happens on a node, as it happens."""
+"""Command `sulina events`: the events of a node, live."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, validators
 
 from sulina.cli import terminal
-from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.cli.flags.remote import HERE, Remote, topic_name
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 400  # characters of one field
 
-# By the last word of the type: what went well, what did not, what may yet.
+# By the last word of the event's type: success, failure, attention.
 _STYLES = {
     **dict.fromkeys(
         ("accepted", "added", "attached", "created", "flushed", "resumed", "started", "succeeded"), "green"
@@ -33,18 +33,18 @@ def events(
     count: Annotated[int | None, Parameter(alias="-n", validator=validators.Number(gte=1))] = None,
     remote: Remote = HERE,
 ) -> None:
-    """Show what happens on a node, live: publishes, deliveries, subscribers, topics.
+    """Show the events of a node live: publishes, deliveries, subscribers, topics.
 
-    In a cluster it is what happens on the broker that is asked.
+    In a cluster these are the events of the one broker that the command is connected to.
 
     Parameters
     ----------
     type_
-        Only this type, `delivery_failed` say; may be repeated.
+        Show only events of this type, for example `delivery_failed`; may be repeated.
     topic
-        Only of this topic.
+        Show only events of this topic.
     count
-        End after so many events.
+        Stop after this number of events.
     """
     name = None if topic is None else topic_name(topic)
 
@@ -54,9 +54,9 @@ def events(
         left = count
         async with client.events(type_) as happened:
             if not remote.json:
-                terminal.say(f"listening to {client.url}; Ctrl-C ends it")
+                terminal.say(f"listening to {client.url}; Ctrl-C stops it")
             async for event in happened:
-                if event.type != MISSED:  # that comes whatever was asked for
+                if event.type != MISSED:  # comes with every filter
                     if name not in (None, event.topic):
                         continue
                     left = None if left is None else left - 1
@@ -75,7 +75,7 @@ def _show(event: "PubSubEvent", *, as_json: bool) -> None:
 
 
 def line(event: "PubSubEvent") -> "Text":
-    """`12:00:00.250  delivery_failed  /default/orders  partition=0 node=b1 …`."""
+    """Return an event as `12:00:00.250  delivery_failed  /default/orders  partition=0 node=b1 …`."""
     from rich.text import Text
 
     moment = datetime.fromtimestamp(event.at, UTC).astimezone()
@@ -94,12 +94,12 @@ def line(event: "PubSubEvent") -> "Text":
 
 
 def _value(value: Any) -> str:
-    """In quotes where one could not see where it ends."""
+    """Return a field's value as text, in quotes if it is empty or has blanks."""
     text = _printable("-" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
     return f'"{text}"' if not text or " " in text else text
 
 
 def _printable(text: str) -> str:
-    """One line that cannot disturb a terminal: names and reasons are what clients make them."""
+    """Return text as one printable line: clients choose the names and reasons in events."""
     shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)

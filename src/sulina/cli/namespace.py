@@ -1,28 +1,44 @@
-"""`sulina namespace create|list|show|delete`."""
+"""Commands `sulina namespace create|list|show|delete`."""
+
+from typing import TYPE_CHECKING
 
 from cyclopts import App, Group
 
 from sulina.cli import terminal
-from sulina.cli.policy import NOTHING_SAID, PolicyFlags, policy_text
-from sulina.cli.remote import HERE, Remote
+from sulina.cli.flags.policy import NOTHING_SAID, PolicyFlags, policy_text
+from sulina.cli.flags.remote import HERE, Remote
+from sulina.errors import NamespaceNotFound
+
+if TYPE_CHECKING:
+    from sulina.client import Client
+    from sulina.wire.messages import NamespaceInfo
 
 app = App(name="namespace", help="Create, list, show and delete namespaces.", group_commands=Group("Commands"))
 
 
 @app.command
 def create(namespace: str, /, *, policy: PolicyFlags = NOTHING_SAID, remote: Remote = HERE) -> None:
-    """Create a namespace; one that exists gets the new policy.
+    """Create a namespace, or change the policy of an existing one.
 
     Parameters
     ----------
     namespace
-        Its name, of letters, digits, `_` and `-`.
+        Name of the namespace: letters, digits, `_` and `-`.
     """
     wanted = policy.policy()
-    info = remote.run(lambda client: client.admin.create_namespace(namespace, policy=wanted))
+
+    async def make(client: "Client") -> "tuple[str, NamespaceInfo]":
+        try:
+            await client.admin.namespace(namespace)
+            done = "updated"
+        except NamespaceNotFound:
+            done = "created"
+        return done, await client.admin.create_namespace(namespace, policy=wanted)
+
+    done, info = remote.run(make)
     if remote.json:
         return terminal.print_json(info)
-    return terminal.done(f"namespace {info.namespace} is there")
+    return terminal.done(f"{done} namespace {info.namespace}")
 
 
 @app.command(name="list")
@@ -37,12 +53,12 @@ def list_(*, remote: Remote = HERE) -> None:
 
 @app.command
 def show(namespace: str, /, *, remote: Remote = HERE) -> None:
-    """Show one namespace, and what its topics inherit.
+    """Show a namespace and the policy that its topics inherit.
 
     Parameters
     ----------
     namespace
-        Its name.
+        Name of the namespace.
     """
     info = remote.run(lambda client: client.admin.namespace(namespace))
     if remote.json:
@@ -59,9 +75,9 @@ def delete(namespace: str, /, *, remote: Remote = HERE) -> None:
     Parameters
     ----------
     namespace
-        Its name.
+        Name of the namespace.
     """
     remote.run(lambda client: client.admin.delete_namespace(namespace))
     if remote.json:
         return terminal.print_json({"deleted": namespace})
-    return terminal.done(f"namespace {namespace} is deleted")
+    return terminal.done(f"deleted namespace {namespace}")

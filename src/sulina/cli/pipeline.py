@@ -1,4 +1,4 @@
-"""`sulina pipeline init|run|status|stop|replay|backfill|retry`."""
+"""Commands `sulina pipeline init|run|status|stop|replay|backfill|retry`."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
-from sulina.cli import moving, terminal
+from sulina.cli import terminal
 from sulina.errors import InvalidSettings
 from sulina.spark.errors import SparkUnavailable
 
@@ -41,17 +41,26 @@ RIGHT = COLUMNS[3:]
 STOP_FILE = "stop"
 
 app = App(name="pipeline", help="Turn topics into Delta Lake tables, exactly once.", group_commands=Group("Commands"))
-File = Annotated[Path, Parameter(help="The definition.")]
+File = Annotated[Path, Parameter(help="TOML file that defines the pipeline.")]
+Master = Annotated[
+    str | None,
+    Parameter(help="Spark master: local[*], spark://HOST:PORT, yarn or k8s://…. Default: SPARK_MASTER, then local[*]."),
+]
+ConnectServer = Annotated[str | None, Parameter(help="Spark Connect server, as sc://HOST:PORT. Default: SPARK_REMOTE.")]
 DEFAULT = Path("pipeline.toml")
 
 
 @app.command
 def init(file: File = DEFAULT, /) -> None:
-    """Write a definition to begin with."""
+    """Write an example definition.
+
+    Raises:
+        InvalidSettings: the file exists.
+    """
     if file.exists():
-        raise InvalidSettings(f"{file} exists: move it away, or name another file")
+        raise InvalidSettings(f"{file} exists already: remove it, or name another file")
     file.write_text(files("sulina.spark.pipeline").joinpath("example.toml").read_text(encoding="utf-8"))
-    terminal.done(f"{file} is there: say which topics, then `sulina pipeline run {file} --once`")
+    terminal.done(f"wrote {file}; edit its topics, then run `sulina pipeline run {file} --once`")
 
 
 @app.command
@@ -60,22 +69,18 @@ def run(
     /,
     *,
     once: bool = False,
-    master: str | None = None,
-    remote: str | None = None,
+    master: Master = None,
+    remote: ConnectServer = None,
     json: bool = False,
 ) -> None:
-    """Run a pipeline until it is stopped; what is in its tables already is not read again.
+    """Run a pipeline until it is stopped. It continues where its tables end.
 
     Parameters
     ----------
     once
-        Through everything that is there now, and no further.
-    master
-        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
-    remote
-        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
+        Process the records that are there now, then stop.
     json
-        Progress as JSON, a line each time.
+        Print the progress as JSON, one document per line.
     """
     stages = _stages(file, master, remote)
     from sulina.spark.pipeline.reporting import Reporter
@@ -102,12 +107,12 @@ def run(
 
 @app.command
 def status(file: File = DEFAULT, /, *, json: bool = False) -> None:
-    """Show the tables of a pipeline: how far they are, and when they last changed.
+    """Show the tables of a pipeline with their version, rows, size, last change and lag.
 
     Parameters
     ----------
     json
-        The result as JSON, and nothing else on standard output.
+        Print the result as JSON, and nothing else on standard output.
     """
     _check_spark()
     from sulina.spark.pipeline.definition import load
@@ -135,15 +140,19 @@ def status(file: File = DEFAULT, /, *, json: bool = False) -> None:
 
 @app.command
 def stop(file: File = DEFAULT, /) -> None:
-    """Let a pipeline end after the batches that it is at. It goes on there when it is run again."""
+    """Stop a pipeline after its current batches. It continues there when it is run again.
+
+    Raises:
+        InvalidSettings: the pipeline does not run on this machine.
+    """
     from sulina.spark.pipeline.definition import load
 
     pipeline = load(file)
     path = _stop_file(pipeline)
     if not path.parent.is_dir():
-        raise InvalidSettings(f"pipeline {pipeline.name} does not run on this machine")
+        raise InvalidSettings(f"pipeline {pipeline.name} is not running on this machine")
     path.touch()
-    terminal.done(f"{pipeline.name} ends after the batches that it is at")
+    terminal.done(f"stopping {pipeline.name} after its current batches")
 
 
 @app.command
@@ -155,31 +164,27 @@ def replay(
     *,
     start: str = "earliest",
     end: str = "latest",
-    master: str | None = None,
-    remote: str | None = None,
+    master: Master = None,
+    remote: ConnectServer = None,
 ) -> None:
-    """Make a bronze or silver table again from the log, under another name.
+    """Build a bronze or silver table from the log again, under another name.
 
     Parameters
     ----------
     table
-        A table of the pipeline.
+        Table of the pipeline to replay.
     into
-        The name of the new one.
+        Name of the new table.
     start
-        Where to begin: earliest, offset:N, timestamp:…, version:N.
+        First position: earliest, offset:N, timestamp:…, version:N.
     end
-        Where to end: latest, offset:N, timestamp:…, or version:N for the table as it was at that version.
-    master
-        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
-    remote
-        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
+        End position: latest, offset:N, timestamp:…, or version:N for the table as it was at that version.
     """
     stages = _stages(file, master, remote)
     from sulina.spark.pipeline.replaying import replay as made
 
     count = made(stages, table, into, start=start, end=end)
-    terminal.done(f"{into} has {terminal.counted(count, 'row')}: {stages.pipeline.table_uri(into)}")
+    terminal.done(f"wrote {terminal.counted(count, 'row')} to {into}: {stages.pipeline.table_uri(into)}")
 
 
 @app.command
@@ -188,24 +193,20 @@ def backfill(
     file: File = DEFAULT,
     /,
     *,
-    master: str | None = None,
-    remote: str | None = None,
+    master: Master = None,
+    remote: ConnectServer = None,
 ) -> None:
-    """Bring into a bronze table what its topic has from before the table began. The pipeline may run meanwhile.
+    """Add the topic's records from before its first row to a bronze table. The pipeline may run meanwhile.
 
     Parameters
     ----------
     table
-        A bronze table of the pipeline.
-    master
-        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
-    remote
-        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
+        Bronze table of the pipeline.
     """
     stages = _stages(file, master, remote)
     from sulina.spark.pipeline.replaying import backfill as made
 
-    terminal.done(f"{terminal.counted(made(stages, table), 'row')} came into {table}")
+    terminal.done(f"added {terminal.counted(made(stages, table), 'row')} to {table}")
 
 
 @app.command
@@ -214,26 +215,24 @@ def retry(
     file: File = DEFAULT,
     /,
     *,
-    master: str | None = None,
-    remote: str | None = None,
+    master: Master = None,
+    remote: ConnectServer = None,
 ) -> None:
-    """Take what was put aside of a silver table through it again, as it is defined now. The pipeline may run meanwhile.
+    """Process the quarantined records of a silver table again, by its current definition.
+
+    The pipeline may run meanwhile.
 
     Parameters
     ----------
     table
-        A silver table of the pipeline.
-    master
-        Where Spark runs: local[*] unless told, or spark://HOST:PORT. SPARK_MASTER says it too.
-    remote
-        A Spark Connect server to run it: sc://HOST:PORT. SPARK_REMOTE says it too.
+        Silver table of the pipeline.
     """
     stages = _stages(file, master, remote)
     from sulina.spark.pipeline.replaying import retry as made
 
     done = made(stages, table)
     left = terminal.counted(done.left, "record")
-    terminal.done(f"{terminal.counted(done.rows, 'row')} came into {table}; {left} put aside are left")
+    terminal.done(f"added {terminal.counted(done.rows, 'row')} to {table}; {left} left in quarantine")
 
 
 def row(one: "TableProgress") -> tuple[Any, ...]:
@@ -315,7 +314,7 @@ def _showing(pipeline: "Pipeline", *, as_json: bool) -> "Iterator[Callable[[list
     def show() -> "RenderableType":
         return terminal.make_table(COLUMNS, [row(one) for one in latest], right=RIGHT)
 
-    with moving.drawing(show, is_silent=as_json or not sys.stderr.isatty()) as draw:
+    with terminal.live(show, is_silent=as_json or not sys.stderr.isatty()) as draw:
 
         def tell(progress: "list[TableProgress]") -> None:
             latest[:] = progress

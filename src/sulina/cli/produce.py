@@ -1,7 +1,7 @@
-"""`sulina produce`: lines, files or generated records to a topic.
+"""Command `sulina produce`: publish lines, files or generated records to a topic.
 
-Lines go out as they come: a batch is what has been read when the one before it leaves, up to `--batch`. Several batches
-are under way at once, in order.
+Lines are published as they arrive: a batch has the lines that were read while the one before it was sent, `--batch` at
+most. Several batches are under way at once, in order.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter, validators
 
 from sulina.cli import terminal
-from sulina.cli.lines import InputLines
-from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.cli.flags.remote import HERE, Remote, topic_name
+from sulina.cli.terminal.lines import InputLines
 from sulina.core.records.record import Headers
 from sulina.core.records.serializer import TEXT_HEADERS
 from sulina.errors import InvalidInput, SulinaError
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from sulina.client import Client, PublishAck, PublishPart, Record
 
 UNDER_WAY_MAX = 16  # batches
-_GENERATOR = Group("Generator", help="Records out of nothing, instead of lines.")
+_GENERATOR = Group("Generator", help="Publish generated records instead of input lines.")
 
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LineFormat:
-    """What the records of one command have in common."""
+    """How a line becomes a record: the key, separator and headers that all records of a command share."""
 
     key: bytes | None
     separator: bytes | None
@@ -49,13 +49,13 @@ class _LineFormat:
             key, found, value = line.partition(self.separator)
             if not found:
                 shown = line[:40].decode(errors="replace")
-                raise InvalidInput(f"the line {shown!r} has no separator {self.separator.decode()!r} after its key")
+                raise InvalidInput(f"line {shown!r} has no key: --key-separator {self.separator.decode()!r} not found")
         return Record(value, key if key is not None else self.key, (*_serializer(value), *self.headers))
 
 
 @dataclass(slots=True)
 class _ProducedTotals:
-    """What has been acknowledged."""
+    """Counts of the records that were acknowledged."""
 
     records: int = 0
     value_bytes: int = 0
@@ -94,7 +94,7 @@ def produce(
     size: Annotated[int, Parameter(group=_GENERATOR, validator=validators.Number(gte=16))] = 100,
     remote: Remote = HERE,
 ) -> None:
-    """Publish to a topic: by default each line of standard input is a record.
+    """Publish records to a topic, by default one for each line of standard input.
 
     Parameters
     ----------
@@ -103,29 +103,32 @@ def produce(
     file
         Read this file instead of standard input.
     whole
-        All of the input is one record, not each line.
+        Publish the whole input as one record.
     key
-        The key of every record; records with one key stay in one partition, in order.
+        Key of every record. Records with the same key stay in order, in one partition.
     key_separator
-        Each line is a key, this, and a value.
+        Split each line into key and value at this separator.
     header
-        NAME=VALUE, on every record; may be repeated.
+        NAME=VALUE header of every record; may be repeated.
     partition
-        Where to, instead of by key or in turn.
+        Publish to this partition, instead of choosing it by key or in turn.
     batch
         Largest number of records in one batch. The records of one partition are appended together or not at all.
     count
-        Generate so many records.
+        Number of records to generate.
     rate
-        So many a second; without it as fast as they are acknowledged.
+        Generated records per second. Default: as fast as they are acknowledged.
     size
-        Bytes of each value.
+        Size of each generated value in bytes.
+
+    Raises:
+        InvalidInput: options that exclude each other, or input that cannot be read.
     """
     name = topic_name(topic)
     if (rate is not None or size != 100) and count is None:
-        raise InvalidInput("--rate and --size are for generated records: say how many with --count")
+        raise InvalidInput("--rate and --size need --count, the number of records to generate")
     if count is not None and (file or whole or key_separator):
-        raise InvalidInput("--count generates records: it does not go with --file, --whole or --key-separator")
+        raise InvalidInput("--count generates records, so it cannot be used with --file, --whole or --key-separator")
     shape = _LineFormat(
         key=None if key is None else key.encode(),
         separator=key_separator.encode() if key_separator else None,
@@ -141,7 +144,7 @@ def produce(
             remote.run(lambda client: _publish_all(client, name, partition, source, totals, count, remote.json))
         except SulinaError as error:
             if totals.records:
-                error.add_note(f"acknowledged before it: {terminal.counted(totals.records, 'record')}")
+                error.add_note(f"{terminal.counted(totals.records, 'record')} acknowledged before the error")
             raise
     _tell(totals, name, as_json=remote.json)
 
@@ -179,7 +182,7 @@ def _input(path: str | None) -> Iterator[FileIO]:
     # Unbuffered: a thread that waits in a buffer's lock would keep the interpreter from ending.
     if path is None or path == "-":
         if sys.stdin.isatty():
-            terminal.say("each line is a record; Ctrl-D ends")
+            terminal.say("type one record per line; Ctrl-D ends the input")
         with FileIO(0, closefd=False) as standard:
             yield standard
         return
@@ -200,9 +203,9 @@ async def _publish_all(
     expected: int | None,
     as_json: bool,
 ) -> None:
-    """Publish every batch of `source`, several under way at once; they are sent, and answered here, in order.
+    """Publish every batch of `source`, several at once; they are sent, and their answers handled, in order.
 
-    Records are sent each by itself, so a batch is split by partition.
+    Each record chooses its own partition, so that a batch is split by partition.
     """
     from sulina.client import SplitFailed
 
@@ -233,7 +236,7 @@ async def _publish_all(
                     under_way.append((task, messages))
                     while len(under_way) >= UNDER_WAY_MAX or (under_way and under_way[0][0].done()):
                         await settle_first()
-            except InvalidInput:  # a line that is none; what was before it counts
+            except InvalidInput:  # a bad line; the records before it count
                 await settle_all()
                 raise
             await settle_all()
@@ -257,7 +260,7 @@ def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "l
 
 @contextlib.contextmanager
 def _progress(expected: int | None, *, quiet: bool) -> Iterator[Any]:
-    """A bar while records are generated, where somebody looks."""
+    """Yield a function that advances a progress bar; it does nothing outside a terminal."""
     if expected is None or quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -281,7 +284,7 @@ def _progress(expected: int | None, *, quiet: bool) -> Iterator[Any]:
 async def _generated(
     count: int, rate: float | None, size: int, batch: int, shape: _LineFormat
 ) -> "AsyncIterator[list[Record]]":
-    """Values of `size` bytes that begin with their number. With a rate, batches small enough to be even."""
+    """Yield batches of values of `size` bytes that begin with their number. With a rate, batches are small."""
     filler = os.urandom(size).hex().encode()[: size - 16]
     step = batch if rate is None else max(1, min(batch, int(rate / 100)))
     started = time.monotonic()
@@ -293,7 +296,7 @@ async def _generated(
 
 
 async def _read(stream: FileIO, whole: bool, batch: int, shape: _LineFormat) -> "AsyncIterator[list[Record]]":
-    """Lines as they come. A thread reads, and waits when it is far ahead."""
+    """Yield batches of lines as they arrive, or the whole input as one record."""
     if whole:
         yield [shape.message(await asyncio.to_thread(stream.readall))]
         return

@@ -1,4 +1,4 @@
-"""`sulina reader list|show|delete`."""
+"""Commands `sulina reader list|show|delete`."""
 
 import time
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App, Group
 
 from sulina.cli import terminal
-from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.cli.flags.remote import HERE, Remote, topic_name
 
 if TYPE_CHECKING:
     from sulina.wire.messages import ReaderInfo
@@ -16,14 +16,14 @@ app = App(name="reader", help="List, show and delete registered readers.", group
 
 @app.command(name="list")
 def list_(topic: str | None = None, /, *, remote: Remote = HERE) -> None:
-    """List the registered readers, how far behind they are and when they were last heard of.
+    """List the registered readers, their lag, and when each last reported its position.
 
-    Retention keeps what they still need, until they expire.
+    Retention keeps the records that a registered reader still needs, until the reader expires.
 
     Parameters
     ----------
     topic
-        Only those of this topic: `/namespace/topic`, or `topic` in the namespace `default`.
+        List only the readers of this topic: `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = None if topic is None else topic_name(topic)
     found = remote.run(lambda client: client.admin.readers(name))
@@ -50,12 +50,12 @@ def list_(topic: str | None = None, /, *, remote: Remote = HERE) -> None:
 
 @app.command
 def show(reader: str, topic: str, /, *, remote: Remote = HERE) -> None:
-    """Show one registered reader: where it is in each partition, and its lag.
+    """Show the position and lag of a registered reader in each partition.
 
     Parameters
     ----------
     reader
-        Its name.
+        Name of the reader.
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
@@ -84,12 +84,12 @@ def show(reader: str, topic: str, /, *, remote: Remote = HERE) -> None:
 
 @app.command
 def delete(reader: str, topic: str, /, *, remote: Remote = HERE) -> None:
-    """Delete a registered reader: from then on retention removes what only it needed.
+    """Delete a registered reader. From then on, retention may remove records that only it needed.
 
     Parameters
     ----------
     reader
-        Its name.
+        Name of the reader.
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
@@ -97,7 +97,7 @@ def delete(reader: str, topic: str, /, *, remote: Remote = HERE) -> None:
     remote.run(lambda client: client.admin.delete_reader(reader, name))
     if remote.json:
         return terminal.print_json({"deleted": reader, "topic": name})
-    return terminal.done(f"reader {reader} of {name} is deleted")
+    return terminal.done(f"deleted reader {reader} of {name}")
 
 
 def _ago(updated_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""`sulina serve`: a node in the foreground, from its settings to its graceful end."""
+"""Command `sulina serve`: run a node in the foreground, from its settings to its graceful stop."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from sulina.cli import terminal
-from sulina.cli.cluster_flags import ALONE, ClusterFlags
+from sulina.cli.flags.cluster import ALONE, ClusterFlags
 from sulina.config import (
     DEFAULT_BROKER_ID,
     DEFAULT_DATA,
@@ -59,29 +59,29 @@ def serve(
     Parameters
     ----------
     data
-        The directory for everything that is stored; made if there is none.
+        Directory for all stored data; created if it does not exist.
     http
-        HOST:PORT for HTTP and WebSocket; port 0 is any that is free.
+        HOST:PORT to listen on for HTTP and WebSocket; port 0 picks a free port.
     broker_id
-        The name of this node; in a cluster no other broker has it, and it keeps it.
+        ID of this node. In a cluster it must be unique, and must stay the same after a restart.
     subscriber_timeout_seconds
-        How long a subscriber may take to ack a batch; then it is suspended.
+        Suspend a subscriber that does not ack a batch within this time.
     suspended_ttl_seconds
-        A subscriber without a success for so long is removed.
+        Remove a suspended subscriber that does not recover within this time.
     compress_checkpoints
-        Write the checkpoints of logs as gzip: smaller files, a little more work.
+        Compress checkpoints of logs with gzip: smaller files, slightly more CPU time.
     metrics_event_seconds
-        How often changed metrics are told on the event stream, while anybody listens.
+        Interval of metrics events, sent only while a client listens to events.
     config
-        A TOML file; without it ./sulina.toml, if there is one.
+        TOML file with settings. Default: ./sulina.toml if it exists.
     insecure
-        Listen where other machines can reach the node, although it has neither TLS nor authentication yet.
+        Allow an address that other machines can reach, although the node has no TLS and no authentication yet.
     log_format
-        Of the log on standard error; without it `console` in a terminal, else `json`.
+        Log format on standard error. Default: `console` in a terminal, `json` otherwise.
     log_level
-        The least that is logged.
+        Lowest log level to emit.
     json
-        Say that the node is ready as one line of JSON: url, data, broker_id, pid.
+        Print one line of JSON (url, data, broker_id, pid) when the node is ready.
     """
     flags = {
         "data": data,
@@ -119,7 +119,7 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
 
     def stop(number: int) -> None:
         if stopping.is_set():
-            os._exit(128 + number)  # whoever asks twice does not want to wait; what is acked is durable
+            os._exit(128 + number)  # a second signal does not wait; acknowledged records are durable
         stopping.set()
 
     loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
     except OSError as error:
         raise _start_error(error, settings) from error
     except LogLocked as error:
-        error.add_note("another node uses this data: end it, or choose another directory with --data")
+        error.add_note("another node uses this directory: stop it, or choose another directory with --data")
         raise
     try:
         _tell_ready(node, settings, as_json=as_json)
@@ -141,38 +141,38 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
 
 
 def _collect_less() -> None:
-    """What was loaded stays, and requests leave next to no cycles: looking for them cost a tenth of every publish."""
+    """Run the garbage collector less often: requests leave few cycles, and it took a tenth of the time of a publish."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
 
 
 def _tell_ready(node: "Node", settings: Settings, *, as_json: bool) -> None:
-    """One line on standard output: the node answers from now on."""
+    """Print one line on standard output: the node answers from now on."""
     if as_json:
         terminal.print_json(
             {"url": node.url, "data": settings.data, "broker_id": settings.broker_id, "pid": os.getpid()}
         )
     else:
-        member = f"  broker {settings.broker_id} of {settings.metadata}" if settings.etcd is not None else ""
+        member = f"  broker {settings.broker_id} in {settings.metadata}" if settings.etcd is not None else ""
         terminal.write(f"sulina is ready: {node.url}  data {settings.data}{member}\n".encode())
         sys.stdout.flush()
 
 
 def _start_error(error: OSError, settings: Settings) -> SulinaError:
-    """What the operating system refused, in words, with what to do."""
+    """Return the error for what the operating system refused, with what to do."""
     address = address_text(settings.http_host, settings.http_port)
     if error.errno == errno.EADDRINUSE:
         failure = NotServing(reason=f"{address} is in use by another process")
-        failure.add_note("end it, or choose another with --http; port 0 takes any that is free")
+        failure.add_note("stop that process, or choose another address with --http (port 0 picks a free port)")
     elif isinstance(error, socket.gaierror) or (error.errno in _NOT_OURS and error.filename is None):
         failure = NotServing(reason=f"cannot listen on {address}: {error.strerror}")
         failure.add_note("choose another address with --http")
     elif (
         isinstance(error, PermissionError | FileExistsError | NotADirectoryError | FileNotFoundError) or error.filename
     ):
-        failure = NotServing(reason=f"cannot write the data directory {settings.data}: {error.strerror or error}")
-        failure.add_note("choose another with --data")
+        failure = NotServing(reason=f"cannot write to the data directory {settings.data}: {error.strerror or error}")
+        failure.add_note("choose another directory with --data")
     else:
         failure = NotServing(reason=str(error))
     return failure

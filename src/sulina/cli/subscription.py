@@ -1,11 +1,11 @@
-"""`sulina subscription list|show|create|seek|delete`."""
+"""Commands `sulina subscription list|show|create|seek|delete`."""
 
 from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App, Group
 
 from sulina.cli import terminal
-from sulina.cli.remote import HERE, Remote, topic_name
+from sulina.cli.flags.remote import HERE, Remote, topic_name
 
 if TYPE_CHECKING:
     from sulina.wire.messages import SubscriptionInfo
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Mode = Literal["exclusive", "failover", "shared", "key_shared"]
 
 app = App(
-    name="subscription", help="Create, list, show, move and delete subscriptions.", group_commands=Group("Commands")
+    name="subscription", help="Create, list, show, seek and delete subscriptions.", group_commands=Group("Commands")
 )
 
 
@@ -31,21 +31,21 @@ def list_(topic: str, /, *, remote: Remote = HERE) -> None:
     if remote.json:
         return terminal.print_json(found)
     if not found:
-        return terminal.say(f"{name} has no subscriptions; `sulina consume {name} --subscription NAME` makes one")
+        return terminal.say(f"{name} has no subscriptions; create one with `sulina subscription create {name} NAME`")
     rows = [(info.subscription, info.mode, len(info.consumers), info.lag) for info in found]
     return terminal.print_table(("subscription", "mode", "consumers", "lag"), rows, right=("consumers", "lag"))
 
 
 @app.command
 def show(topic: str, subscription: str, /, *, remote: Remote = HERE) -> None:
-    """Show one subscription: its consumers, its cursors, its lag.
+    """Show the consumers, cursors and lag of a subscription.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     subscription
-        Its name.
+        Name of the subscription.
     """
     name = topic_name(topic)
     _show(remote.run(lambda client: client.admin.subscription(name, subscription)), as_json=remote.json)
@@ -61,18 +61,18 @@ def create(
     start: str = "latest",
     remote: Remote = HERE,
 ) -> None:
-    """Create a subscription: from then on it keeps what it has not seen.
+    """Create a subscription, which remembers how far its consumers have come in a topic.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     subscription
-        Its name.
+        Name of the subscription.
     mode
-        Who among its consumers gets a record.
+        How records are distributed among its consumers.
     start
-        Where it begins: earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
+        First position: earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
     """
     name = topic_name(topic)
     _show(
@@ -92,11 +92,11 @@ def seek(
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     subscription
-        Its name.
+        Name of the subscription.
     position
         earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
     partition
-        Only this one.
+        Move only the cursor of this partition.
     """
     name = topic_name(topic)
     _show(
@@ -107,22 +107,22 @@ def seek(
 
 @app.command
 def delete(topic: str, subscription: str, /, *, force: bool = False, remote: Remote = HERE) -> None:
-    """Delete a subscription and its cursors; the records stay.
+    """Delete a subscription and its cursors. The records stay in the topic.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     subscription
-        Its name.
+        Name of the subscription.
     force
-        Also while consumers are attached.
+        Delete even if consumers are attached.
     """
     name = topic_name(topic)
     remote.run(lambda client: client.admin.delete_subscription(name, subscription, force=force))
     if remote.json:
         return terminal.print_json({"deleted": subscription, "topic": name})
-    return terminal.done(f"subscription {subscription} of {name} is deleted")
+    return terminal.done(f"deleted subscription {subscription} of {name}")
 
 
 def _show(info: "SubscriptionInfo", *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`sulina table optimize|vacuum|history`."""
+"""Commands `sulina table optimize|vacuum|history`."""
 
 import contextlib
 import os
@@ -17,49 +17,52 @@ from sulina.spark.errors import SparkUnavailable, TableNotFound
 if TYPE_CHECKING:
     from sulina.spark.delta_compaction import Optimized
     from sulina.spark.delta_history import CommitFacts
-    from sulina.spark.delta_place import TablePlace
     from sulina.spark.delta_vacuum import Vacuumed
+    from sulina.spark.table_location import TableLocation
 
 FILES_SHOWN_MAX = 50
 CLOCK_AHEAD_SHOWN_SECONDS = 300.0
 NEAR_MAX = 5
 LOG_FOLDER = "_delta_log"
 
-app = App(name="table", help="Compact, clean up and look into Delta Lake tables.", group_commands=Group("Commands"))
-Table = Annotated[str, Parameter(help="A path, or s3://BUCKET/PREFIX, gs://…, az://….")]
+app = App(name="table", help="Compact, vacuum and inspect Delta Lake tables.", group_commands=Group("Commands"))
+Table = Annotated[str, Parameter(help="Table: a path, s3://BUCKET/PREFIX, gs://… or az://….")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options of every command here."""
+class TableFlags:
+    """The options of every command about a table."""
 
     objects_endpoint: Annotated[
-        str | None, Parameter(help="The URL of an object store that is not the cloud's own.")
+        str | None, Parameter(help="Endpoint URL of the object store if it is not the cloud's own.")
     ] = None
-    json: Annotated[bool, Parameter(help="The result as JSON, and nothing else on standard output.")] = False
+    json: Annotated[bool, Parameter(help="Print the result as JSON, and nothing else on standard output.")] = False
 
 
-PLAIN = Asked()  # the default; cyclopts fills in what was given
+PLAIN = TableFlags()  # the default; cyclopts fills in what was given
 
 
 @app.command
-def optimize(table: Table, /, *, target_mib: int = 128, z_order: str | None = None, asked: Asked = PLAIN) -> None:
-    """Join small files into large ones. Readers, streams and writers go on meanwhile, and see the same rows.
+def optimize(table: Table, /, *, target_mib: int = 128, z_order: str | None = None, asked: TableFlags = PLAIN) -> None:
+    """Compact small files into large ones. Readers, streams and writers continue, and see the same rows.
 
     Parameters
     ----------
     target_mib
-        How large files are to be. Those that are near it are left alone.
+        Size of the new files. Files near this size are left as they are.
     z_order
-        Columns, with commas. Writes all files again, with rows together that are near in these columns.
+        Comma-separated columns. Rewrites all files, so that rows with near values in these columns are together.
+
+    Raises:
+        InvalidSettings: --z-order names no column.
     """
     place = _place(table, asked)
     from sulina.spark.delta_compaction import optimize as compact
 
     names = () if z_order is None else tuple(name.strip() for name in z_order.split(",") if name.strip())
     if z_order is not None and not names:
-        raise InvalidSettings("--z-order names no column: say --z-order a,b")
+        raise InvalidSettings("--z-order names no column; name them with commas: --z-order a,b")
     with _naming(place), _progress(is_shown=not asked.json) as told:
         done = compact(place, target_bytes=target_mib << 20, z_order=names, told=told)
     if asked.json:
@@ -74,20 +77,23 @@ def vacuum(
     *,
     retention_hours: float = 168.0,
     dry_run: bool = False,
-    force: bool = False,
-    asked: Asked = PLAIN,
+    force: Annotated[
+        bool,
+        Parameter(
+            help="Allow a retention below one hour, and trust the clock of this machine. Safe only while nobody "
+            "writes or reads the table."
+        ),
+    ] = False,
+    asked: TableFlags = PLAIN,
 ) -> None:
-    """Remove files that no version within the retention has, and that no registered reader still needs.
+    """Remove files that no version within the retention uses and that no registered reader still needs.
 
     Parameters
     ----------
     retention_hours
-        How long versions stay readable. What is younger is never removed.
+        How long versions stay readable. Younger files are never removed.
     dry_run
-        Only list what would be removed.
-    force
-        Allow less than an hour, and go by the clock of this machine alone: where nobody writes the table, and no query
-        reads it.
+        Only list the files that would be removed.
     """
     place = _place(table, asked)
     from sulina.spark.delta_vacuum import vacuum as clean
@@ -100,16 +106,19 @@ def vacuum(
 
 
 @app.command
-def history(table: Table, /, *, limit: int = 20, asked: Asked = PLAIN) -> None:
-    """List the newest versions: when they came, what they did, and who committed them.
+def history(table: Table, /, *, limit: int = 20, asked: TableFlags = PLAIN) -> None:
+    """List the newest versions of a table: time, operation, rows and files, and who committed them.
 
     Parameters
     ----------
     limit
-        How many.
+        Number of versions to list.
+
+    Raises:
+        InvalidSettings: --limit is below 1.
     """
     if limit < 1:
-        raise InvalidSettings(f"--limit is 1 or more, not {limit}")
+        raise InvalidSettings(f"--limit must be 1 or more, not {limit}")
     place = _place(table, asked)
     from sulina.spark.delta_history import history as read
 
@@ -142,9 +151,9 @@ def _row(facts: "CommitFacts") -> tuple[object, ...]:
 
 def _show_optimized(done: "Optimized") -> None:
     if done.overtaken:
-        terminal.say(f"{terminal.counted(done.overtaken, 'file')} had been replaced by others, who were first")
+        terminal.say(f"skipped {terminal.counted(done.overtaken, 'file')} that another writer replaced meanwhile")
     if not done.files_removed:
-        return terminal.done(f"{done.table}: nothing to join, {_files(done.files_before, done.bytes_before)}")
+        return terminal.done(f"{done.table}: nothing to compact, {_files(done.files_before, done.bytes_before)}")
     before, after = _files(done.files_before, done.bytes_before), _files(done.files_after, done.bytes_after)
     return terminal.done(f"{done.table}: {before} became {after}, by version {done.version}")
 
@@ -158,15 +167,15 @@ def _show_vacuumed(done: "Vacuumed") -> None:
             terminal.done(f"and {more}; --json has all of them")
     for name, at in done.readers.items():
         where = f"version {at.version}" if at.snapshot is None else f"the beginning, with version {at.snapshot}"
-        terminal.say(f"reader {name} is at {where}: what it has not read is kept")
+        terminal.say(f"reader {name} is at {where}: files that it has not read are kept")
     if done.clock_ahead_seconds > CLOCK_AHEAD_SHOWN_SECONDS:
         terminal.say(
-            f"the clock of this machine is {done.clock_ahead_seconds:.0f} s ahead of the store's: ages are told by the "
-            "store's; set the clock, or use --force to go by it all the same"
+            f"the clock of this machine is {done.clock_ahead_seconds:.0f} s ahead of the object store's, so ages are "
+            "measured by the store's; set the clock, or trust it with --force"
         )
-    verb = "would go" if done.is_dry_run else "are gone"
-    kept = terminal.counted(done.files_kept, "other")
-    terminal.done(f"{done.table}: {_files(len(done.files), done.size_bytes)} {verb}, {kept} no longer in use stay")
+    verb = "would remove" if done.is_dry_run else "removed"
+    kept = terminal.counted(done.files_kept, "unused file")
+    terminal.done(f"{done.table}: {verb} {_files(len(done.files), done.size_bytes)}, kept {kept}")
 
 
 def _files(count: int, size_bytes: int) -> str:
@@ -186,7 +195,7 @@ def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _place(table: str, asked: Asked) -> "TablePlace":
+def _place(table: str, asked: TableFlags) -> "TableLocation":
     """Return where a table is.
 
     Raises:
@@ -198,13 +207,13 @@ def _place(table: str, asked: Asked) -> "TablePlace":
         import pyspark  # noqa: F401
     except ImportError as error:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
-    from sulina.spark.delta_place import TablePlace
+    from sulina.spark.table_location import TableLocation
 
-    return TablePlace.parse(table, asked.objects_endpoint)
+    return TableLocation.parse(table, asked.objects_endpoint)
 
 
 @contextlib.contextmanager
-def _naming(place: "TablePlace") -> Iterator[None]:
+def _naming(place: "TableLocation") -> Iterator[None]:
     """Add the tables below a folder to the error that it is not a table itself."""
     try:
         yield
@@ -218,7 +227,7 @@ def _naming(place: "TablePlace") -> Iterator[None]:
 def _near(directory: str) -> list[str]:
     below = _tables_in(directory)
     if below:
-        return [f"there are tables below it: {', '.join(below[:NEAR_MAX])}"]
+        return [f"tables in this folder: {', '.join(below[:NEAR_MAX])}"]
     parent, name = os.path.split(directory)
     close = get_close_matches(name, _tables_in(parent), n=1)
     return [f"did you mean {os.path.join(parent, close[0])}?"] if close else []

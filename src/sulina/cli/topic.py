@@ -1,13 +1,14 @@
-"""`sulina topic create|list|show|delete|producers|subscribers|lookup|unload|move|cancel-move`."""
+"""Commands `sulina topic create|list|show|delete|producers|subscribers|lookup|unload|move|cancel-move`."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
-from sulina.cli import moving, terminal
-from sulina.cli.policy import NOTHING_SAID, PolicyFlags, policy_text
-from sulina.cli.remote import HERE, Remote, check_broker, topic_name
+from sulina.cli import terminal
+from sulina.cli.flags.policy import NOTHING_SAID, PolicyFlags, policy_text
+from sulina.cli.flags.remote import HERE, Remote, check_broker, topic_name
+from sulina.cli.terminal import moves as move_view
 from sulina.errors import InvalidInput, InvalidSettings, LogIncomplete, TopicNotFound
 
 if TYPE_CHECKING:
@@ -17,9 +18,22 @@ if TYPE_CHECKING:
 
 app = App(
     name="topic",
-    help="Create, list, show, delete, look up, unload and move topics; list their producers and subscribers.",
+    help="Create, list, show, delete and move topics; show their owners, producers and subscribers.",
     group_commands=Group("Commands"),
 )
+
+
+Force = Annotated[
+    bool,
+    Parameter(
+        help="Move even if consumers are attached (they reconnect). If a partition is recovering, discard the records "
+        "that exist only on the lost broker."
+    ),
+]
+Yes = Annotated[bool, Parameter(alias="-y", help="Do not ask for confirmation.")]
+Wait = Annotated[
+    bool, Parameter(negative="--no-wait", help="Show the progress until the next owners serve the partitions.")
+]
 
 
 @app.command
@@ -34,34 +48,34 @@ def create(
     policy: PolicyFlags = NOTHING_SAID,
     remote: Remote = HERE,
 ) -> None:
-    """Create a topic; one that exists gets the new policy and schema, where the rules allow it.
+    """Create a topic, or change the policy and schema of an existing one.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     partitions
-        How many; records with one key stay in one of them.
+        Number of partitions. Records with the same key go to the same partition.
     delivery
-        `reliable` is a log, `non_reliable` passes records on and forgets them.
+        `reliable` stores records in a log; `non_reliable` (best effort) delivers them without storing them.
     schema
-        A file with the schema of the values: JSON Schema, Avro's JSON, or an Arrow schema in IPC form.
+        File with the schema of the values: JSON Schema, Avro schema, or Arrow schema in IPC format.
     schema_kind
-        What the file is.
+        Kind of schema in the file.
     """
     name = topic_name(topic)
     value_schema = _schema(schema, schema_kind) if schema else None
 
-    async def make(client: "Client") -> "TopicInfo":
-        """What is not said stays as it is, if the topic exists."""
+    async def make(client: "Client") -> "tuple[str, TopicInfo]":
+        """Create the topic; an existing one keeps the settings that are not given."""
         from sulina.core.topic import Policy, TopicSettings
 
         said = policy.policy()
         try:
-            known = (await client.admin.topic(name)).settings
+            done, known = "updated", (await client.admin.topic(name)).settings
         except TopicNotFound:
-            known = TopicSettings()
-        return await client.admin.create_topic(
+            done, known = "created", TopicSettings()
+        return done, await client.admin.create_topic(
             name,
             partitions=partitions or known.partitions,
             delivery=delivery or known.delivery,
@@ -69,10 +83,10 @@ def create(
             schema=value_schema or known.value_schema,
         )
 
-    info = remote.run(make)
+    done, info = remote.run(make)
     if remote.json:
         return terminal.print_json(info)
-    return terminal.done(f"{info.topic} has {terminal.counted(info.settings.partitions, 'partition')}")
+    return terminal.done(f"{done} {info.topic} with {terminal.counted(info.settings.partitions, 'partition')}")
 
 
 @app.command(name="list")
@@ -82,13 +96,13 @@ def list_(*, namespace: str | None = None, remote: Remote = HERE) -> None:
     Parameters
     ----------
     namespace
-        Only those of this namespace.
+        List only the topics of this namespace.
     """
     topics = remote.run(lambda client: client.admin.topics(namespace=namespace))
     if remote.json:
         return terminal.print_json(topics)
     if not topics:
-        return terminal.say("there are no topics; create one with `sulina topic create /default/orders`")
+        return terminal.say("no topics; create one with `sulina topic create /default/orders`")
     rows = [
         (
             info.topic,
@@ -109,7 +123,7 @@ def list_(*, namespace: str | None = None, remote: Remote = HERE) -> None:
 
 @app.command
 def show(topic: str, /, *, remote: Remote = HERE) -> None:
-    """Show one topic: its settings, its partitions, its subscriptions.
+    """Show the settings, partitions and subscriptions of a topic.
 
     Parameters
     ----------
@@ -165,19 +179,17 @@ def delete(
     /,
     *,
     force: bool = False,
-    yes: Annotated[bool, Parameter(alias="-y")] = False,
+    yes: Yes = False,
     remote: Remote = HERE,
 ) -> int | None:
-    """Delete a topic and all its records, for good.
+    """Delete a topic and all its records. This cannot be undone.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     force
-        Also while consumers are attached.
-    yes
-        Do not ask.
+        Delete even if consumers are attached.
     """
     name = topic_name(topic)
     if not yes and not remote.json and not terminal.is_confirmed(f"Delete {name} and all its records?"):
@@ -187,13 +199,13 @@ def delete(
     if remote.json:
         terminal.print_json({"deleted": name})
     else:
-        terminal.done(f"{name} is deleted")
+        terminal.done(f"deleted {name}")
     return None
 
 
 @app.command
 def producers(topic: str, /, *, remote: Remote = HERE) -> None:
-    """List who publishes to a topic over a session, since when, and at which broker.
+    """List the connected producers of a topic, since when, and at which broker.
 
     Parameters
     ----------
@@ -207,7 +219,7 @@ def producers(topic: str, /, *, remote: Remote = HERE) -> None:
     if remote.json:
         return terminal.print_json(found)
     if not found:
-        return terminal.say(f"{name} has no producers that are connected; what comes by HTTP is not listed")
+        return terminal.say(f"{name} has no connected producers; publishes over HTTP are not listed")
     rows = [
         (
             info.producer,
@@ -222,7 +234,7 @@ def producers(topic: str, /, *, remote: Remote = HERE) -> None:
 
 @app.command
 def subscribers(topic: str, /, *, remote: Remote = HERE) -> None:
-    """List who is sent all that is published to a topic, at which node, and who is suspended, and why.
+    """List the subscribers of a topic: their node, their status, and why one is suspended.
 
     Parameters
     ----------
@@ -234,7 +246,7 @@ def subscribers(topic: str, /, *, remote: Remote = HERE) -> None:
     if remote.json:
         return terminal.print_json(found)
     if not found:
-        return terminal.say(f"{name} has no subscribers; `sulina subscription list {name}` shows what has cursors")
+        return terminal.say(f"{name} has no subscribers; `sulina subscription list {name}` lists its subscriptions")
     rows = [(info.node, info.name, info.partition, info.status, info.reason, info.offset) for info in found]
     columns = ("node", "name", "partition", "status", "reason", "offset")
     return terminal.print_table(columns, rows, right=("partition", "offset"), rare=("reason",))
@@ -242,7 +254,7 @@ def subscribers(topic: str, /, *, remote: Remote = HERE) -> None:
 
 @app.command
 def lookup(topic: str, /, *, remote: Remote = HERE) -> None:
-    """Show which broker serves which partition.
+    """Show which broker owns each partition of a topic.
 
     Parameters
     ----------
@@ -267,31 +279,29 @@ def unload(
     /,
     *,
     partition: int | None = None,
-    force: bool = False,
-    give_up: bool = False,
-    yes: Annotated[bool, Parameter(alias="-y")] = False,
-    wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
+    force: Force = False,
+    give_up: Annotated[
+        bool,
+        Parameter(
+            help="If a partition is closed because acknowledged records are missing from disk and archive, discard "
+            "them and open it. This cannot be undone."
+        ),
+    ] = False,
+    yes: Yes = False,
+    wait: Wait = True,
     remote: Remote = HERE,
 ) -> int:
-    """Let a topic leave its brokers in good order; others take it over, those with the least to do.
+    """Move a topic's partitions off their current brokers; the leader assigns them to the least loaded ones.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     partition
-        Only this one.
-    force
-        Also while consumers are attached: they follow. Of what waits for a lost broker, give up what only that one has.
-    give_up
-        Go on without records that were reported and are missing from disk and archive. They are lost for good.
-    yes
-        Do not ask before something is given up.
-    wait
-        Show how it goes until it is served again.
+        Move only this partition.
     """
-    going = _Going(topic_name(topic), None, partition, force, remote, give_up=give_up)
-    return going.run(is_confirmed=yes, waits=wait)
+    command = _MoveCommand(topic_name(topic), None, partition, force, remote, give_up=give_up)
+    return command.run(is_confirmed=yes, waits=wait)
 
 
 @app.command
@@ -301,53 +311,47 @@ def move(
     *,
     to: str,
     partition: int | None = None,
-    force: bool = False,
-    yes: Annotated[bool, Parameter(alias="-y")] = False,
-    wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
+    force: Force = False,
+    yes: Yes = False,
+    wait: Wait = True,
     remote: Remote = HERE,
 ) -> int:
-    """Move a topic to another broker, while producers and consumers go on.
+    """Move a topic to another broker. Producers and consumers continue.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     to
-        The broker that is to have it.
+        ID of the broker to move it to.
     partition
-        Only this one.
-    force
-        Also while consumers are attached: they follow. Of what waits for a lost broker, give up what only that one has.
-    yes
-        Do not ask before something is given up.
-    wait
-        Show how it goes until it is served there.
+        Move only this partition.
     """
-    return _Going(topic_name(topic), to, partition, force, remote).run(is_confirmed=yes, waits=wait)
+    return _MoveCommand(topic_name(topic), to, partition, force, remote).run(is_confirmed=yes, waits=wait)
 
 
 @app.command(name="cancel-move")
 def cancel_move(topic: str, /, *, partition: int | None = None, remote: Remote = HERE) -> None:
-    """Take back an unload or a move that has not been carried out; the topic stays where it is.
+    """Cancel a move that has not been carried out; the topic stays where it is.
 
     Parameters
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
     partition
-        Only this one.
+        Cancel only the move of this partition.
     """
     name = topic_name(topic)
     cancelled = remote.run(lambda client: client.admin.cancel_moves(name, partition=partition))
     if remote.json:
         return terminal.print_json({"unloads": cancelled})
     if not cancelled:
-        return terminal.done(f"nothing of {name} is about to move")
-    return terminal.done(f"{terminal.counted(len(cancelled), 'partition')} of {name} stay where they are")
+        return terminal.done(f"nothing to cancel: no partition of {name} is about to move")
+    return terminal.done(f"cancelled the move of {terminal.counted(len(cancelled), 'partition')} of {name}")
 
 
-class _Going:
-    """An unload or a move, from the question to the result."""
+class _MoveCommand:
+    """An unload or a move, from the confirmation to the result."""
 
     def __init__(
         self,
@@ -364,7 +368,7 @@ class _Going:
         self._remote = remote
 
     def run(self, *, is_confirmed: bool, waits: bool) -> int:
-        """The exit code: 0 when it has arrived, or was asked for and nobody waits."""
+        """Move the partitions, and return the exit code: 0 if they have moved, or if the command does not wait."""
         if self._force and not is_confirmed:
             lost = self._remote.run(self._find_lost)
             if lost and not _is_given_up(lost):
@@ -373,22 +377,25 @@ class _Going:
         if self._give_up and not is_confirmed:
             missing = self._remote.run(self._find_missing)
             if missing and not _is_given_up_for_good(missing):
-                terminal.say("nothing was given up")
+                terminal.say("nothing was discarded")
                 return 1
         moves = self._remote.run(lambda client: self._ask(client, waits=waits))
         if not moves and not self._remote.json:
-            terminal.done(f"there is nothing to move: {self._to or 'no broker'} has {self._topic} already")
+            owner = f"{self._to} owns" if self._to else "no broker owns"
+            terminal.done(f"nothing to move: {owner} {self._topic}" + (" already" if self._to else ""))
             return 0
-        code = moving.conclude(moves, as_json=self._remote.json)
+        code = move_view.conclude(moves, as_json=self._remote.json)
         return code if waits else 0
 
     async def _find_lost(self, client: "Client") -> "list[UnloadInfo]":
-        """The partitions that wait for a broker that alone has all of them."""
+        """Return the recovering partitions: only the disk of a lost broker has all their records."""
         found = await client.admin.moves(self._topic)
-        return [info for info in found if info.step == moving.RECOVERING and self._partition in (None, info.partition)]
+        return [
+            info for info in found if info.step == move_view.RECOVERING and self._partition in (None, info.partition)
+        ]
 
     async def _find_missing(self, client: "Client") -> list[str]:
-        """Return what is missing from the partitions that are closed for it."""
+        """Return what is missing from the partitions that are closed because records are missing."""
         texts = []
         for place in (await client.admin.placement(self._topic)).partitions:
             if self._partition in (None, place.partition):
@@ -398,7 +405,7 @@ class _Going:
                     texts.append(str(missing))
         return texts
 
-    async def _ask(self, client: "Client", *, waits: bool) -> list[moving.PartitionMove]:
+    async def _ask(self, client: "Client", *, waits: bool) -> list[move_view.PartitionMove]:
         if self._to is not None:
             await check_broker(client, self._to)
         before, since = await client.admin.placement(self._topic), time.monotonic()
@@ -410,31 +417,37 @@ class _Going:
             give_up=self._give_up,
             wait=False,
         )
-        moves = moving.begun(asked, before)
+        moves = move_view.begun(asked, before)
         if waits and moves:
-            await moving.watch(client, self._topic, moves, since=since, is_silent=self._remote.json)
+            await move_view.watch(client, self._topic, moves, since=since, is_silent=self._remote.json)
         return moves
 
 
 def _is_given_up(lost: "list[UnloadInfo]") -> bool:
-    """Show what would be lost for good, and ask. InvalidInput where nobody can answer."""
-    return _is_given_up_for_good([moving.lost_text(info) for info in lost])
+    """Show which records would be lost, and return whether the user agrees.
+
+    Raises:
+        InvalidInput: standard input is not a terminal, so that nobody can agree.
+    """
+    return _is_given_up_for_good([move_view.lost_text(info) for info in lost])
 
 
 def _is_given_up_for_good(texts: list[str]) -> bool:
     if not terminal.can_ask():
-        error = InvalidInput(
-            f"nobody is there to be asked whether this may be given up for good: {', and '.join(texts)}"
-        )
-        error.add_note("start the broker again, or say --yes to give it up")
+        error = InvalidInput(f"discarding records needs a confirmation: {'; '.join(texts)}")
+        error.add_note("start the broker again, or discard these records with --yes")
         raise error
     for text in texts:
         terminal.say(text)
-    return terminal.is_confirmed("Give that up for good?")
+    return terminal.is_confirmed("Discard these records? This cannot be undone.")
 
 
 def _schema(path: str, kind: str) -> "Schema":
-    """The schema in a file. InvalidSettings."""
+    """Return the schema in a file.
+
+    Raises:
+        InvalidSettings: the file cannot be read, or is not JSON.
+    """
     import base64
 
     import msgspec
@@ -451,4 +464,4 @@ def _schema(path: str, kind: str) -> "Schema":
     try:
         return Schema(kind=SchemaKind(kind), definition=msgspec.json.decode(data))
     except msgspec.DecodeError as error:
-        raise InvalidSettings(f"--schema {path}: not JSON: {error}") from None
+        raise InvalidSettings(f"--schema {path} is not JSON: {error}") from None

@@ -109,7 +109,7 @@ class Brokers:
         if len(self._sessions) >= SESSIONS_MAX:
             unused = next((known for known, session in self._sessions.items() if session.is_unused), None)
             if unused is None:
-                raise LimitReached(kind="sessions with brokers", limit=SESSIONS_MAX)
+                raise LimitReached(kind="sessions with brokers", limit=SESSIONS_MAX, allowed_by="this client")
             self._close(self._sessions.pop(unused))
         session = self._sessions[url] = Session(
             self._reach(url),

@@ -6,18 +6,20 @@ from msgspec.structs import replace
 
 from sulina.client.placements import TopicPlacement, is_served
 from sulina.errors import NotServing, TopicNotFound
-from sulina.wire.messages import Placement, UnloadInfo
+from sulina.wire.messages import PartitionPlacement, Placement, UnloadInfo
 
 MOVED = "moved"
 
 OnProgress = Callable[[list[UnloadInfo]], None]
 
 
-class MoveWatch:
-    """Compares what was asked for with where partitions are served now.
+def has_moved(now: PartitionPlacement, epoch_before: int) -> bool:
+    """Return whether a partition is served in a higher epoch than before the move, also by the same owner."""
+    return is_served(now) and now.epoch > epoch_before
 
-    A partition has moved when it is served in a higher epoch than before, also by the same owner.
-    """
+
+class MoveWatch:
+    """Compares what was asked for with where partitions are served now."""
 
     def __init__(
         self, topic: str, asked: Sequence[UnloadInfo], before: Placement, on_progress: OnProgress | None
@@ -49,7 +51,7 @@ class MoveWatch:
             if info.step == MOVED:
                 continue
             at = next((at for at in place.partitions if at.partition == number), None)
-            if at is not None and is_served(at) and at.epoch > self._before.get(number, -1):
+            if at is not None and has_moved(at, self._before.get(number, -1)):
                 self._steps[number] = replace(info, step=MOVED, to_broker=at.broker_id, error=None)
             elif number in now:
                 # What was given up is only reported in the answer to the request.

@@ -1,13 +1,13 @@
-"""How long to wait before something is tried again.
+"""How long to wait before an attempt is repeated.
 
-Chance keeps clients apart that lost the same node: between half and all of a pause is waited. It is an argument, a
-function that returns a number from 0 to below 1, so that a seed decides it in tests.
+Jitter keeps clients apart that lost the same node: each waits between half and all of a pause. The source of chance is
+an argument, a function that returns a number from 0 to below 1, so that a seed decides it in tests.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-DOUBLINGS_MAX = 40  # beyond it a float would overflow, and every maximum is reached
+DOUBLINGS_MAX = 40  # beyond it a float would overflow, and every maximum is reached before
 
 Chance = Callable[[], float]
 
@@ -44,9 +44,9 @@ class Backoff:
 
 @dataclass(slots=True)
 class ElapsedBackoff:
-    """Pauses of a tenth of the time that has passed: for a partition that will be served again, nobody knows when.
+    """Pauses of a tenth of the elapsed time: for a partition that will be served again at an unknown time.
 
-    So little is asked, and little time is lost. The first pause is 0: what the client knows may just be old.
+    So there are few requests, and little time is lost. The first pause is 0: the client's information may just be old.
     """
 
     seconds_min: float

@@ -1,8 +1,8 @@
-"""What a topic is: its kind, partitions, policy and schema, and the rules for changing them.
+"""The settings of a topic: its delivery guarantee, partitions, policy and schema, and the rules for changing them.
 
-- A policy says only what it wants; the rest comes from the namespace, then from the system.
-- A schema may change only while the topic has no data; afterwards it is what it is, for ever.
-- Producers supply the topic's schema: by its name, or by values that fit it.
+- A policy sets only some fields; the others come from the namespace, then from the system.
+- A schema may change only while the topic has no data.
+- Producers state that values match the topic's schema by naming it; other values are checked.
 """
 
 import hashlib
@@ -23,23 +23,23 @@ SCHEMA_BYTES_MAX = 256 * 1024
 
 
 class DeliveryGuarantee(StrEnum):
-    """Whether a topic is a log, or passes records on and forgets them."""
+    """Whether a topic is a log, or best-effort: records are sent to subscribers and not stored."""
 
     RELIABLE = "reliable"
-    NON_RELIABLE = "non_reliable"
+    BEST_EFFORT = "non_reliable"
 
 
 class Ack(StrEnum):
-    """What has happened to a record when it is acknowledged."""
+    """The guarantee of an acknowledgement."""
 
-    MEMORY = "memory"  # it waits to be written; lost if the process dies
-    LOCAL = "local"  # it is durable on the owner's disk
-    REPLICATED = "replicated"  # it is durable on every in-sync replica
-    ARCHIVED = "archived"  # it is in the object store
+    MEMORY = "memory"  # the record waits to be written; it is lost if the process dies
+    LOCAL = "local"  # the record is durable on the owner's disk
+    REPLICATED = "replicated"  # the record is durable on every in-sync replica
+    ARCHIVED = "archived"  # the record is in the object store
 
 
 class SchemaKind(StrEnum):
-    """How the values of a topic are to be understood."""
+    """The format of the values of a topic."""
 
     BYTES = "bytes"
     JSON = "json"
@@ -48,7 +48,7 @@ class SchemaKind(StrEnum):
 
 
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How a topic behaves. What is absent is taken from the namespace, then from the system."""
+    """How a topic behaves. Absent fields come from the namespace, then from the system."""
 
     ack: Annotated[Ack | None, Meta(description="When a publish is acknowledged.")] = None
     retention_bytes: Annotated[
@@ -81,7 +81,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
         Annotated[str, Meta(max_length=500)] | None,
         Meta(description="The dead-letter topic, `/namespace/topic`. Absent: `{topic}.dead-letter`."),
     ] = None
-    # A txn_id again within this time gets the first answer; a partition remembers at most so many, and refuses more.
+    # A repeated txn_id within this time gets the first answer; past the number, a partition refuses new ones.
     txn_id_seconds: Annotated[
         Annotated[float, Meta(ge=1, le=24 * 3600)] | None,
         Meta(description="A `txn_id` that comes again within this time gets the first answer."),
@@ -93,7 +93,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
             "refused for the moment."
         ),
     ] = None
-    # Of a topic that keeps nothing: what happens to what may not have arrived, and to what is for a node out of reach.
+    # Best-effort topics only: batches whose delivery is unconfirmed, and batches for a node that is out of reach.
     delivery_policy: Annotated[
         DeliveryPolicy | None,
         Meta(description="Best-effort topics only: whether to resend a batch whose delivery is unconfirmed."),
@@ -111,7 +111,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
             "publishes that do not name the topic's schema."
         ),
     ] = None
-    # Where there is an object store: when a slice goes to the archive, and what stays on disk once it is there.
+    # With an object store only: when a slice is archived, and how much of the archived data stays on disk too.
     archive_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 10, le=1 << 30)] | None,
         Meta(description="Archive records once this many bytes are not archived yet."),
@@ -143,8 +143,8 @@ SYSTEM_POLICY = Policy(
 
 
 class Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the values of a topic are to be understood. `definition`: JSON Schema, Avro's JSON, or a schema of Arrow
-    in IPC form, base64; bytes have none."""
+    """The format of the values of a topic. `definition` is a JSON Schema, an Avro schema in JSON, or an Arrow schema
+    in IPC form, base64; None for bytes."""
 
     kind: Annotated[SchemaKind, Meta(description="The format of the values.")] = SchemaKind.BYTES
     definition: Annotated[
@@ -154,7 +154,7 @@ class Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal schemas, however their JSON was spaced or ordered."""
+        """Hash of the schema, the same for equal schemas however their JSON is spaced or ordered."""
         canonical = msgspec.json.encode([self.kind, self.definition], order="deterministic")
         return hashlib.sha256(canonical).hexdigest()[:32]
 
@@ -163,14 +163,14 @@ BYTES_SCHEMA = Schema()
 
 
 def needs_check(schema: Schema, policy: Policy, named: str | None) -> bool:
-    """Return whether values of a publish that names the schema `named`, or none, are checked against the topic's."""
+    """Return whether values of a publish that names the schema `named`, or none, must be checked."""
     if schema.kind == SchemaKind.BYTES:
         return False
     return named is None if policy.validate is None else policy.validate
 
 
 class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a topic is created with."""
+    """The settings that a topic is created with."""
 
     partitions: Annotated[
         Annotated[int, Meta(ge=1, le=PARTITIONS_OF_A_TOPIC_MAX)],
@@ -179,8 +179,8 @@ class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     delivery: Annotated[
         DeliveryGuarantee,
         Meta(
-            description="`reliable`: the topic is a log. `non_reliable`: records are passed on to attached "
-            "subscribers and not stored. It cannot change later."
+            description="`reliable`: the topic is a log. `non_reliable`: the topic is best-effort, so records are "
+            "sent to attached subscribers and not stored. It cannot change later."
         ),
     ] = DeliveryGuarantee.RELIABLE
     policy: Annotated[Policy, Meta(description="Settings that differ from the namespace's policy.")] = Policy()
@@ -190,7 +190,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def resolved(*policies: Policy) -> Policy:
-    """One policy out of several: the first that says something about a thing decides it, at last the system."""
+    """Merge policies into one: the first that sets a field decides it, last the system's."""
     fields = Policy.__struct_fields__
     layers = (*policies, SYSTEM_POLICY)
     return Policy(
@@ -199,7 +199,12 @@ def resolved(*policies: Policy) -> Policy:
 
 
 def check_policy(policy: Policy, *, is_archiving: bool = False) -> None:
-    """InvalidSettings, InvalidName when this node cannot keep what the policy says."""
+    """Check that this node can keep a policy.
+
+    Raises:
+        InvalidSettings: the node does not offer its ack level, or its sizes contradict each other.
+        InvalidName: its dead-letter topic is not a topic name.
+    """
     if policy.dead_letter is not None:
         TopicName.parse(policy.dead_letter)
     offered = [Ack.MEMORY, Ack.LOCAL, *([Ack.ARCHIVED] if is_archiving else [])]
@@ -208,5 +213,6 @@ def check_policy(policy: Policy, *, is_archiving: bool = False) -> None:
         raise InvalidSettings(f"ack {policy.ack} needs {needs}; this node offers {', '.join(offered)}")
     if policy.batch_bytes_max and policy.segment_bytes and policy.batch_bytes_max > policy.segment_bytes:
         raise InvalidSettings(
-            f"a batch of {policy.batch_bytes_max} bytes would not fit a segment of {policy.segment_bytes}"
+            f"a batch of {policy.batch_bytes_max} bytes would not fit a segment of {policy.segment_bytes}: "
+            f"lower batch_bytes_max or raise segment_bytes"
         )

@@ -50,7 +50,7 @@ EXAMPLES: dict[int, list[dict[str, Any]]] = {
     307: [
         _problem(
             "not_owner",
-            "the node is not serving: partition 0 of /default/orders is served by broker b2 at http://10.0.0.2:8080",
+            "partition 0 of /default/orders is served by broker b2 at http://10.0.0.2:8080",
             topic="/default/orders",
             partition=0,
             owner="b2",
@@ -64,11 +64,26 @@ EXAMPLES: dict[int, list[dict[str, Any]]] = {
         ),
     ],
     404: [_problem("topic_not_found", "there is no topic /default/orders", topic="/default/orders")],
-    409: [_problem("version_conflict", "expected version 6, but the log is at 7", expected=6, current=7)],
+    409: [
+        _problem(
+            "version_conflict",
+            "expected version 6, but the log is at 7: read it again, then retry",
+            expected=6,
+            current=7,
+        )
+    ],
     413: [_problem("body_too_large", "the body is over the limit of 33554432 bytes: send several requests")],
-    416: [_problem("offset_out_of_range", "offset 3 is outside [100, 250)", offset=3, start=100, end=250)],
+    416: [
+        _problem(
+            "offset_out_of_range",
+            "offset 3 is outside [100, 250): the first that is retained is 100",
+            offset=3,
+            start=100,
+            end=250,
+        )
+    ],
     422: [_problem("invalid_input", "Object contains unknown field `vlaue` - at `$.records[0]`")],
-    429: [_problem("queue_full", "67108864 bytes wait to be committed, the limit is 67108864")],
+    429: [_problem("queue_full", "67108864 bytes wait to be committed, the limit is 67108864: retry later")],
     503: [_problem("not_yet", "version 12 is not there after 1.0 s: the log ends at offset 40, version 11")],
 }
 

@@ -30,7 +30,7 @@ __all__ = ["PeerLimits", "PeerNetwork", "PeerStats", "split_address"]
 
 
 class PeerNetwork:
-    """`sulina.broker.pubsub.peers.Peers` on a network. `listen`, `start`, `set_members` as they change, `close`."""
+    """`broker.pubsub.peers.PeerConnections` on a network. `listen`, `start`, `set_members` as they change, `close`."""
 
     def __init__(
         self,

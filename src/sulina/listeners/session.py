@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from sulina.broker.broker import Broker
-from sulina.broker.consumer import Attachment, Consumer, Delivery
+from sulina.broker.consumer import ConsumerAttachment, ConsumerConnection, ConsumerDelivery
 from sulina.broker.topic import Accepted
 from sulina.core.delivery.pubsub import PublishOptions
 from sulina.core.log.publish_request import NO_OPTIONS, PublishRequest
@@ -150,7 +150,7 @@ class Session:
         self._limits = limits or SessionLimits()
         self._name = name
         self.outbox = Outbox(self._limits.outbox_bytes_max, self._block)
-        self._attachments: dict[int, tuple[TopicName, Attachment]] = {}
+        self._attachments: dict[int, tuple[TopicName, ConsumerAttachment]] = {}
         self._subscribers = SessionSubscribers(broker, self.outbox, name)
         self._listeners = SessionListeners(broker, self.outbox)
         self._producers: set[_Producing] = set()
@@ -185,7 +185,7 @@ class Session:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        while self._attachments:  # others may be dismissed meanwhile
+        while self._attachments:  # others may be detached meanwhile
             _, (topic, attachment) = self._attachments.popitem()
             await self._broker.detach(topic, attachment)
         for topic_text, producer, _ in self._producers:
@@ -287,7 +287,7 @@ class Session:
             raise
         if is_new and not self._is_closed and len(self._producers) < self._limits.producers_max:
             self._producers.add(producing)
-            self._broker.producers.attach(accepted.place.name.topic, producing[1])
+            self._broker.producers.attach(accepted.ownership.name.topic, producing[1])
         if accepted.pending is None:
             self.outbox.put(Answer(frame.id, accepted.published()))
             return
@@ -360,12 +360,12 @@ class Session:
         self._check_free(frame.consumer)
         topic = TopicName.parse(frame.topic)
         await self._broker.hear_of(topic)
-        consumer = Consumer(
+        consumer = ConsumerConnection(
             name=frame.name or f"{self._name}/{frame.consumer}",
             credit=frame.credit,
             id=frame.consumer_id,
             deliver=partial(self._deliver, frame.consumer),
-            dismissed=partial(self._dismissed, frame.consumer),
+            detached=partial(self._detached, frame.consumer),
         )
         settings = SubscriptionSettings(mode=frame.kind, start=frame.start)
         # The answer is in the outbox before the first delivery is.
@@ -380,11 +380,11 @@ class Session:
         if attachment.subscription is not None:
             attachment.subscription.wake()
 
-    def _deliver(self, number: int, delivery: Delivery) -> None:
+    def _deliver(self, number: int, delivery: ConsumerDelivery) -> None:
         frame = Deliver(number, delivery.partition, delivery.attempt, delivery.data, delivery.ranges)
         self.outbox.put(frame, 100 + len(delivery.data))
 
-    def _dismissed(self, number: int, error: SulinaError) -> None:
+    def _detached(self, number: int, error: SulinaError) -> None:
         """The broker has let the consumer go."""
         self.outbox.put(Detached(number, error.code, str(error), error.details()))
         gone = self._attachments.pop(number, None)
@@ -404,7 +404,7 @@ class Session:
         if frame.id:
             self.outbox.put(Answer(frame.id))
 
-    def _attached(self, number: int) -> tuple[TopicName, Attachment]:
+    def _attached(self, number: int) -> tuple[TopicName, ConsumerAttachment]:
         known = self._attachments.get(number)
         if known is None:
             raise ConsumerNotFound(consumer=number)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from sulina.broker.broker import Broker
-from sulina.broker.pubsub.endpoint import Delivery, LocalSubscriber
+from sulina.broker.pubsub.node_subscribers import LocalSubscriber, SubscriberDelivery
 from sulina.core.log.position import Position
 from sulina.errors import LimitReached, SulinaError
 from sulina.types import TopicName
@@ -56,11 +56,11 @@ class SessionSubscribers:
 
     async def join(self, frame: Join) -> None:
         """Attach one; answered when every owner sends to it."""
-        number, hub = frame.consumer, self._broker.hub
+        number, pubsub = frame.consumer, self._broker.pubsub
         topic = TopicName.parse(frame.topic)
         self._coming[number] = True
         try:
-            subscriber = await hub.attach(
+            subscriber = await pubsub.attach(
                 topic,
                 frame.name or f"{self._client}/{number}",
                 start=frame.start,
@@ -70,11 +70,11 @@ class SessionSubscribers:
         finally:
             stays = self._coming.pop(number)
         if not stays:
-            hub.leave(subscriber)
+            pubsub.detach(subscriber)
             return
         self._here[number] = subscriber  # it may ack before all owners have answered
         try:
-            begun = await hub.join(
+            begun = await pubsub.join(
                 subscriber,
                 {
                     number: Position.at_offset(offset, frame.epochs.get(number))
@@ -100,9 +100,9 @@ class SessionSubscribers:
         if subscriber is None:
             return
         if isinstance(frame, AckBatch):
-            self._broker.hub.endpoint.acked(subscriber, frame.attempt)
+            self._broker.pubsub.local_subscribers.acked(subscriber, frame.attempt)
         else:
-            self._broker.hub.endpoint.failed(subscriber, frame.attempt, frame.reason)
+            self._broker.pubsub.local_subscribers.failed(subscriber, frame.attempt, frame.reason)
 
     def leave(self, number: int) -> bool:
         """Whether it was here."""
@@ -112,15 +112,15 @@ class SessionSubscribers:
         subscriber = self._here.pop(number, None)
         if subscriber is None:
             return False
-        self._broker.hub.leave(subscriber)
+        self._broker.pubsub.detach(subscriber)
         return True
 
     def close(self) -> None:
         """The connection is lost."""
         while self._here:
-            self._broker.hub.leave(self._here.popitem()[1], is_lost=True)
+            self._broker.pubsub.detach(self._here.popitem()[1], is_lost=True)
 
-    def _deliver(self, number: int, given: Delivery) -> None:
+    def _deliver(self, number: int, given: SubscriberDelivery) -> None:
         frame = Deliver(number, given.partition, given.number, given.data, given.ranges, given.epoch)
         self._outbox.put(frame, 100 + len(given.data))
 

@@ -1,4 +1,6 @@
-"""Where brokers keep what they share, behind `ports.MetadataStore`: in memory for tests, in SQLite for one node."""
+"""The store that brokers share, behind `ports.MetadataStore`: in memory for tests, in SQLite for one node, in etcd for
+clusters.
+"""
 
 from sulina.metadata.memory import MemoryMetadata
 from sulina.metadata.sqlite import SqliteMetadata

@@ -1,15 +1,16 @@
-"""Metadata in etcd: what the brokers of a cluster share.
+"""Metadata in etcd, for clusters.
 
-- Reads are linearizable: they see everything that was acknowledged before they began, to whomever.
+- Reads are linearizable: they see everything that was acknowledged to any client before they began.
 - A transaction is done once or not at all. Where its answer is lost, its outcome is found out (`etcd_txn`); where that
   is not possible in time either, MetadataFailed says that it is unknown.
 - Every call ends within `timeout_seconds` (a long listing: each page of it), with all endpoints tried as often as that
-  allows. Watches go on for as long as it takes.
-- Keys in etcd are `prefix` and the key. The key "/" and those that begin with "/\\0" are ours; callers never see them.
-- The revision is etcd's, which rises with everything that anybody writes there, and by 1 or more with each transaction
-  of ours, also with one that has nothing to delete.
+  allows. Watches have no time limit.
+- Keys in etcd are `prefix` and the key. The key "/" and those that begin with "/\\0" are reserved; callers never see
+  them.
+- The revision is etcd's, which rises with every write of any client, and by 1 or more with each transaction of ours,
+  even with one that has nothing to delete.
 
-Import this module where it is needed, not at the top: gRPC takes its time to load.
+Import this module where it is needed, not at the top: gRPC is slow to load.
 """
 
 import asyncio
@@ -17,8 +18,6 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Self
-
-import grpc
 
 from sulina.errors import InvalidInput, InvalidSettings, LogClosed, MetadataFailed
 from sulina.metadata import etcd_lease, etcd_space
@@ -37,17 +36,18 @@ from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdStatus, EtcdTls
 from sulina.metadata.etcd_txn import Transactions, compare
 from sulina.metadata.etcd_watch import EtcdWatches
+from sulina.metadata.quiet_grpc import grpc
 from sulina.metadata.revision_floor import RevisionFloor
 from sulina.ports import NO_REVISION, Change, Compare, Entry, Listing, Put, StoreSpace, TxnResult
 
 __all__ = ["EtcdMetadata", "EtcdStatus", "EtcdTls"]
 
 TIMEOUT_SECONDS = 5.0
-TXN_BYTES_MAX = (5 << 18) + (1 << 16)  # etcd takes 1.5 MiB, with everything around the keys and values
+TXN_BYTES_MAX = (5 << 18) + (1 << 16)  # etcd allows 1.5 MiB, with the overhead of keys and values
 PAGE_ENTRIES = 1000
-PAGE_BYTES = 4 << 20  # what a page of a listing should have
-LISTING_TRIES_MAX = 5  # when the history is compacted under a long listing
-CLOSE_SECONDS = 1.0  # for leaving nothing behind
+PAGE_BYTES = 4 << 20  # the wanted size of a page of a listing
+LISTING_TRIES_MAX = 5  # when the history is compacted during a long listing
+CLOSE_SECONDS = 1.0  # for removing our slots
 RESERVED = "/\0"
 
 _logger = logging.getLogger("sulina.metadata")
@@ -57,11 +57,11 @@ class EtcdMetadata:
     """A `ports.MetadataStore`. Open with `open`; use on the loop that opened it; then `close`."""
 
     def __init__(self, endpoints: EtcdEndpoints, prefix: str, watch_queue_changes_max: int) -> None:
-        self._endpoints = endpoints
-        self._prefix = prefix.encode()
+        self.endpoints = endpoints
+        self.prefix, self._prefix = prefix, prefix.encode()
         self._slots = self._prefix + RESERVED.encode() + b"txn/"
-        self._transactions = Transactions(endpoints, self._slots)
-        self._watches = EtcdWatches(endpoints, name_of=self._name_of, queue_changes_max=watch_queue_changes_max)
+        self.transactions = Transactions(endpoints, self._slots)
+        self.watches = EtcdWatches(endpoints, name_of=self.name_of, queue_changes_max=watch_queue_changes_max)
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -79,15 +79,17 @@ class EtcdMetadata:
         timeout_seconds: float = TIMEOUT_SECONDS,
         watch_queue_changes_max: int = WATCH_QUEUE_CHANGES_MAX,
     ) -> Self:
-        """Connect to whichever of `endpoints` ("host:port") answers first, and read something.
+        """Connect to the first of `endpoints` ("host:port") that answers, and read one key.
 
-        InvalidSettings (nothing to connect to, files of TLS, user, password, rights), MetadataFailed.
+        Raises:
+            InvalidSettings: there are no endpoints, or TLS files, user, password or rights are wrong.
+            MetadataFailed: no endpoint answers in time.
         """
         if not endpoints:
-            raise InvalidSettings("etcd needs at least one endpoint, as host:port")
+            raise InvalidSettings("etcd needs at least one endpoint: use HOST:PORT")
         prefix = prefix.rstrip("/")
         if prefix and not prefix.startswith("/"):
-            raise InvalidSettings(f'the prefix {prefix!r} of etcd must begin with "/"')
+            raise InvalidSettings(f'the prefix of keys in etcd must begin with "/", not {prefix!r}')
         links = EtcdEndpoints(endpoints, tls=tls, user=user, password=password, timeout_seconds=timeout_seconds)
         store = cls(links, prefix, watch_queue_changes_max)
         try:
@@ -100,31 +102,36 @@ class EtcdMetadata:
 
     @property
     def path(self) -> str:
-        """For messages."""
-        return self._endpoints.path
+        """Name of the store, for messages."""
+        return self.endpoints.path
 
     async def get(self, key: str) -> Entry | None:
         check_key(key)
         with self._call():
-            request = pb.RangeRequest(key=self._key_of(key))
-            response = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+            request = pb.RangeRequest(key=self.key_of(key))
+            response = await self.endpoints.call(RANGE, request, deadline=self.endpoints.deadline())
         return self._entry(response.kvs[0]) if response.kvs else None
 
     @property
     def history(self) -> RevisionFloor:
-        """Whether the store still has what it once had."""
-        return self._endpoints.history
+        """The history of the store: whether it went back."""
+        return self.endpoints.history
 
     async def peek(self, key: str) -> Entry | None:
         check_key(key)
-        request = pb.RangeRequest(key=self._key_of(key))
+        request = pb.RangeRequest(key=self.key_of(key))
         with self._call(is_of_another=bool(self._under_way)):
-            response = await self._endpoints.call(
-                RANGE, request, deadline=self._endpoints.deadline(), even_if_went_back=True
+            response = await self.endpoints.call(
+                RANGE, request, deadline=self.endpoints.deadline(), even_if_went_back=True
             )
         return self._entry(response.kvs[0]) if response.kvs else None
 
     async def list(self, prefix: str) -> Listing:
+        """List all entries whose keys begin with `prefix`.
+
+        Raises:
+            MetadataFailed: etcd does not answer, or its history is compacted too often during the listing.
+        """
         check_prefix(prefix)
         first, end = self._range_of(prefix)
         with self._call():
@@ -140,22 +147,29 @@ class EtcdMetadata:
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
+        """Do all puts and deletes in one revision if every compare holds, else nothing.
+
+        Raises:
+            InvalidInput: the transaction is too large, or not valid.
+            LeaseLost: a lease of a put has ended.
+            MetadataFailed: the outcome is unknown.
+        """
         size_bytes = check_txn(compares, puts, deletes)
-        compared = [compare(self._key_of(each.key), each.revision) for each in compares]
+        compared = [compare(self.key_of(each.key), each.revision) for each in compares]
         operations = [
-            pb.RequestOp(put=pb.PutRequest(key=self._key_of(put.key), value=bytes(put.value), lease=put.lease_id))
+            pb.RequestOp(put=pb.PutRequest(key=self.key_of(put.key), value=bytes(put.value), lease=put.lease_id))
             for put in puts
         ]
-        operations += [pb.RequestOp(delete_range=pb.DeleteRangeRequest(key=self._key_of(key))) for key in deletes]
+        operations += [pb.RequestOp(delete_range=pb.DeleteRangeRequest(key=self.key_of(key))) for key in deletes]
         sent_bytes = sum(each.ByteSize() for each in compared) + sum(each.ByteSize() for each in operations)
         if sent_bytes > TXN_BYTES_MAX:
-            raise InvalidInput(f"a transaction may have {TXN_BYTES_MAX} bytes in etcd, not {sent_bytes}")
+            raise InvalidInput(f"the transaction has {sent_bytes} bytes, the limit in etcd is {TXN_BYTES_MAX}")
         lease_ids = sorted({put.lease_id for put in puts} - {0})
         with self._call():
-            deadline = self._endpoints.deadline()
+            deadline = self.endpoints.deadline()
             if not operations:
-                return await self._transactions.check(compared, deadline=deadline)
-            return await self._transactions.write(
+                return await self.transactions.check(compared, deadline=deadline)
+            return await self.transactions.write(
                 compared, operations, lease_ids=lease_ids, size_bytes=size_bytes, deadline=deadline
             )
 
@@ -165,29 +179,33 @@ class EtcdMetadata:
         return self._watch(prefix, first, end, after)
 
     async def lease(self, ttl_seconds: float) -> EtcdLease:
-        """Whole seconds, and at least as many as the election of a leader may take: the lease may last longer than was
-        asked for, and `keep_alive` says how long."""
+        """Grant a lease. It has whole seconds, and at least as many as the election of a leader may take: it may last
+        longer than requested, and `keep_alive` returns how long."""
         check_ttl(ttl_seconds)
         with self._call():
-            deadline = self._endpoints.deadline()
-            lease_id, granted_seconds = await etcd_lease.grant(self._endpoints, ttl_seconds, deadline=deadline)
+            deadline = self.endpoints.deadline()
+            lease_id, granted_seconds = await etcd_lease.grant(self.endpoints, ttl_seconds, deadline=deadline)
         return EtcdLease(lease_id, granted_seconds, keep_alive=self._keep_alive, revoke=self._revoke)
 
     async def status(self) -> EtcdStatus:
-        """Of the member that answers. MetadataFailed."""
+        """Return the status of the member that answers.
+
+        Raises:
+            MetadataFailed: no member answers.
+        """
 
         with self._call():
-            return await self._endpoints.repeat(etcd_space.status_of, deadline=self._endpoints.deadline())
+            return await self.endpoints.repeat(etcd_space.status_of, deadline=self.endpoints.deadline())
 
     async def compact(self, revision: int) -> None:
-        """Compact all that etcd has, also what others keep there. What is not safe is left to operators."""
+        """Compact the whole history of etcd, with that of other clients. Unsafe steps are left to operators."""
         is_full = (await self.status()).is_full
         with self._call():
             if revision > NO_REVISION:
-                deadline = self._endpoints.deadline()
-                await etcd_space.compact(self._endpoints, revision, is_waiting=is_full, deadline=deadline)
+                deadline = self.endpoints.deadline()
+                await etcd_space.compact(self.endpoints, revision, is_waiting=is_full, deadline=deadline)
             if is_full:
-                await etcd_space.make_room(self._endpoints)
+                await etcd_space.make_room(self.endpoints)
 
     async def space(self) -> StoreSpace:
         status = await self.status()
@@ -200,28 +218,28 @@ class EtcdMetadata:
         )
 
     async def close(self) -> None:
-        """Finish what was asked for, then let go; watches end. Once is enough."""
+        """Finish all calls, then close the connections; watches end. May be called again."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_task(self._close(), name="metadata-close")
-        # A caller that is cancelled does not leave connections behind.
+        # A caller that is cancelled leaves no connections open.
         await asyncio.shield(self._closed)
 
     async def _close(self) -> None:
-        await self._watches.close()
+        await self.watches.close()
         await self._idle.wait()
         try:
-            deadline = asyncio.get_running_loop().time() + min(CLOSE_SECONDS, self._endpoints.timeout_seconds)
-            await self._transactions.close(deadline=deadline)
+            deadline = asyncio.get_running_loop().time() + min(CLOSE_SECONDS, self.endpoints.timeout_seconds)
+            await self.transactions.close(deadline=deadline)
         except (EtcdRefused, MetadataFailed) as error:
             _logger.info("etcd_slots_left error=%s", error)
         finally:
-            await self._endpoints.close()
+            await self.endpoints.close()
 
     @contextlib.contextmanager
     def _call(self, *, is_of_another: bool = False) -> Iterator[None]:
-        """Around every call: the store is open, and waits for the call before it closes. Refusals become errors.
+        """Run a call: refuse it if the store is closed, delay closing until it ends, and translate refusals to errors.
 
-        `is_of_another`: another call may need the answer, which the store waits for.
+        `is_of_another`: another call may need the answer, so it is allowed while the store closes.
         """
         if self._closed is not None and not is_of_another:
             raise LogClosed(path=self.path)
@@ -237,17 +255,17 @@ class EtcdMetadata:
                 self._idle.set()
 
     async def _list(self, first: bytes, end: bytes) -> Listing:
-        """Page by page, all as of the revision of the first. EtcdRefused: OUT_OF_RANGE when that has been compacted."""
+        """List page by page, all as of the revision of the first. EtcdRefused OUT_OF_RANGE: that was compacted."""
         entries: list[Entry] = []
         revision, limit = 0, PAGE_ENTRIES
         while True:
             request = pb.RangeRequest(key=first, range_end=end, limit=limit, revision=revision)
             try:
-                page = await self._endpoints.call(RANGE, request, deadline=self._endpoints.deadline())
+                page = await self.endpoints.call(RANGE, request, deadline=self.endpoints.deadline())
             except EtcdRefused as refused:
                 if refused.code != grpc.StatusCode.RESOURCE_EXHAUSTED or limit == 1:
                     raise
-                limit = max(limit // 8, 1)  # the page was longer than a message may be
+                limit = max(limit // 8, 1)  # the page was larger than a message may be
                 continue
             revision = revision or page.header.revision
             entries.extend(self._entry(kv) for kv in page.kvs)
@@ -258,34 +276,40 @@ class EtcdMetadata:
 
     async def _watch(self, prefix: str, first: bytes, end: bytes, after: int) -> AsyncGenerator[Sequence[Change], None]:
         with self._call():
-            changes = self._watches.follow(prefix, first, end, after=after)
+            changes = self.watches.follow(prefix, first, end, after=after)
         async with contextlib.aclosing(changes):
             async for same_revision in changes:
                 yield same_revision
 
     async def _keep_alive(self, lease_id: int, ttl_seconds: float) -> float:
         with self._call():
-            deadline = min(self._endpoints.deadline(), asyncio.get_running_loop().time() + ttl_seconds)
-            return await etcd_lease.renew(self._endpoints, lease_id, ttl_seconds, self._slots, deadline=deadline)
+            deadline = min(self.endpoints.deadline(), asyncio.get_running_loop().time() + ttl_seconds)
+            return await etcd_lease.renew(self.endpoints, lease_id, ttl_seconds, self._slots, deadline=deadline)
 
     async def _revoke(self, lease_id: int) -> None:
         with self._call():
-            await etcd_lease.revoke(self._endpoints, lease_id, deadline=self._endpoints.deadline())
+            await etcd_lease.revoke(self.endpoints, lease_id, deadline=self.endpoints.deadline())
 
-    def _key_of(self, key: str) -> bytes:
+    def key_of(self, key: str) -> bytes:
+        """Return the key in etcd of a key of the store.
+
+        Raises:
+            InvalidInput: it is reserved.
+        """
         if key == "/" or key.startswith(RESERVED):
-            raise InvalidInput(f"metadata key {key!r} is reserved in etcd")
+            raise InvalidInput(f"metadata key {key!r} is reserved in etcd: use another")
         return self._prefix + key.encode()
 
-    def _name_of(self, key: bytes) -> str:
+    def name_of(self, key: bytes) -> str:
+        """Return the key of the store of a key in etcd."""
         return key[len(self._prefix) :].decode(errors="replace")
 
     def _entry(self, kv: pb.KeyValue) -> Entry:
-        return Entry(self._name_of(kv.key), kv.value, kv.mod_revision)
+        return Entry(self.name_of(kv.key), kv.value, kv.mod_revision)
 
     def _range_of(self, prefix: str) -> tuple[bytes, bytes]:
-        """The keys that begin with `prefix`, without ours."""
+        """Return the range of keys that begin with `prefix`, without the reserved ones."""
         if prefix in ("", "/"):
             return self._prefix + b"/\1", self._prefix + b"0"
-        first = self._key_of(prefix)
+        first = self.key_of(prefix)
         return first, first[:-1] + bytes([first[-1] + 1])  # no byte of UTF-8 is 0xff

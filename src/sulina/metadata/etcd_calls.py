@@ -1,22 +1,16 @@
 """The methods of etcd that Sulina calls, and the two ways in which a call can fail.
 
-- `EtcdRefused`: etcd has said no. Nothing was done, and the same call gets the same answer everywhere.
-- `Unanswered`: the connection broke, time ran out, the member has no leader. Whether anything was done, or still will
-  be, is unknown; another endpoint, or a later time, may answer.
+- `EtcdRefused`: etcd refused the call. Nothing was done, and every member gives the same answer.
+- `Unanswered`: the connection broke, time ran out, or the member has no leader. Whether anything was done, or still
+  will be, is unknown; another endpoint may answer, or the same one later.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-# Else it writes to the terminal what its callers are told anyway. It looks when it is loaded.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-import grpc
-import grpc.aio
-
 from sulina.errors import InvalidInput, InvalidSettings, MetadataFailed, MetadataFull, SulinaError
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
+from sulina.metadata.quiet_grpc import grpc
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -24,7 +18,7 @@ Response = TypeVar("Response")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Request, Response]):
-    """A path, and the messages that go there and back."""
+    """A method's path, and the types of its request and response."""
 
     path: str
     request: type[Request]
@@ -46,7 +40,7 @@ STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusR
 ALARM = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
 DEFRAGMENT = Method("/etcdserverpb.Maintenance/Defragment", pb.DefragmentRequest, pb.DefragmentResponse)
 
-# Codes of answers that etcd gives instead of doing something. All others leave it open.
+# Codes of answers that etcd gives without doing anything. With all other codes the outcome is unknown.
 REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -62,7 +56,7 @@ DETAILS_MAX = 300  # characters of an error that are shown
 
 
 class EtcdRefused(Exception):
-    """etcd said no, and did nothing."""
+    """etcd refused the call, and did nothing."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details[:DETAILS_MAX]}")
@@ -70,31 +64,31 @@ class EtcdRefused(Exception):
 
     @property
     def wants_token(self) -> bool:
-        """A new token helps: the old one has expired, there was none, or the rules have changed since."""
+        """Whether a new token helps: the old one has expired, there was none, or the access rules have changed."""
         return self.code == grpc.StatusCode.UNAUTHENTICATED or any(
             reason in self.details for reason in ("invalid auth token", "user name is empty", "auth store is old")
         )
 
     def as_error(self, path: str) -> SulinaError:
-        """What a caller of the store is told."""
+        """Return the error for callers of the store."""
         match self.code:
             case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
-                return InvalidSettings(f"etcd at {path} does not allow it: {self.details[:DETAILS_MAX]}")
+                return InvalidSettings(f"etcd at {path} does not allow the call: {self.details[:DETAILS_MAX]}")
             case grpc.StatusCode.INVALID_ARGUMENT if "user" in self.details or "auth" in self.details:
-                return InvalidSettings(f"etcd at {path} wants another user or password: {self.details[:DETAILS_MAX]}")
+                return InvalidSettings(f"etcd at {path} refuses the user or password: {self.details[:DETAILS_MAX]}")
             case grpc.StatusCode.INVALID_ARGUMENT:
-                return InvalidInput(f"etcd at {path} refuses it: {self.details[:DETAILS_MAX]}")
+                return InvalidInput(f"etcd at {path} refuses the call: {self.details[:DETAILS_MAX]}")
             case grpc.StatusCode.RESOURCE_EXHAUSTED if "space exceeded" in self.details:
                 return MetadataFull(path=path)
         return MetadataFailed(path=path, cause=self)
 
 
 class Unanswered(Exception):
-    """No answer, or one that leaves the outcome open."""
+    """There was no answer, or one that leaves the outcome unknown."""
 
 
 def failure_of(error: grpc.aio.AioRpcError) -> EtcdRefused | Unanswered:
-    """What a failed call means."""
+    """Return the meaning of a failed call."""
     code, details = error.code(), error.details() or ""
     if code in REFUSALS and not is_passing(code, details):
         return EtcdRefused(code, details)
@@ -102,14 +96,14 @@ def failure_of(error: grpc.aio.AioRpcError) -> EtcdRefused | Unanswered:
 
 
 def is_passing(code: grpc.StatusCode, details: str) -> bool:
-    """Refusals that say "not now", or "not me"."""
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:  # also said by gRPC, of connections
+    """Tell whether a refusal is temporary, or of this member only."""
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC uses it for connections, too
         return not ("space exceeded" in details or "larger than max" in details)
     return code == grpc.StatusCode.FAILED_PRECONDITION and "not leader" in details
 
 
 def serializers(method: Method[Any, Any]) -> dict[str, Any]:
-    """As gRPC takes them."""
+    """Return the serializers of a method, as arguments for gRPC."""
     return {
         "request_serializer": method.request.SerializeToString,
         "response_deserializer": method.response.FromString,

@@ -1,9 +1,9 @@
-"""The way to etcd: several endpoints, of which one is in use; TLS; a user's token; when to try again, and where.
+"""Connections to etcd: several endpoints, of which one is in use; TLS; a user's token; when to retry, and where.
 
-- Every try has a time limit, so that an endpoint that is silent leaves time for the others.
-- An endpoint that fails is left for the next one. One whose connection has been silent for a whole try also loses that
-  connection: after a cut of the network it may be dead without knowing it.
-- Calls carry `hasleader`: a member that has lost its cluster says so at once, and ends its watches.
+- Every attempt has a time limit, so that a silent endpoint leaves time for the others.
+- After a failure the next endpoint is used. A connection that was silent for a whole attempt is closed as well: after a
+  cut of the network it may be dead without a sign of it.
+- Calls carry `hasleader`: a member that has lost its cluster refuses at once, and ends its watches.
 """
 
 import asyncio
@@ -12,9 +12,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
-
-import grpc
-import grpc.aio
 
 from sulina.core.backoff import Backoff
 from sulina.errors import MetadataFailed
@@ -30,12 +27,13 @@ from sulina.metadata.etcd_calls import (
 )
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdTls
+from sulina.metadata.quiet_grpc import grpc
 from sulina.metadata.revision_floor import RevisionFloor
 
 MESSAGE_BYTES_MAX = 64 << 20  # of one answer
-PAUSE_SECONDS_MIN = 0.02  # between tries, after all endpoints have failed
+PAUSE_SECONDS_MIN = 0.02  # between attempts, after all endpoints have failed
 PAUSE_SECONDS_MAX = 0.5
-RENEWALS_MAX = 3  # of a token, for one call: on a busy machine one may be old when it is used
+RENEWALS_MAX = 3  # of a token, for one call: on a busy machine a token may have expired when it is used
 TRY_SECONDS_MIN = 0.2
 
 OPTIONS = [
@@ -47,7 +45,7 @@ OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_retries", 0),  # what may be repeated, we repeat
+    ("grpc.enable_retries", 0),  # calls that may be repeated are repeated here
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
     ("grpc.enable_http_proxy", 0),
 ]
@@ -58,21 +56,26 @@ _logger = logging.getLogger("sulina.metadata")
 
 
 class Credentials:
-    """A user, and the token that etcd gave for it. Without a user there is no token."""
+    """A user, and the token that etcd issued for it. Without a user there is no token."""
 
     def __init__(self, user: str | None, password: str | None) -> None:
         self.user = user
         self._password = password or ""
-        self._token: str | None = None  # "": etcd does not ask for one
+        self.token: str | None = None  # "": etcd requires no token
         self._lock = asyncio.Lock()
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """What every call carries."""
-        return [("hasleader", "true"), *([("token", self._token)] if self._token else [])]
+        """Metadata of every call."""
+        return [("hasleader", "true"), *([("token", self.token)] if self.token else [])]
 
     async def ensure(self, endpoint: "EtcdEndpoint", timeout_seconds: float) -> str | None:
-        """Get a token if one is needed, and tell which it is. EtcdRefused, Unanswered."""
+        """Get a token if one is needed. Return it.
+
+        Raises:
+            EtcdRefused: etcd refuses the user or password.
+            Unanswered: there was no answer in time.
+        """
         if self._is_missing():
             try:
                 async with asyncio.timeout(timeout_seconds), self._lock:
@@ -80,28 +83,28 @@ class Credentials:
                         await self._authenticate(endpoint, timeout_seconds)
             except TimeoutError:
                 raise Unanswered(f"no token from {endpoint.address} in {timeout_seconds:.1f} s") from None
-        return self._token
+        return self.token
 
-    def forget(self, token: str | None) -> None:
-        """This one is no good any more."""
-        if token == self._token:
-            self._token = None
+    def discard(self, token: str | None) -> None:
+        """Discard a token that is not valid any more."""
+        if token == self.token:
+            self.token = None
 
     async def _authenticate(self, endpoint: "EtcdEndpoint", timeout_seconds: float) -> None:
         request = pb.AuthenticateRequest(name=self.user, password=self._password)
         try:
-            self._token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
+            self.token = (await endpoint.call(AUTHENTICATE, request, timeout_seconds)).token
         except EtcdRefused as refused:
             if "authentication is not enabled" not in refused.details:
                 raise
-            self._token = ""
+            self.token = ""
 
     def _is_missing(self) -> bool:
-        return self.user is not None and self._token is None
+        return self.user is not None and self.token is None
 
 
 class Stream(Generic[Request, Response]):
-    """A call in which messages go both ways, for as long as it is not cancelled."""
+    """A call with messages in both directions, until it is cancelled."""
 
     def __init__(self, link: "_Link", method: Method[Request, Response], metadata: list[tuple[str, str]]) -> None:
         self._link = link
@@ -109,14 +112,19 @@ class Stream(Generic[Request, Response]):
         link.streams.add(self)
 
     async def write(self, request: Request) -> None:
-        """EtcdRefused, Unanswered."""
-        with contextlib.suppress(asyncio.InvalidStateError):  # it is over: the next read says why
-            await _answer(self._call.write(request))
+        """Send a message. An error shows in the next `read`."""
+        with contextlib.suppress(asyncio.InvalidStateError):  # the stream has ended: the next read says why
+            await answer_of(self._call.write(request))
 
     async def read(self) -> Response:
-        """The next message. EtcdRefused, Unanswered."""
+        """Return the next message.
+
+        Raises:
+            EtcdRefused: etcd refused the call.
+            Unanswered: the stream has ended.
+        """
         try:
-            message = await _answer(self._call.read())
+            message = await answer_of(self._call.read())
         except Unanswered:
             if self in self._link.streams:
                 self._link.lost()
@@ -129,16 +137,16 @@ class Stream(Generic[Request, Response]):
         return response
 
     def cancel(self) -> None:
-        """End it. No error when it has ended."""
+        """Cancel the stream. No error if it has ended."""
         self._link.streams.discard(self)
         self._call.cancel()
 
 
 class _Link:
-    """A channel of gRPC, its methods, and when something last came through it."""
+    """A channel of gRPC, its methods, and the time of the last answer on it."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, lost: Callable[[], None]) -> None:
-        """`lost` is called when a stream breaks. gRPC connects again without a word."""
+        """Create a channel. `lost` is called when a stream breaks: gRPC reconnects without a notice."""
         self.lost = lost
         if credentials is None:
             self.channel = grpc.aio.insecure_channel(address, options=OPTIONS)
@@ -179,27 +187,33 @@ class EtcdEndpoint:
         self._channel_credentials = channel_credentials
         self._credentials = credentials
         self._link: _Link | None = None
-        self._closing: set[asyncio.Task[None]] = set()  # links that were given up
+        self._closing: set[asyncio.Task[None]] = set()  # abandoned links
 
     async def call(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
-        """One message there, one back. EtcdRefused, Unanswered, MetadataWentBack."""
+        """Send one request, and return the response.
+
+        Raises:
+            EtcdRefused: etcd did nothing.
+            Unanswered: the outcome is unknown.
+            MetadataWentBack: the store shows an older state than before.
+        """
         link = self._connect()
         began = asyncio.get_running_loop().time()
         floor, accepted = self._history.revision, self._history.accepted
         try:
-            response: Response = await _answer(
+            response: Response = await answer_of(
                 link.unary(method)(request, timeout=timeout_seconds, metadata=self._credentials.metadata)
             )
         except EtcdRefused:
             link.heard()
             raise
         except Unanswered:
-            self._give_up_if_silent(link, began, timeout_seconds)
+            self._replace_if_silent(link, began, timeout_seconds)
             raise
         link.heard()
         if self._history.accepted != accepted:
             raise Unanswered(f"{self.address} was asked before the cluster was recovered, and answered after it")
-        # Other answers may come from a member that lags behind.
+        # Responses of other methods may come from a member that lags behind.
         if isinstance(response, pb.RangeResponse | pb.TxnResponse) and self._history.went_back is None:
             self._history.seen(response.header.revision, floor=floor)
         return response
@@ -207,7 +221,12 @@ class EtcdEndpoint:
     async def open(
         self, method: Method[Request, Response], request: Request, timeout_seconds: float
     ) -> tuple[Stream[Request, Response], Response]:
-        """A stream, to be cancelled, and the first answer on it. EtcdRefused, Unanswered."""
+        """Open a stream, which the caller must cancel. Return it with the first response.
+
+        Raises:
+            EtcdRefused: etcd refused the call.
+            Unanswered: there was no answer in time.
+        """
         link = self._connect()
         began = asyncio.get_running_loop().time()
         stream = Stream(link, method, self._credentials.metadata)
@@ -217,14 +236,19 @@ class EtcdEndpoint:
                 return stream, await stream.read()
         except TimeoutError:
             stream.cancel()
-            self._give_up_if_silent(link, began, timeout_seconds)
+            self._replace_if_silent(link, began, timeout_seconds)
             raise Unanswered(f"no answer from {self.address} in {timeout_seconds:.1f} s") from None
         except BaseException:
             stream.cancel()
             raise
 
     async def exchange(self, method: Method[Request, Response], request: Request, timeout_seconds: float) -> Response:
-        """One message there, one back, on a stream of its own. EtcdRefused, Unanswered."""
+        """Send one request on a stream of its own, and return the response.
+
+        Raises:
+            EtcdRefused: etcd refused the call.
+            Unanswered: there was no answer in time.
+        """
         stream, answer = await self.open(method, request, timeout_seconds)
         stream.cancel()
         return answer
@@ -239,8 +263,8 @@ class EtcdEndpoint:
             self._link = _Link(self.address, self._channel_credentials, self._lost)
         return self._link
 
-    def _give_up_if_silent(self, link: _Link, began: float, timeout_seconds: float) -> None:
-        """Take a new connection from now on, if this one said nothing for a whole try. Its streams end; its calls may
+    def _replace_if_silent(self, link: _Link, began: float, timeout_seconds: float) -> None:
+        """Use a new connection from now on, if this one was silent for a whole attempt. Its streams end; its calls may
         still be answered until their time is up."""
         now = asyncio.get_running_loop().time()
         if link is not self._link or now - began < timeout_seconds * 0.9 or link.heard_at >= began:
@@ -255,11 +279,11 @@ class EtcdEndpoint:
 
 
 class _TimeIsUp(Unanswered):
-    """Nothing was sent, and no endpoint is to blame."""
+    """The time limit has passed before anything was sent, so no endpoint is at fault."""
 
 
 class EtcdEndpoints:
-    """All members that we know, and the one in use."""
+    """All known members, and the one in use."""
 
     def __init__(
         self,
@@ -274,33 +298,38 @@ class EtcdEndpoints:
         self.history = RevisionFloor()
         self.timeout_seconds = timeout_seconds
         self.try_seconds = max(timeout_seconds / (len(addresses) + 1), TRY_SECONDS_MIN)
-        self._credentials = Credentials(user, password)
+        self.credentials = Credentials(user, password)
         channel_credentials = None
         if tls is not None:
             channel_credentials = grpc.ssl_channel_credentials(*tls.read())
         self._endpoints = [
-            EtcdEndpoint(address, channel_credentials, self._credentials, self.history, self.connection_lost)
+            EtcdEndpoint(address, channel_credentials, self.credentials, self.history, self.connection_lost)
             for address in addresses
         ]
-        random.shuffle(self._endpoints)  # clients spread over the members
-        self._current = 0
+        random.shuffle(self._endpoints)  # so that clients spread over the members
+        self.current = 0  # index of the endpoint in use
         self._failing_since: float | None = None
-        self._losses, self._confirmed = 0, 0  # connections lost, and how many of these had been when it was confirmed
+        self._losses, self._confirmed = 0, 0  # lost connections: in all, and at the last confirmation of the store
         self._confirming = asyncio.Lock()
 
     @property
     def members(self) -> Sequence[EtcdEndpoint]:
-        """All of them, for what has to be done to each."""
+        """All members, for work that is needed on each."""
         return self._endpoints
 
     async def on(
         self, endpoint: EtcdEndpoint, work: Callable[[EtcdEndpoint, float], Awaitable[Result]], *, deadline: float
     ) -> Result:
-        """One try, on this endpoint. EtcdRefused, Unanswered."""
+        """Make one attempt, on this endpoint.
+
+        Raises:
+            EtcdRefused: etcd did nothing.
+            Unanswered: the outcome is unknown.
+        """
         return await self._with_token(endpoint, work, deadline)
 
     def deadline(self) -> float:
-        """Of a call that begins now, by the clock of the loop."""
+        """Return the deadline of a call that begins now, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.timeout_seconds
 
     async def call(
@@ -311,7 +340,13 @@ class EtcdEndpoints:
         deadline: float,
         even_if_went_back: bool = False,
     ) -> Response:
-        """A call that may be repeated. EtcdRefused, MetadataFailed, MetadataWentBack."""
+        """Make a call that may be repeated.
+
+        Raises:
+            EtcdRefused: etcd did nothing.
+            MetadataFailed: there was no answer before the deadline.
+            MetadataWentBack: the store shows an older state than before.
+        """
         return await self.repeat(
             lambda endpoint, seconds: endpoint.call(method, request, seconds),
             deadline=deadline,
@@ -325,7 +360,13 @@ class EtcdEndpoints:
         deadline: float,
         even_if_went_back: bool = False,
     ) -> Result:
-        """Try until there is an answer. EtcdRefused, MetadataFailed at the deadline, MetadataWentBack."""
+        """Repeat `work` until there is an answer.
+
+        Raises:
+            EtcdRefused: etcd did nothing.
+            MetadataFailed: there was no answer before the deadline.
+            MetadataWentBack: the store shows an older state than before.
+        """
         loop = asyncio.get_running_loop()
         tries, backoff = 0, Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, random.random)
         cause: Unanswered | None = None
@@ -354,16 +395,16 @@ class EtcdEndpoints:
         deadline: float,
         even_if_went_back: bool = False,
     ) -> Result:
-        """Try once, on the endpoint in use.
+        """Make one attempt, on the endpoint in use.
 
         Raises:
             EtcdRefused: etcd did nothing.
-            Unanswered: the next try is on another endpoint.
+            Unanswered: the outcome is unknown; the next attempt is on another endpoint.
             MetadataWentBack: the store shows an older state than it has shown before.
         """
         if not even_if_went_back:
             self.history.check()
-        endpoint = self._endpoints[self._current]
+        endpoint = self._endpoints[self.current]
         try:
             result = await self._with_token(endpoint, work, deadline)
         except _TimeIsUp:
@@ -375,17 +416,17 @@ class EtcdEndpoints:
         return result
 
     def connection_lost(self) -> None:
-        """Take note that the next answer may come from another store: it is confirmed before anything is believed."""
+        """Note that the next answer may come from another store: it is confirmed before it is used."""
         self._losses += 1
 
     async def believe(self, *, deadline: float) -> None:
-        """Return if the answers that came until now are those of the store of before, also where it was away.
+        """Return if all answers so far came from the same store as before, even where it was away.
 
-        A store that was restored to an older state may be at a higher revision, which no answer shows. Many who wait
+        A store that was restored to an older state may be at a higher revision, which no answer shows. Calls that wait
         share one confirmation.
 
         Raises:
-            MetadataWentBack: they are not, or another answer has shown meanwhile that they cannot be believed.
+            MetadataWentBack: it is another store, or another answer has shown meanwhile that it went back.
             Unanswered: it cannot be found out in time.
         """
         self.history.check()
@@ -398,7 +439,7 @@ class EtcdEndpoints:
                         await self.history.confirm()
                         self._confirmed = losses
         except (MetadataFailed, TimeoutError) as error:
-            raise Unanswered(f"whether it is the store of before is not known: {error}") from error
+            raise Unanswered(f"it is not known whether this is the same store as before: {error}") from error
         self.history.check()
 
     async def close(self) -> None:
@@ -409,21 +450,21 @@ class EtcdEndpoints:
     ) -> Result:
         renewals = 0
         while True:
-            token = await self._credentials.ensure(endpoint, self._seconds_left(deadline))
+            token = await self.credentials.ensure(endpoint, self._seconds_left(deadline))
             try:
                 return await work(endpoint, self._seconds_left(deadline))
             except EtcdRefused as refused:
                 if not self.may_renew(refused) or renewals == RENEWALS_MAX:
                     raise
-            self._credentials.forget(token)
+            self.credentials.discard(token)
             renewals += 1
 
     def may_renew(self, refused: EtcdRefused) -> bool:
-        """Whether it was refused for its token alone, of which there can be another."""
-        return self._credentials.user is not None and refused.wants_token
+        """Tell whether a call was refused only for its token, and a new one can be had."""
+        return self.credentials.user is not None and refused.wants_token
 
     def _seconds_left(self, deadline: float) -> float:
-        """For one try. Unanswered."""
+        """Return the time for one attempt, or raise Unanswered if no time is left."""
         seconds = min(deadline - asyncio.get_running_loop().time(), self.try_seconds)
         if seconds <= 0:
             raise _TimeIsUp(f"the time limit of {self.timeout_seconds:g} s has passed")
@@ -431,8 +472,8 @@ class EtcdEndpoints:
 
     def _leave(self, endpoint: EtcdEndpoint, failure: Unanswered) -> None:
         self.connection_lost()
-        if self._endpoints[self._current] is endpoint:
-            self._current = (self._current + 1) % len(self._endpoints)
+        if self._endpoints[self.current] is endpoint:
+            self.current = (self.current + 1) % len(self._endpoints)
         if self._failing_since is None:
             self._failing_since = asyncio.get_running_loop().time()
             _logger.warning("etcd_unanswered endpoint=%s error=%s", endpoint.address, failure)
@@ -444,8 +485,13 @@ class EtcdEndpoints:
             _logger.info("etcd_answered endpoint=%s after_seconds=%.3f", endpoint.address, seconds)
 
 
-async def _answer(call: Awaitable[Any]) -> Any:
-    """What a call of gRPC gives, with its failures told apart. EtcdRefused, Unanswered."""
+async def answer_of(call: Awaitable[Any]) -> Any:
+    """Return the result of a call of gRPC.
+
+    Raises:
+        EtcdRefused: etcd did nothing.
+        Unanswered: the outcome is unknown.
+    """
     try:
         return await call
     except grpc.aio.AioRpcError as error:
@@ -454,5 +500,5 @@ async def _answer(call: Awaitable[Any]) -> Any:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        # gRPC says so when it is the call that was cancelled, not whoever waits for it.
-        raise Unanswered("the connection was given up") from None
+        # gRPC raises this when the call was cancelled, not the task that waits for it.
+        raise Unanswered("the connection was closed because it was silent") from None

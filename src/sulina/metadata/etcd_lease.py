@@ -1,9 +1,9 @@
 """Leases of etcd.
 
 A lease is renewed by the leader alone, out of its memory. A leader that has been overtaken without knowing it (it was
-paused, or cut off) would still say yes, or would not know a lease that its successor granted. So after each answer the
-same member is asked to read, which takes the consent of a majority: if that works, and the term is still that of the
-answer, then whoever renewed the lease was the leader. Newer versions of etcd see to this themselves.
+paused, or cut off) would still renew, or would not know a lease that its successor granted. So after each answer the
+same member is asked to read, which needs a majority: if that works, and the term is still that of the answer, then the
+member that renewed the lease was the leader. Newer versions of etcd ensure this themselves.
 """
 
 import math
@@ -15,13 +15,17 @@ from sulina.metadata.etcd_calls import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVO
 from sulina.metadata.etcd_channel import EtcdEndpoint, EtcdEndpoints
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 
-TRIES_PER_TTL = 3  # of keeping a lease alive, before it may have ended
+TRIES_PER_TTL = 3  # attempts to renew a lease before it may have ended
 
 
 async def grant(endpoints: EtcdEndpoints, ttl_seconds: float, *, deadline: float) -> tuple[int, float]:
-    """A new lease: its id, and the seconds that etcd gives it, at least those asked for. EtcdRefused, MetadataFailed.
+    """Grant a lease. Return its id, and the seconds that etcd gives it, at least those requested.
 
-    The id is ours, so that a grant whose answer was lost is not made twice.
+    The id is chosen here, so that a grant whose answer was lost is not made twice.
+
+    Raises:
+        EtcdRefused: etcd did nothing.
+        MetadataFailed: there was no answer in time.
     """
     lease_id = secrets.randbits(62) + 1
     request = pb.LeaseGrantRequest(ttl_seconds=math.ceil(ttl_seconds), id=lease_id)
@@ -35,9 +39,9 @@ async def grant(endpoints: EtcdEndpoints, ttl_seconds: float, *, deadline: float
 
 
 async def renew(endpoints: EtcdEndpoints, lease_id: int, ttl_seconds: float, probe: bytes, *, deadline: float) -> float:
-    """Start a lease's time again; return how many seconds it has now. `probe` is a key that we may read.
+    """Renew a lease. Return how many seconds it has now. `probe` is a key that we may read.
 
-    Each try starts the time again, so what counts for a caller is when it called.
+    Each attempt renews it, so for a caller the time counts from its call on.
 
     Raises:
         LeaseLost: the lease has ended.
@@ -60,7 +64,13 @@ async def renew(endpoints: EtcdEndpoints, lease_id: int, ttl_seconds: float, pro
 
 
 async def revoke(endpoints: EtcdEndpoints, lease_id: int, *, deadline: float, even_if_went_back: bool = False) -> None:
-    """End it. No error when it has ended. EtcdRefused, MetadataFailed, MetadataWentBack."""
+    """End a lease. No error if it has ended.
+
+    Raises:
+        EtcdRefused: etcd did nothing.
+        MetadataFailed: there was no answer in time.
+        MetadataWentBack: the store shows an older state than before.
+    """
     request = pb.LeaseRevokeRequest(id=lease_id)
     try:
         await endpoints.call(LEASE_REVOKE, request, deadline=deadline, even_if_went_back=even_if_went_back)
@@ -92,7 +102,12 @@ class EtcdLease:
         return self._lease_id
 
     async def keep_alive(self) -> float:
-        """As the port says. MetadataFailed when the lease may have ended, or at the time limit of the store."""
+        """Renew the lease.
+
+        Raises:
+            LeaseLost: it has ended.
+            MetadataFailed: it may have ended, or the time limit of the store has passed.
+        """
         return await self._keep_alive(self._lease_id, self._ttl_seconds)
 
     async def revoke(self) -> None:

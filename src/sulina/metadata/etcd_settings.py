@@ -1,4 +1,4 @@
-"""How to reach an etcd: what can be said without loading gRPC."""
+"""Settings of a connection to etcd, without loading gRPC."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,35 @@ from sulina.errors import InvalidSettings
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """Files in PEM form. Without `ca` those of the system vouch for etcd; `cert` and `key` go together."""
+    """TLS files in PEM form. Without `ca` the system's certificates are used; `cert` and `key` go together."""
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Their contents: ca, key, cert. InvalidSettings."""
+        """Read the files. Return ca, key and cert.
+
+        Raises:
+            InvalidSettings: a file cannot be read, or only one of `cert` and `key` is given.
+        """
         if (self.cert is None) != (self.key is None):
-            raise InvalidSettings("a certificate for etcd needs its key, and a key its certificate")
+            raise InvalidSettings("a certificate for etcd needs its key, and a key its certificate: give both")
         return _read(self.ca), _read(self.key), _read(self.cert)
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdStatus:
-    """What one member of etcd says about itself."""
+    """The status that one member of etcd reports."""
 
     endpoint: str
     version: str
     member_id: int
-    leader_id: int  # 0: it knows of none
+    leader_id: int  # 0: it knows no leader
     revision: int
-    db_bytes: int  # of its file, with what is free inside
-    used_bytes: int  # without that
-    quota_bytes: int  # 0: it does not say, as before 3.6
+    db_bytes: int  # of its file, with free space inside
+    used_bytes: int  # without free space inside
+    quota_bytes: int  # 0: not reported, as before 3.6
     raft_term: int
     errors: tuple[str, ...]  # alarms, such as a full disk
 
@@ -41,7 +45,7 @@ class EtcdStatus:
 
     @property
     def is_full(self) -> bool:
-        """Whether a member has used up its quota, so that none takes a write."""
+        """Whether a member has used up its quota, so that no member accepts a write."""
         return any("NOSPACE" in error for error in self.errors)
 
 

@@ -1,36 +1,38 @@
-"""The room that etcd has: its history is forgotten, and a full one is made to take writes again.
+"""The space of etcd: its history is compacted, and a full etcd is made to accept writes again.
 
 Once the file of a member has reached its quota, etcd raises an alarm: reads go on, leases are kept alive, nothing is
-written until the alarm is taken back. Compaction frees pages inside the file, which later writes use, so a history that
-is compacted in time never fills it. Where the alarm is on all the same, the file has to become shorter first:
+written until the alarm is cleared. Compaction frees pages inside the file, which later writes use, so a history that
+is compacted in time never fills it. If the alarm is on all the same, the file has to become shorter first:
 
-- Defragmentation stops a member while it copies what is in use. So it is done only while the alarm is on, when nothing
-  can be written anyway; one member after the other, the leader last; and only where little is left to copy.
-- An alarm is taken back only for a member whose file has become much shorter. If it fills up again, etcd says so again.
+- Defragmentation stops a member while it copies the pages in use. So it is done only while the alarm is on, when
+  nothing can be written anyway; one member after the other, the leader last; and only if there is little to copy.
+- An alarm is cleared only for a member whose file has become much shorter. If it fills up again, etcd raises it again.
 """
 
 import logging
 from collections.abc import Sequence
-
-import grpc
 
 from sulina.errors import InvalidInput
 from sulina.metadata.etcd_calls import ALARM, COMPACT, DEFRAGMENT, STATUS, EtcdRefused, Unanswered
 from sulina.metadata.etcd_channel import EtcdEndpoint, EtcdEndpoints
 from sulina.metadata.etcd_proto import etcd_pb2 as pb
 from sulina.metadata.etcd_settings import EtcdStatus
+from sulina.metadata.quiet_grpc import grpc
 
-COPIED_BYTES_MAX = 128 << 20  # that a member may have in use when it is defragmented: about a second's work
+COPIED_BYTES_MAX = 128 << 20  # a member with more bytes in use is not defragmented: this is about a second's work
 DEFRAGMENT_SECONDS = 30.0
-WORTH_SHARE = 0.8  # of its former length: a file that is still longer would soon be full again
+WORTH_SHARE = 0.8  # of its former length: a file that stays longer would soon be full again
 
 _logger = logging.getLogger("sulina.metadata")
 
 
 async def compact(endpoints: EtcdEndpoints, revision: int, *, is_waiting: bool, deadline: float) -> None:
-    """Forget the history up to and with `revision`; with `is_waiting` the room is free on return.
+    """Remove the history up to and including `revision`; with `is_waiting` the space is free on return.
 
-    InvalidInput (there is no such revision yet), EtcdRefused, MetadataFailed.
+    Raises:
+        InvalidInput: the store is not at `revision` yet.
+        EtcdRefused: etcd did nothing.
+        MetadataFailed: there was no answer in time.
     """
     request = pb.CompactionRequest(revision=revision, physical=is_waiting)
     try:
@@ -39,11 +41,16 @@ async def compact(endpoints: EtcdEndpoints, revision: int, *, is_waiting: bool, 
         if refused.code != grpc.StatusCode.OUT_OF_RANGE:
             raise
         if "has been compacted" not in refused.details:
-            raise InvalidInput(f"history cannot be forgotten up to revision {revision}: {refused.details}") from None
+            raise InvalidInput(f"the history cannot be removed up to revision {revision}: {refused.details}") from None
 
 
 async def status_of(endpoint: EtcdEndpoint, seconds: float) -> EtcdStatus:
-    """Return what a member says about itself. EtcdRefused, Unanswered."""
+    """Return the status of a member.
+
+    Raises:
+        EtcdRefused: the user may not read it.
+        Unanswered: the member does not answer.
+    """
     answer = await endpoint.call(STATUS, pb.StatusRequest(), seconds)
     return EtcdStatus(
         endpoint=endpoint.address,
@@ -60,9 +67,11 @@ async def status_of(endpoint: EtcdEndpoint, seconds: float) -> EtcdStatus:
 
 
 async def make_room(endpoints: EtcdEndpoints) -> None:
-    """Make the files of full members shorter, and take their alarms back. EtcdRefused, MetadataFailed.
+    """Defragment full members, and clear their alarms. Steps that are not safe are logged and left to an operator.
 
-    What cannot be done safely is left to an operator, and logged.
+    Raises:
+        EtcdRefused: the user may not do it.
+        MetadataFailed: there was no answer in time.
     """
     alarms = await endpoints.call(ALARM, pb.AlarmRequest(action=pb.AlarmRequest.GET), deadline=endpoints.deadline())
     full = {alarm.member_id for alarm in alarms.alarms if alarm.alarm == pb.AlarmMember.NOSPACE}
@@ -94,7 +103,7 @@ async def _defragmented(endpoint: EtcdEndpoint, seconds: float) -> EtcdStatus:
 
 
 async def _members(endpoints: EtcdEndpoints) -> Sequence[tuple[EtcdEndpoint, EtcdStatus]]:
-    """Those that answer, the leader last."""
+    """Return the members that answer, the leader last."""
     found = []
     for endpoint in endpoints.members:
         try:

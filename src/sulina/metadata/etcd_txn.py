@@ -1,16 +1,17 @@
 """Transactions whose outcome is known, although the answer of etcd can be lost.
 
 A transaction that got no answer may have been done, or not, or may still be under way inside etcd: neither repeating it
-nor looking for its effects decides that. So each one also writes a token of its own under a key that only this client
-has, its slot, and compares the revision that the slot had before. Then:
+nor looking for its effects decides that. So each transaction also writes a token of its own under a key that only this
+client has, its slot, and compares the revision that the slot had before. Then:
 
-- Whoever changes the slot first, with a compare of that same revision, rules out the transaction for ever, wherever it
+- The first change of the slot, with a compare of that same revision, rules out the transaction for ever, wherever it
   is. This is the fence; it may be repeated, since only one change of one revision can be the first.
 - If the fence comes too late, the slot holds the token, and its revision is that of the transaction.
 
-Every change of a slot compares the revision before, which etcd never uses twice; so what is left over from a lost
-connection or a cancelled caller can only fail. A slot serves one transaction at a time; there are as many as there are
-transactions at once, up to a bound. All hang on one lease of this client: what a client leaves behind goes by itself.
+Every change of a slot compares the revision before, which etcd never uses twice; so a change that is left over from a
+lost connection or a cancelled caller can only fail. A slot serves one transaction at a time; there are as many slots as
+there are transactions at once, up to a limit. All have one lease of this client: slots of a dead client are deleted
+when it ends.
 """
 
 import asyncio
@@ -30,38 +31,43 @@ from sulina.ports import TxnResult
 
 SLOTS_MAX = 64  # transactions at once; more wait
 WAITING_BYTES_MAX = 64 << 20  # of transactions that are under way or wait; a single one may have more
-TXN_BYTES = 1024  # what one counts besides its keys and values
+TXN_BYTES = 1024  # of a transaction besides its keys and values
 SLOT_LEASE_SECONDS = 600.0  # far longer than a call can take
-UNKNOWN = 0  # no revision: the slot may not be used as it is
+UNKNOWN = 0  # not a revision: the slot must be prepared before it is used
 
 
 @dataclass(slots=True)
 class _Slot:
     key: bytes
     revision: int = UNKNOWN
-    is_new: bool = True  # nobody has tried to write it
+    is_new: bool = True  # it was never written
 
 
 class Transactions:
     """The transactions of one client. Use on one event loop."""
 
     def __init__(self, endpoints: EtcdEndpoints, folder: bytes) -> None:
-        """`folder` is where slots may be: what etcd has there belongs to clients like this one."""
+        """Write slots in `folder`: its keys in etcd must belong to clients like this one."""
         self._endpoints = endpoints
         self._folder = folder + secrets.token_hex(12).encode() + b"/"
         self._names = itertools.count()
         self._tokens = itertools.count(1)
-        self._free: list[_Slot] = []  # the last one used is the next one taken: few slots do most of the work
+        self._free: list[_Slot] = []  # the last one used is taken first: few slots do most of the work
         self._room = asyncio.Semaphore(SLOTS_MAX)
         self._waiting_bytes = 0
-        self._lease_id = 0
+        self.lease_id = 0  # of the slots; 0: none yet
         self._lease_seconds = 0.0
-        self._renew_at = -math.inf
+        self.renew_at = -math.inf
         self._renewing = asyncio.Lock()
 
     async def check(self, compares: Sequence[pb.Compare], *, deadline: float) -> TxnResult:
-        """Whether all compares hold; nothing is written. EtcdRefused, MetadataFailed."""
-        # A transaction without operations would be answered by any member, out of what it happens to know.
+        """Check whether all compares hold, without writing anything.
+
+        Raises:
+            EtcdRefused: etcd did nothing.
+            MetadataFailed: there was no answer in time.
+        """
+        # A transaction without operations would be answered by any member, out of its own state.
         read = pb.RequestOp(range=pb.RangeRequest(key=self._folder, count_only=True))
         request = pb.TxnRequest(compare=compares, success=[read], failure=[read])
         response = await self._endpoints.call(TXN, request, deadline=deadline)
@@ -97,18 +103,22 @@ class Transactions:
                     return result
 
     async def close(self, *, deadline: float) -> None:
-        """Leave no slots behind. EtcdRefused, MetadataFailed: they go with their lease."""
-        if self._lease_id:
-            # Nothing is believed by it, so it does not matter whose answer it is.
-            await etcd_lease.revoke(self._endpoints, self._lease_id, deadline=deadline, even_if_went_back=True)
+        """Delete the slots by ending their lease.
+
+        Raises:
+            EtcdRefused, MetadataFailed: the slots are deleted when their lease ends.
+        """
+        if self.lease_id:
+            # The answer is not used, so it does not matter which store gives it.
+            await etcd_lease.revoke(self._endpoints, self.lease_id, deadline=deadline, even_if_went_back=True)
 
     async def _try_once(
         self, slot: _Slot, compares: Sequence[pb.Compare], operations: Sequence[pb.RequestOp], deadline: float
     ) -> TxnResult | None:
-        """None: it was not done, and never will be; try again."""
+        """Try the transaction once. None: it was not done, and never will be; try again."""
         if slot.revision == UNKNOWN:
             await self._prepare(slot, deadline)
-        # Whatever happens now, also that we are cancelled: until the outcome is known, the slot is in doubt.
+        # Whatever happens now, even a cancellation: until the outcome is known, the slot must not be used.
         before, slot.revision = slot.revision, UNKNOWN
         token = self._token()
         request = self._request(slot, before, token, compares, operations)
@@ -127,16 +137,16 @@ class Transactions:
             return TxnResult(True, response.header.revision)
         found = _found(response)
         if found is None or (found.mod_revision != before and found.value != token):
-            return None  # the slot has gone with its lease
+            return None  # the slot was deleted with its lease
         slot.revision = found.mod_revision
-        if found.value == token:  # the network has repeated itself
+        if found.value == token:  # the network has repeated the request
             return TxnResult(True, found.mod_revision)
         return TxnResult(False, response.header.revision)
 
     async def _settle(
         self, slot: _Slot, before: int, token: bytes, deadline: float, failure: Unanswered
     ) -> TxnResult | None:
-        """Find out what became of a transaction that got no answer. None: it was not done, and never will be."""
+        """Find out the outcome of a transaction that got no answer. None: it was not done, and never will be."""
         fence = self._token()
         response = await self._endpoints.call(TXN, self._request(slot, before, fence), deadline=deadline)
         if response.succeeded:
@@ -149,7 +159,7 @@ class Transactions:
         return TxnResult(True, found.mod_revision) if found.value == token else None
 
     async def _prepare(self, slot: _Slot, deadline: float) -> None:
-        """Give a slot a revision that we know. What may still be under way with another one is fenced by that."""
+        """Write a slot, so that its revision is known. This fences a change that may still be under way."""
         before = UNKNOWN
         if not slot.is_new:
             read = await self._endpoints.call(RANGE, pb.RangeRequest(key=slot.key), deadline=deadline)
@@ -169,7 +179,7 @@ class Transactions:
                 slot.revision = response.header.revision
             elif found is not None and found.value == token:
                 slot.revision = found.mod_revision
-            else:  # what was under way has come first; that was the last of it
+            else:  # the change that was under way came first, and it was the last one
                 before = found.mod_revision if found else UNKNOWN
                 continue
             return
@@ -182,7 +192,7 @@ class Transactions:
         compares: Sequence[pb.Compare] = (),
         operations: Sequence[pb.RequestOp] = (),
     ) -> pb.TxnRequest:
-        put = pb.PutRequest(key=slot.key, value=token, lease=self._lease_id)
+        put = pb.PutRequest(key=slot.key, value=token, lease=self.lease_id)
         return pb.TxnRequest(
             compare=[*compares, compare(slot.key, before)],
             success=[*operations, pb.RequestOp(put=put)],
@@ -218,36 +228,34 @@ class Transactions:
             self._waiting_bytes -= size_bytes
 
     async def _keep_lease(self, deadline: float) -> None:
-        """See to it that the slots outlive any call that uses them. Done by whoever comes when it is due."""
-        if asyncio.get_running_loop().time() < self._renew_at:
+        """Renew the lease of the slots when it is due, so that they outlive every call that uses them."""
+        if asyncio.get_running_loop().time() < self.renew_at:
             return
         async with self._renewing:
             now = asyncio.get_running_loop().time()
-            if now < self._renew_at:
+            if now < self.renew_at:
                 return
-            if not (self._lease_id and await self._renew_lease(deadline)):
-                self._lease_id, self._lease_seconds = await etcd_lease.grant(
+            if not (self.lease_id and await self._renew_lease(deadline)):
+                self.lease_id, self._lease_seconds = await etcd_lease.grant(
                     self._endpoints, SLOT_LEASE_SECONDS, deadline=deadline
                 )
-            self._renew_at = now + self._lease_seconds / 3
+            self.renew_at = now + self._lease_seconds / 3
 
     async def _renew_lease(self, deadline: float) -> bool:
         try:
-            await etcd_lease.renew(
-                self._endpoints, self._lease_id, self._lease_seconds, self._folder, deadline=deadline
-            )
+            await etcd_lease.renew(self._endpoints, self.lease_id, self._lease_seconds, self._folder, deadline=deadline)
         except LeaseLost:
             return False
         return True
 
     async def _find_lost(self, lease_ids: Sequence[int], deadline: float) -> None:
-        """A transaction was refused for a lease. Raise LeaseLost if it is one of the caller's; if it is that of the
-        slots, get another."""
+        """Handle a transaction that was refused for a lease: raise LeaseLost if it is one of the caller's; if it is
+        that of the slots, get another."""
         for lease_id in lease_ids:
             if await self._is_lost(lease_id, deadline):
                 raise LeaseLost(lease_id=lease_id)
-        if await self._is_lost(self._lease_id, deadline):
-            self._renew_at = -math.inf
+        if await self._is_lost(self.lease_id, deadline):
+            self.renew_at = -math.inf
             await self._keep_lease(deadline)
         else:  # the members do not agree yet
             await asyncio.sleep(PAUSE_SECONDS_MIN)
@@ -263,12 +271,12 @@ class Transactions:
 
 
 def compare(key: bytes, revision: int) -> pb.Compare:
-    """The key was changed last by `revision`; 0: it does not exist."""
+    """Return the compare: the key was last changed by `revision`; 0: it does not exist."""
     return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=key, mod_revision=revision)
 
 
 def _found(response: pb.TxnResponse) -> pb.KeyValue | None:
-    """What the slot holds, where a transaction was not done."""
+    """Return the entry of the slot, from a transaction that was not done."""
     if response.succeeded:
         return None
     kvs = response.responses[0].range.kvs

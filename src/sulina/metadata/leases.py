@@ -1,6 +1,6 @@
-"""When leases end, and what makes them end without being asked.
+"""The ends of leases, and the timer that acts on them.
 
-A lease that has ended stays ended: it cannot be kept alive, and its store hides its keys until they are deleted.
+A lease that has ended stays ended: it cannot be renewed, and its store hides its keys until they are deleted.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Collection
 from sulina.errors import LeaseLost
 from sulina.ports import Clock
 
-TIMER_SECONDS_MIN = 0.01  # timers of a loop may be early by less
-RETRY_SECONDS = 1.0  # until the end of a lease is tried again, after it could not be written
+TIMER_SECONDS_MIN = 0.01  # timers of a loop may fire earlier by less than this
+RETRY_SECONDS = 1.0  # pause after the end of a lease could not be written
 
 
 class Deadlines:
-    """When each lease ends. Thread-safe: the loop keeps leases alive while the store's thread writes."""
+    """The deadlines of leases. Thread-safe: the loop renews leases while the store's thread writes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -24,30 +24,34 @@ class Deadlines:
         self._ttl_seconds: dict[int, float] = {}
         self._deadlines: dict[int, float] = {}
         self._ended: set[int] = set()
-        self._next = math.inf  # no deadline is before it
+        self._next = math.inf  # no deadline is earlier
 
     def __len__(self) -> int:
         return len(self._ttl_seconds)
 
     def start(self, lease_id: int, ttl_seconds: float) -> None:
-        """Begin to count the time of a new lease."""
+        """Start the time of a new lease."""
         with self._lock:
             self._ttl_seconds[lease_id] = ttl_seconds
             deadline = self._deadlines[lease_id] = self._clock.monotonic() + ttl_seconds
             self._next = min(self._next, deadline)
 
     def restart(self, lease_id: int) -> float:
-        """Count the time of a lease anew, and tell how long it is. LeaseLost."""
+        """Renew a lease. Return how many seconds it has now.
+
+        Raises:
+            LeaseLost: it has ended.
+        """
         with self._lock:
             now = self._clock.monotonic()
             if now >= self._deadlines.get(lease_id, -math.inf):
                 raise LeaseLost(lease_id=lease_id)
             ttl_seconds = self._ttl_seconds[lease_id]
-            self._deadlines[lease_id] = now + ttl_seconds  # `_next` may stay too low: that costs one look
+            self._deadlines[lease_id] = now + ttl_seconds  # `_next` may stay too early: that costs one check
             return ttl_seconds
 
     def ended(self) -> Collection[int]:
-        """The leases whose time is over and that were not forgotten yet, oldest first."""
+        """Return the leases that have ended and were not removed yet, oldest first."""
         with self._lock:
             now = self._clock.monotonic()
             if now >= self._next:
@@ -57,15 +61,15 @@ class Deadlines:
                 self._next = min(self._deadlines.values(), default=math.inf)
             return sorted(self._ended)
 
-    def forget(self, lease_id: int) -> None:
-        """The lease and its keys are gone."""
+    def remove(self, lease_id: int) -> None:
+        """Remove a lease whose keys are deleted."""
         with self._lock:
             self._ttl_seconds.pop(lease_id, None)
             self._deadlines.pop(lease_id, None)
             self._ended.discard(lease_id)
 
     def seconds_left(self) -> float | None:
-        """Until there may be something to end; None when there are no leases."""
+        """Return the seconds until a lease may end; None if there are no leases."""
         with self._lock:
             if self._ended:
                 return RETRY_SECONDS
@@ -73,7 +77,7 @@ class Deadlines:
 
 
 class LeaseTimer:
-    """Calls `expire` on the loop when a lease may have ended. One timer, however many leases there are."""
+    """Calls `expire` on the loop when a lease may have ended. One timer for any number of leases."""
 
     def __init__(self, deadlines: Deadlines, expire: Callable[[], None]) -> None:
         self._deadlines = deadlines
@@ -81,7 +85,7 @@ class LeaseTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def arm(self) -> None:
-        """To be called after anything that may have brought the next end nearer."""
+        """Set the timer. Called after every change that may have brought the next end nearer."""
         seconds = self._deadlines.seconds_left()
         if seconds is None:
             self.stop()

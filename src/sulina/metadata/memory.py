@@ -1,6 +1,6 @@
-"""Metadata that lasts as long as its process: for tests, and for a node that keeps nothing.
+"""Metadata that lasts as long as its process: for tests, and for a node without a data directory.
 
-No call waits between its look and its change, so each is atomic. Leases that have ended are taken out first, so none of
+No call waits between its reads and its writes, so each is atomic. Leases that have ended are removed first, so none of
 their keys is ever seen.
 """
 
@@ -48,14 +48,14 @@ class MemoryMetadata:
     ) -> None:
         self.history = RevisionFloor()
         self._entries: dict[str, _Stored] = {}
-        self._keys: list[str] = []  # of the entries, sorted
+        self._keys: list[str] = []  # of all entries, sorted
         self._revision = NO_REVISION
         self._history = _RecentChanges(history_changes_max)
-        self._watches = Watches(queue_changes_max=watch_queue_changes_max)
+        self.watches = Watches(queue_changes_max=watch_queue_changes_max)
         self._lease_id_last = 0
         self._lease_keys: dict[int, set[str]] = {}  # of every lease that has not ended
-        self._deadlines = Deadlines(clock or SystemClock())
-        self._timer = LeaseTimer(self._deadlines, self._expire)
+        self.deadlines = Deadlines(clock or SystemClock())
+        self._timer = LeaseTimer(self.deadlines, self._expire)
         self._is_closed = False
 
     async def get(self, key: str) -> Entry | None:
@@ -83,6 +83,12 @@ class MemoryMetadata:
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> TxnResult:
+        """Do all puts and deletes in one revision if every compare holds, else nothing.
+
+        Raises:
+            InvalidInput: the transaction is not valid.
+            LeaseLost: a lease of a put has ended.
+        """
         check_txn(compares, puts, deletes)
         self._begin()
         if not all(self._revision_of(compare.key) == compare.revision for compare in compares):
@@ -100,16 +106,22 @@ class MemoryMetadata:
             self._begin()
             return History(self._history.after(after, prefix), self._revision)
 
-        return self._watches.follow(prefix, after, read_history)
+        return self.watches.follow(prefix, after, read_history)
 
     async def lease(self, ttl_seconds: float) -> HeldLease:
+        """Grant a lease.
+
+        Raises:
+            InvalidInput: the duration is not valid.
+            LimitReached: there are too many leases.
+        """
         check_ttl(ttl_seconds)
         self._begin()
         if len(self._lease_keys) >= LEASES_MAX:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         self._lease_id_last += 1
         self._lease_keys[self._lease_id_last] = set()
-        self._deadlines.start(self._lease_id_last, ttl_seconds)
+        self.deadlines.start(self._lease_id_last, ttl_seconds)
         self._timer.arm()
         return HeldLease(self._lease_id_last, keep_alive=self._keep_alive, revoke=self._revoke)
 
@@ -123,19 +135,19 @@ class MemoryMetadata:
         return StoreSpace(revision=self._revision)
 
     async def expire(self) -> None:
-        """End the leases whose time is over, as the timer does. For tests that own the clock."""
+        """End the leases whose time is over, as the timer does. For tests that control the clock."""
         self._begin()
 
     async def close(self) -> None:
         self._is_closed = True
         self._timer.stop()
-        self._watches.end()
+        self.watches.end()
 
     def _begin(self) -> None:
         if self._is_closed:
             raise LogClosed(path="memory:")
         self.history.check()
-        for lease_id in self._deadlines.ended():
+        for lease_id in self.deadlines.ended():
             self._end(lease_id)
 
     def _expire(self) -> None:
@@ -144,7 +156,7 @@ class MemoryMetadata:
 
     def _keep_alive(self, lease_id: int) -> float:
         self._begin()
-        return self._deadlines.restart(lease_id)
+        return self.deadlines.restart(lease_id)
 
     async def _revoke(self, lease_id: int) -> None:
         self._begin()
@@ -154,7 +166,7 @@ class MemoryMetadata:
     def _end(self, lease_id: int) -> None:
         self._apply((), sorted(self._lease_keys[lease_id]))
         del self._lease_keys[lease_id]
-        self._deadlines.forget(lease_id)
+        self.deadlines.remove(lease_id)
 
     def _revision_of(self, key: str) -> int:
         stored = self._entries.get(key)
@@ -177,7 +189,7 @@ class MemoryMetadata:
                 self._lease_keys[put.lease_id].add(put.key)
         self._revision = revision
         self._history.append(changes)
-        self._watches.publish(changes)
+        self.watches.publish(changes)
 
     def _remove(self, key: str) -> None:
         if key in self._entries:
@@ -192,34 +204,34 @@ class MemoryMetadata:
 
 
 class _RecentChanges:
-    """The newest revisions, whole, as many as the bounds allow and at least one. Every revision has a change."""
+    """The newest revisions, whole, as many as the limits allow and at least one. Every revision has a change."""
 
     def __init__(self, changes_max: int) -> None:
         self._changes_max = changes_max
         self._revisions: deque[Sequence[Change]] = deque()
         self._changes = 0
         self._bytes = 0
-        self._compacted = NO_REVISION  # the newest revision that is gone
+        self._compacted = NO_REVISION  # the newest revision that was removed
 
     def append(self, changes: Sequence[Change]) -> None:
         self._revisions.append(changes)
         self._changes += len(changes)
         self._bytes += _size_bytes(changes)
         while len(self._revisions) > 1 and (self._changes > self._changes_max or self._bytes > HISTORY_BYTES_MAX):
-            self._forget_oldest()
+            self._remove_oldest()
 
     def compact(self, revision: int) -> None:
         while self._compacted < revision:
-            self._forget_oldest()
+            self._remove_oldest()
 
-    def _forget_oldest(self) -> None:
+    def _remove_oldest(self) -> None:
         oldest = self._revisions.popleft()
         self._changes -= len(oldest)
         self._bytes -= _size_bytes(oldest)
         self._compacted = oldest[0].revision
 
     def after(self, after: int, prefix: str) -> list[Sequence[Change]]:
-        """Compacted."""
+        """Return the changes after a revision, or raise Compacted."""
         if after < self._compacted:
             raise Compacted(after=after, oldest=self._compacted + 1)
         newer = itertools.islice(self._revisions, min(after - self._compacted, len(self._revisions)), None)

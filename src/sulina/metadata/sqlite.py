@@ -1,12 +1,11 @@
 """Metadata in one SQLite file: the default of a single node.
 
-- A transaction is durable when `txn` returns. Those that come while one is being committed wait, and then share one
-  commit of SQLite and one sync; each still has its own revision and sees the ones before it.
-- Everything that touches the file runs in one thread; the loop never waits for it. Reads do not wait for more than the
-  one commit that runs.
-- A commit that fails (disk full, IO error) fails all who share it with MetadataFailed, and the revision stays. Whether
-  it is on disk is unknown until the next commit, which replaces it, or the next open, which may find it.
-- Watches get what was committed, and only that. Leases begin anew, with all their time, when the file is opened.
+- A transaction is durable when `txn` returns. Transactions that come while one is being committed wait, and then share
+  one commit of SQLite and one sync; each still has its own revision and sees the ones before it.
+- All file access runs in one thread; the loop never waits for it. Reads wait for at most the one commit that runs.
+- A commit that fails (disk full, IO error) fails all transactions that share it with MetadataFailed, and the revision
+  stays. Whether it is on disk is unknown until the next commit, which replaces it, or the next open, which may find it.
+- Watches get committed changes only. All leases are renewed when the file is opened.
 """
 
 import asyncio
@@ -35,9 +34,9 @@ from sulina.metadata.watches import History, Watches
 from sulina.ports import Change, Clock, Compare, Entry, Listing, Put, StoreSpace, TxnResult
 
 WAITING_BYTES_MAX = 64 << 20  # of calls that wait for the thread; a single one may have more
-CALL_BYTES = 1024  # what a call counts besides its values
+CALL_BYTES = 1024  # of a call besides its values
 
-Revisions = Sequence[Sequence[Change]]  # the changes of each
+Revisions = Sequence[Sequence[Change]]  # the changes of each revision
 Context = TypeVar("Context")
 Result = TypeVar("Result")
 
@@ -51,13 +50,13 @@ class SqliteMetadata:
         self.history = RevisionFloor()
         self._tables = tables
         self._thread = thread
-        self._watches = Watches(queue_changes_max=watch_queue_changes_max)
+        self.watches = Watches(queue_changes_max=watch_queue_changes_max)
         self._reads: _CallQueue[SqliteTables] = _CallQueue(thread, self._run_reads, self._settle)
         self._writes: _CallQueue[Draft] = _CallQueue(thread, self._run_writes, self._settle)
-        self._deadlines = Deadlines(clock)
-        self._timer = LeaseTimer(self._deadlines, self._expire)
+        self.deadlines = Deadlines(clock)
+        self._timer = LeaseTimer(self.deadlines, self._expire)
         for lease_id, ttl_seconds in tables.leases.items():
-            self._deadlines.start(lease_id, ttl_seconds)
+            self.deadlines.start(lease_id, ttl_seconds)
         self._timer.arm()
         self._closed: asyncio.Task[None] | None = None
 
@@ -70,15 +69,22 @@ class SqliteMetadata:
         history_changes_max: int = HISTORY_CHANGES_MAX,
         watch_queue_changes_max: int = WATCH_QUEUE_CHANGES_MAX,
     ) -> Self:
-        """Open the file, or create it. LogLocked, Corrupt, MetadataFailed, InvalidInput (another kind of file)."""
+        """Open the file, or create it.
+
+        Raises:
+            LogLocked: another process has it.
+            Corrupt: it is damaged.
+            InvalidInput: it is a file of another kind.
+            MetadataFailed: it cannot be read or written.
+        """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sulina-metadata")
         opening = thread.submit(SqliteTables, path, history_changes_max=history_changes_max)
         try:
             tables = await asyncio.shield(asyncio.wrap_future(opening))
         except asyncio.CancelledError:
-            # The thread goes on. When it has opened the file, nobody wants it any more.
+            # The thread goes on: when it has opened the file, it must be closed again.
             opening.add_done_callback(lambda done: None if done.exception() else done.result().close())
-            await asyncio.wrap_future(thread.submit(thread.shutdown, wait=False))  # until that is so
+            await asyncio.wrap_future(thread.submit(thread.shutdown, wait=False))  # returns after that
             raise
         except BaseException:
             thread.shutdown(wait=False)
@@ -88,16 +94,16 @@ class SqliteMetadata:
     async def get(self, key: str) -> Entry | None:
         check_key(key)
         self._check_open()
-        return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
+        return await self._reads.call(lambda tables: tables.get(key, ended=self.deadlines.ended()))
 
     async def peek(self, key: str) -> Entry | None:
         check_key(key)
-        return await self._reads.call(lambda tables: tables.get(key, ended=self._deadlines.ended()))
+        return await self._reads.call(lambda tables: tables.get(key, ended=self.deadlines.ended()))
 
     async def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
         self._check_open()
-        return await self._reads.call(lambda tables: tables.list(prefix, ended=self._deadlines.ended()))
+        return await self._reads.call(lambda tables: tables.list(prefix, ended=self.deadlines.ended()))
 
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
@@ -114,7 +120,7 @@ class SqliteMetadata:
             self._check_open()
             return await self._reads.call(lambda tables: tables.history(prefix, after=after))
 
-        return self._watches.follow(prefix, after, read_history)
+        return self.watches.follow(prefix, after, read_history)
 
     async def lease(self, ttl_seconds: float) -> HeldLease:
         check_ttl(ttl_seconds)
@@ -131,16 +137,16 @@ class SqliteMetadata:
         return StoreSpace(revision=self._tables.state.revision)
 
     async def expire(self) -> None:
-        """End the leases whose time is over, as the timer does. For tests that own the clock."""
+        """End the leases whose time is over, as the timer does. For tests that control the clock."""
         self._check_open()
         await self._writes.call(_nothing)
 
     async def close(self) -> None:
-        """Finish what was asked for, then let go of the file; watches end. Once is enough."""
+        """Finish all calls, then close the file; watches end. May be called again."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_task(self._close(), name="metadata-close")
             self._timer.stop()
-            self._watches.end()
+            self.watches.end()
         # A caller that is cancelled does not leave the file locked.
         await asyncio.shield(self._closed)
 
@@ -159,30 +165,30 @@ class SqliteMetadata:
 
     def _keep_alive(self, lease_id: int) -> float:
         self._check_open()
-        return self._deadlines.restart(lease_id)
+        return self.deadlines.restart(lease_id)
 
     async def _revoke(self, lease_id: int) -> None:
         self._check_open()
         await self._writes.call(lambda draft: draft.end_lease(lease_id))
 
     def _expire(self) -> None:
-        with contextlib.suppress(QueueFull):  # those who wait will see to it
+        with contextlib.suppress(QueueFull):  # the waiting calls end the leases too
             self._writes.call_soon(_nothing).add_done_callback(_note_failure)
 
     def _settle(self, changes: Revisions) -> None:
-        """After work of the thread, on the loop: in the order of the commits."""
+        """Publish the changes of the thread's work, on the loop, in the order of the commits."""
         for same_revision in changes:
-            self._watches.publish(same_revision)
+            self.watches.publish(same_revision)
         if self._closed is None:
             self._timer.arm()
 
     # In the thread.
 
     def _run_reads(self, calls: "Sequence[_ThreadCall[SqliteTables]]") -> Revisions:
-        """Leases that have ended go first, so that a listing is what its revision says. Should that fail, their keys
-        are hidden all the same."""
+        """End expired leases first, so that a listing matches its revision. If that fails, their keys are hidden
+        all the same."""
         changes: Revisions = ()
-        if self._deadlines.ended():
+        if self.deadlines.ended():
             try:
                 changes = self._transact([])
             except SulinaError as error:
@@ -200,25 +206,25 @@ class SqliteMetadata:
             return []
 
     def _grant(self, draft: Draft, ttl_seconds: float) -> int:
-        if len(self._deadlines) + len(draft.granted) >= LEASES_MAX:
+        if len(self.deadlines) + len(draft.granted) >= LEASES_MAX:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         return draft.grant(ttl_seconds)
 
     def _transact(self, calls: "Sequence[_ThreadCall[Draft]]") -> Revisions:
         with self._tables.transaction() as draft:
-            for lease_id in self._deadlines.ended():
+            for lease_id in self.deadlines.ended():
                 draft.end_lease(lease_id)
             for call in calls:
                 call.run(draft)
         for lease_id in draft.ended:
-            self._deadlines.forget(lease_id)
+            self.deadlines.remove(lease_id)
         for lease_id, ttl_seconds in draft.granted.items():
-            self._deadlines.start(lease_id, ttl_seconds)
+            self.deadlines.start(lease_id, ttl_seconds)
         return draft.changes
 
 
 class _ThreadCall(Generic[Context]):
-    """What the thread is to do, and how it went."""
+    """Work for the thread, and its outcome."""
 
     __slots__ = ("_run", "error", "future", "result", "size_bytes")
 
@@ -230,7 +236,7 @@ class _ThreadCall(Generic[Context]):
         self.error: BaseException | None = None
 
     def run(self, context: Context) -> None:
-        """Errors of Sulina's are the answer to this call; others end the group."""
+        """Run the call. Errors of Sulina's are its answer; others end the group."""
         try:
             self.result = self._run(context)
         except SulinaError as error:
@@ -246,7 +252,7 @@ class _ThreadCall(Generic[Context]):
 
 
 class _CallQueue(Generic[Context]):
-    """Calls of one kind on their way to the thread. While one group of them is there, the next one gathers."""
+    """Calls of one kind for the thread. While one group of them runs, the next one gathers."""
 
     def __init__(
         self,
@@ -264,7 +270,7 @@ class _CallQueue(Generic[Context]):
         self._idle.set()
 
     async def call(self, run: Callable[[Context], Result], size_bytes: int = 0) -> Result:
-        """QueueFull. A caller that is cancelled while its call waits takes it back."""
+        """Run a call in the thread, or raise QueueFull. A caller that is cancelled removes its waiting call."""
         result: Result = await self.call_soon(run, size_bytes)
         return result
 
@@ -298,16 +304,16 @@ class _CallQueue(Generic[Context]):
             call.error = failure or call.error
             call.answer()
         self._settle(() if failure else done.result())
-        # Not at once: those who were just answered may have more, and it would miss the group.
+        # Not at once: callers that were just answered may have more calls, which would miss the group.
         self._loop.call_soon(self._start)
 
 
 def _nothing(draft: Draft) -> None:
-    """Leases that have ended go with every write, also with this one."""
+    """Do nothing: expired leases are ended by every write, even by this one."""
 
 
 def _copy(error: SulinaError) -> SulinaError:
-    """The same error for another task: a traceback belongs to one."""
+    """Copy an error for another task: a traceback belongs to one task."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error

@@ -1,8 +1,8 @@
 """The tables of a metadata file, for one thread that may block.
 
 - One process has the file at a time (LogLocked for others), and every row carries a checksum.
-- A file appears whole, so an empty one is damage, never a new store.
-- `state` is what the last COMMIT that succeeded made durable. A transaction works on a copy of it.
+- A file appears whole, so an empty file is damage, never a new store.
+- `state` is the state that the last successful COMMIT made durable. A transaction works on a copy of it.
 - Revisions are consecutive: each from `compacted + 1` to `revision` has at least one change in the history.
 - Keys are stored as UTF-8 bytes: their order is that of code points, and a prefix is a range.
 """
@@ -26,7 +26,7 @@ from sulina.ports import NO_REVISION, Change, Compare, Entry, Listing, Put, TxnR
 
 APPLICATION_ID = int.from_bytes(b"SulM")  # in the header of the file
 FORMAT = 1
-BUSY_MILLISECONDS = 1_000  # how long to wait for a tool that reads the file
+BUSY_MILLISECONDS = 1_000  # wait this long for a tool that reads the file
 WAL_BYTES_KEPT = 16 << 20  # after a checkpoint
 
 SCHEMA = f"""
@@ -81,7 +81,7 @@ class State:
 
 
 class SqliteTables:
-    """An open file, created when there is none. LogLocked, MetadataFailed, Corrupt, InvalidInput (another file)."""
+    """An open file, created if it does not exist. Raises LogLocked, MetadataFailed, Corrupt, InvalidInput."""
 
     def __init__(self, path: str, *, history_changes_max: int) -> None:
         self.path = path
@@ -99,13 +99,13 @@ class SqliteTables:
             self._held = held.pop_all()
 
     def get(self, key: str, *, ended: Collection[int] = ()) -> Entry | None:
-        """One entry, unless it belongs to one of the `ended` leases."""
+        """Get one entry, unless it belongs to one of the `ended` leases."""
         with self._translated():
             entry, lease_id = _read_entry(self._db, self.path, key.encode())
             return None if lease_id in ended else entry
 
     def list(self, prefix: str, *, ended: Collection[int] = ()) -> Listing:
-        """All entries under a prefix, but for those of the `ended` leases."""
+        """List all entries under a prefix, without those of the `ended` leases."""
         with self._translated():
             rows = self._db.execute(
                 "SELECT key, value, revision, lease_id, crc FROM entries WHERE key >= ? AND key < ? ORDER BY key",
@@ -115,7 +115,11 @@ class SqliteTables:
             return Listing([entry for entry, lease_id in read if lease_id not in ended], self.state.revision)
 
     def history(self, prefix: str, *, after: int) -> History:
-        """Compacted."""
+        """Return the changes under a prefix after a revision.
+
+        Raises:
+            Compacted: some of them were removed.
+        """
         if after < self.state.compacted:
             raise Compacted(after=after, oldest=self.state.compacted + 1)
         with self._translated():
@@ -129,7 +133,11 @@ class SqliteTables:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator["Draft"]:
-        """All of it durable at the end, or nothing done. MetadataFailed: the outcome is unknown until the next one."""
+        """Run a transaction: all of it is durable at the end, or nothing is done.
+
+        Raises:
+            MetadataFailed: the outcome is unknown until the next one.
+        """
         with self._translated():
             self._roll_back()
             self._db.execute("BEGIN IMMEDIATE")
@@ -145,24 +153,26 @@ class SqliteTables:
             self.state = draft.state
 
     def close(self) -> None:
-        """Let go. The log of SQLite is folded into the file when that is possible."""
+        """Close the file. SQLite's log is merged into it if possible."""
         with self._translated():
             self._held.close()
 
     def _roll_back(self) -> None:
-        if self._db.in_transaction:  # SQLite may have done it by itself
+        if self._db.in_transaction:  # SQLite may have rolled back by itself
             self._db.execute("ROLLBACK")
 
     def _configure(self) -> None:
         self._db.set_busy_timeout(BUSY_MILLISECONDS)
         self._db.pragma("locking_mode", "EXCLUSIVE")  # before WAL, which then needs no shared memory
-        self._db.execute("BEGIN EXCLUSIVE; COMMIT")  # takes the lock; it stays
+        self._db.execute("BEGIN EXCLUSIVE; COMMIT")  # acquires the lock, which stays
         if self._db.pragma("application_id") != APPLICATION_ID:
-            raise InvalidInput(f"{self.path} is a database of something else, not Sulina's metadata")
+            raise InvalidInput(f"{self.path} is not a metadata file of Sulina, but another database: use another path")
         if (version := self._db.pragma("user_version")) != FORMAT:
-            raise InvalidInput(f"{self.path} has metadata format {version}; this version of Sulina knows {FORMAT}")
+            raise InvalidInput(
+                f"{self.path} has metadata format {version}; this version of Sulina needs format {FORMAT}"
+            )
         if self._db.pragma("journal_mode", "WAL") != "wal":
-            raise OSError(f"{self.path} cannot have a write-ahead log")
+            raise OSError(f"{self.path} cannot use a write-ahead log: use a local disk")
         self._db.pragma("synchronous", "FULL")
         self._db.pragma("fullfsync", 1)  # macOS
         self._db.pragma("checkpoint_fullfsync", 1)
@@ -170,7 +180,7 @@ class SqliteTables:
         self._db.pragma("trusted_schema", 0)
 
     def _check(self) -> tuple[State, dict[int, float]]:
-        """Read everything once: damage is found now, not in the middle of the night."""
+        """Read everything once, so that damage is found now, not later while serving."""
         if (found := self._db.execute("PRAGMA quick_check(1)").get) != "ok":
             raise _damaged(self.path, str(found))
         row = self._db.execute(
@@ -233,7 +243,11 @@ class Draft:
         self._before = self.state
 
     def txn(self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str]) -> TxnResult:
-        """LeaseLost."""
+        """Do all puts and deletes in one revision if every compare holds, else nothing.
+
+        Raises:
+            LeaseLost: a lease of a put has ended.
+        """
         for compare in compares:
             entry, _ = _read_entry(self._db, self._path, compare.key.encode())
             if compare.revision != (entry.revision if entry else NO_REVISION):
@@ -245,7 +259,7 @@ class Draft:
         return TxnResult(True, self.state.revision)
 
     def grant(self, ttl_seconds: float) -> int:
-        """The id of a new lease."""
+        """Add a lease. Return its id."""
         lease_id = self.state.lease_id_last + 1
         self._db.execute(
             "INSERT INTO leases VALUES (?, ?, ?)", (lease_id, ttl_seconds, _lease_crc(lease_id, ttl_seconds))
@@ -255,7 +269,7 @@ class Draft:
         return lease_id
 
     def end_lease(self, lease_id: int) -> None:
-        """Delete its keys in one revision. Nothing, when it has ended before."""
+        """Delete the keys of a lease in one revision, if it has not ended before."""
         if self._has_lease(lease_id):
             rows = self._db.execute("SELECT key FROM entries WHERE lease_id = ? ORDER BY key", (lease_id,))
             self._apply((), [key for (key,) in rows])
@@ -263,13 +277,17 @@ class Draft:
         self.ended.append(lease_id)
 
     def compact(self, revision: int) -> None:
-        """Forget the changes up to and with `revision`. InvalidInput."""
+        """Remove the changes up to and including `revision`.
+
+        Raises:
+            InvalidInput: the store is not at `revision` yet.
+        """
         check_compact(revision, self.state.revision)
         while self.state.compacted < revision:
             self._compact(self.state.compacted + 1)
 
     def finish(self, history_changes_max: int) -> None:
-        """Forget the oldest changes, and store the numbers."""
+        """Remove the oldest changes past the limit, and store the state."""
         while (
             self.state.history_changes > history_changes_max or self.state.history_bytes > HISTORY_BYTES_MAX
         ) and self.state.compacted + 1 < self.state.revision:
@@ -329,9 +347,9 @@ class Draft:
 
 
 def _lock(path: str) -> int:
-    """A descriptor whose lock lasts until it is closed or the process ends. LogLocked.
+    """Lock the file; raises LogLocked. The lock lasts until the descriptor is closed or the process ends.
 
-    SQLite's own locks would do, but of several that open the file at once, all could fail.
+    SQLite's own locks are not enough: if several processes open the file at once, all could fail.
     """
     descriptor = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -345,7 +363,7 @@ def _lock(path: str) -> int:
 
 
 def _create(path: str) -> None:
-    """An empty store under this name, whole or not at all."""
+    """Create an empty store under this name, whole or not at all."""
     with contextlib.closing(apsw.Connection(":memory:")) as memory:
         memory.execute(SCHEMA)
         memory.execute("INSERT INTO state VALUES (1, ?, ?, ?, ?, ?, ?)", (*astuple(State()), State().crc))
@@ -390,9 +408,9 @@ def _lease_crc(lease_id: int, ttl_seconds: float) -> int:
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """The keys from the first (inclusive) to the second (exclusive) are those with the prefix."""
+    """Return the range [first, second) of the keys that begin with a prefix."""
     start = prefix.encode()
-    # No byte of UTF-8 is 0xFF, so the last one can always rise.
+    # No byte of UTF-8 is 0xFF, so the last byte can always be incremented.
     return start, (start[:-1] + bytes([start[-1] + 1]) if start else b"\xff")
 
 

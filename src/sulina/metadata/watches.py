@@ -1,8 +1,8 @@
-"""Watches of one store: what was changed before they began, then what is changed while they last.
+"""Watches of one store: the changes before they began, then the changes while they last.
 
-Each watch sees every revision that touches its prefix once, whole, and in order, or is told that it cannot
-(`Compacted`). It is registered before its history is read, so nothing falls between the two; what comes by both ways is
-delivered once. A reader that is too slow loses its own watch only.
+Each watch sees every revision that touches its prefix once, whole, and in order, or ends with `Compacted`. It is
+registered before its history is read, so no change is lost between the two; a change that comes both ways is delivered
+once. A reader that is too slow loses its own watch only.
 """
 
 import asyncio
@@ -28,31 +28,36 @@ class Watches:
 
     def __init__(self, *, queue_changes_max: int) -> None:
         self._queue_changes_max = queue_changes_max
-        self._watchers: set[WatchQueue] = set()
+        self.watchers: set[WatchQueue] = set()
 
     def __len__(self) -> int:
-        return len(self._watchers)
+        return len(self.watchers)
 
     def publish(self, changes: Sequence[Change]) -> None:
-        """Hand all changes of one revision, greater than those before, to whom they concern."""
-        for watcher in self._watchers:
+        """Add the changes of one revision, greater than those before, to the queues of the watches for them."""
+        for watcher in self.watchers:
             mine = [change for change in changes if change.key.startswith(watcher.prefix)]
             if mine:
                 watcher.offer(mine)
 
     def end(self) -> None:
-        """End all watches. What still waits in their queues is not delivered."""
-        for watcher in self._watchers:
+        """End all watches. Changes in their queues are not delivered."""
+        for watcher in self.watchers:
             watcher.end()
 
     async def follow(
         self, prefix: str, after: int, read_history: Callable[[], Awaitable[History]]
     ) -> AsyncGenerator[Sequence[Change], None]:
-        """One watch. It is freed when the generator is closed, cancelled or forgotten. Compacted, LimitReached."""
-        if len(self._watchers) >= WATCHES_MAX:
+        """Watch a prefix. The watch ends when the generator is closed, cancelled or collected.
+
+        Raises:
+            LimitReached: there are too many watches.
+            Compacted: changes were lost: list, then watch again.
+        """
+        if len(self.watchers) >= WATCHES_MAX:
             raise LimitReached(kind="metadata watches", limit=WATCHES_MAX)
         watcher = WatchQueue(prefix, after, self._queue_changes_max)
-        self._watchers.add(watcher)
+        self.watchers.add(watcher)
         try:
             history = await read_history()
             watcher.skip_to(history.revision)
@@ -65,11 +70,11 @@ class Watches:
                 watcher.delivered = changes[0].revision
                 yield changes
         finally:
-            self._watchers.discard(watcher)
+            self.watchers.discard(watcher)
 
 
 class WatchQueue:
-    """What waits for the reader of one watch: bounded, whole revisions, each once and in order."""
+    """The changes that wait for the reader of one watch: bounded, whole revisions, each once and in order."""
 
     __slots__ = (
         "_error",
@@ -87,9 +92,9 @@ class WatchQueue:
     def __init__(self, prefix: str, after: int, queue_changes_max: int) -> None:
         self.prefix = prefix
         self.delivered = after  # the newest revision that the reader has got
-        self.seen = after  # of the history, or queued: older ones are not offered again
+        self.seen = after  # in the history, or queued: older revisions are not added again
         self.is_ended = False
-        self._error: SulinaError | None = None  # why there is nothing more
+        self._error: SulinaError | None = None  # why the watch has ended
         self._queue: deque[Sequence[Change]] = deque()
         self._queued_changes = 0
         self._queue_changes_max = queue_changes_max
@@ -101,7 +106,7 @@ class WatchQueue:
         return not self.is_ended and self._error is None
 
     def offer(self, changes: Sequence[Change]) -> None:
-        """All changes of one revision; passed over if that was seen before."""
+        """Add all changes of one revision, unless it was seen before."""
         revision = changes[0].revision
         if revision <= self.seen or not self.is_running:
             return
@@ -114,19 +119,23 @@ class WatchQueue:
         self._wake.set()
 
     async def wait_room(self, changes: int) -> None:
-        """Return when so many more may be offered: for what has happened long ago, and can wait for its reader."""
+        """Return when there is room for this many changes: for old changes, which can wait for their reader."""
         while self.is_running and not self._has_room(changes):
             self._taken.clear()
             await self._taken.wait()
 
     def skip_to(self, revision: int) -> None:
-        """The history had everything up to `revision`."""
+        """Note that the history had everything up to `revision`."""
         self.seen = max(self.seen, revision)
         while self._queue and self._queue[0][0].revision <= revision:
             self._queued_changes -= len(self._queue.popleft())
 
     async def take(self) -> Sequence[Change] | None:
-        """The next changes; None when the store was closed. Compacted, or what else the watch failed with."""
+        """Return the next changes; None when the store was closed.
+
+        Raises:
+            Compacted: changes were lost, or another error that ended the watch.
+        """
         while not self._queue and self.is_running:
             self._wake.clear()
             await self._wake.wait()
@@ -140,17 +149,17 @@ class WatchQueue:
         return changes
 
     def fail(self, error: SulinaError) -> None:
-        """There is nothing more, and this is why. What waits is not delivered."""
+        """End the watch with an error. Queued changes are not delivered."""
         self._error = error
         self._queue.clear()
         self._wake.set()
 
     def end(self) -> None:
-        """The store was closed. What waits is not delivered."""
+        """End the watch because the store was closed. Queued changes are not delivered."""
         self.is_ended = True
         self._queue.clear()
         self._wake.set()
 
     def _has_room(self, changes: int) -> bool:
-        """A single revision may have more than the bound."""
+        """Tell whether changes fit. A single revision may have more than the limit."""
         return not self._queue or self._queued_changes + changes <= self._queue_changes_max

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from sulina.broker.broker import Broker
 from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, no_span
-from sulina.broker.standing import Standing
 from sulina.config import Settings, address_text
 from sulina.core.cluster.entries import Registration
 from sulina.core.delivery.pubsub import PubSubConfig
@@ -86,48 +85,47 @@ class Node:
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             options = _options(settings, data, files_max, tracing)
             archives = await open_archives(settings, options)
-            standing, store_id = None, ""
-            if settings.etcd is not None and not volatile:
-                standing = Standing(settings.broker_id)
-                lock, store_id = await asyncio.to_thread(take_directory, files, data)
-                exits.callback(lock.close)  # after the broker has stopped: whoever has it next takes us for dead
-            broker = Broker(metadata, options, threads=threads, files=files, standing=standing, archives=archives)
-            node = cls(settings, broker, warming)
-            if standing is None:
-                await broker.start()
             peers = PeerNetwork(settings.broker_id, int(time.time() * 1000))
+            registration = None
+            if settings.etcd is not None and not volatile:
+                lock, store_id = await asyncio.to_thread(take_directory, files, data)
+                exits.callback(lock.close)  # after the broker has stopped: a process that has it next takes us for dead
+                registration = _registration(settings, store_id, peers.started_ms)
+
+            async def connect() -> LocalConnection:  # called when the node serves
+                return await node.connector()
+
+            others = None if registration is None else RemoteOwners(connect)
+            broker = Broker(
+                metadata,
+                options,
+                threads=threads,
+                files=files,
+                archives=archives,
+                registration=registration,
+                cluster_options=_cluster_options(settings),
+                others=others,
+            )
+            node = cls(settings, broker, warming)
+            if registration is None:
+                await broker.start()
             exits.push_async_callback(peers.close)  # when the broker has said what it has to say
             exits.push_async_callback(broker.stop)
             exits.push_async_callback(node._close_connections)
             if listen:
                 await node._listen(exits, tracing)
-            if standing is not None:
-                await node._join(store_id, peers, exits)
+            if others is not None:
+                exits.push_async_callback(others.close)
+                await node._join(peers)
             _logger.info("node_ready", url=node.url, data=settings.data, broker_id=settings.broker_id)
             node._exits = exits.pop_all()
         return node
 
-    async def _join(self, store_id: str, peers: PeerNetwork, exits: contextlib.AsyncExitStack) -> None:
+    async def _join(self, peers: PeerNetwork) -> None:
         settings = self.settings
-        others = RemoteOwners(self.connector)
-        exits.push_async_callback(others.close)
-        self.broker.others = others
-        self.broker.hub.connect(peers)
+        self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
-        registration = Registration(
-            broker_id=settings.broker_id,
-            url=settings.advertise or self.url,
-            store_id=store_id,
-            started_ms=peers.started_ms,
-            software=version("sulina"),
-            peer=settings.peer_address(peers.port),
-        )
-        options = ClusterOptions(
-            lease_seconds=settings.lease_seconds,
-            rebalance_seconds=settings.rebalance_seconds,
-            history_seconds=settings.metadata_history_seconds,
-        )
-        await self.broker.join(registration, options)
+        await self.broker.start(url=settings.advertise or self.url, peer=settings.peer_address(peers.port))
         self.broker.follow_peers(
             lambda there: peers.set_members({name: split_address(peer) for name, peer in there.items()})
         )
@@ -176,6 +174,25 @@ class Node:
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._exits.aclose(), name="node-stop")
         await asyncio.shield(self._stopping)
+
+
+def _registration(settings: Settings, store_id: str, started_ms: int) -> Registration:
+    """Return how the other brokers see this one. Its addresses are known when it listens."""
+    return Registration(
+        broker_id=settings.broker_id,
+        url=settings.advertise or "",
+        store_id=store_id,
+        started_ms=started_ms,
+        software=version("sulina"),
+    )
+
+
+def _cluster_options(settings: Settings) -> ClusterOptions:
+    return ClusterOptions(
+        lease_seconds=settings.lease_seconds,
+        rebalance_seconds=settings.rebalance_seconds,
+        history_seconds=settings.metadata_history_seconds,
+    )
 
 
 def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | None) -> BrokerOptions:

@@ -1,4 +1,4 @@
-"""Takes Avro data apart, compiled by Numba: `decode_avro.AvroRows.row` in bulk.
+"""Kernel that takes Avro data apart, compiled by Numba. It does in bulk what `decode_avro.AvroRows.row` does.
 
 - A schema is a list of instructions; whatever a datum says, no byte outside it is read and nothing is written outside
   the slots. A datum that does not fit leaves nothing behind.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sulina.core.records._kernels import kernel
+from sulina.core.records.kernels import kernel
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
@@ -21,7 +21,7 @@ I64 = NDArray[np.int64]
 NOTHING, BOOLEAN, INT, LONG, FLOAT, DOUBLE, BYTES, STRING, FIXED, ENUM = range(10)
 DECIMAL_BYTES, DECIMAL_FIXED, PRESENT, OPTION, REPEAT, END, DONE = range(10, 17)
 WHAT, SLOT, FIRST, SECOND, TARGET = range(5)
-LEFT, ITEMS, BEGINS = range(3)  # of an array that is being read: items of this block, items so far, where its item is
+LEFT, ITEMS, BEGINS = range(3)  # state of an open array: items left in the block, items so far, where its item begins
 
 DEPTH_MAX = 64  # arrays inside of arrays
 
@@ -150,7 +150,7 @@ def _block(data: U8, position: int, end: int) -> tuple[int, int]:
     count, position = _varint(data, position, end)
     if position >= 0 and count < 0:
         count = -count
-        size, position = _varint(data, position, end)  # of the block; whoever skips it needs that
+        size, position = _varint(data, position, end)  # of the block, for a reader that skips it
         if size < 0 or count < 0:
             return 0, -1
     return count, position

@@ -1,4 +1,4 @@
-"""Proves what a topic promises: every offset once, checksums hold, versions have no gap, the table equals the log.
+"""Audit of a topic: every offset exists once, checksums hold, versions have no gap, and the table equals the log.
 
 - What is looked at is decided at the start: first the version of the table, then the ends of the log. So whatever the
   table has was in the log by then, and what comes later is not looked at.
@@ -39,12 +39,12 @@ from sulina.spark.audit_checks import (
     RANGE_OFFSETS,
     AuditReport,
     ByRange,
+    Coverage,
     Finding,
     Interval,
     Kind,
+    OffsetHashes,
     PartitionAudit,
-    Place,
-    Rows,
     Rules,
     Sums,
     Suspect,
@@ -60,18 +60,18 @@ from sulina.spark.audit_checks import (
 )
 from sulina.spark.delta_log import open_table
 from sulina.spark.delta_native import read_delta
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.errors import SparkFailed, said
-from sulina.spark.logs import Logs, open_logs
-from sulina.spark.options import Place as LogPlace
-from sulina.spark.planning import to_json
+from sulina.spark.log_catalogue import LogCatalogue, open_catalogue
+from sulina.spark.options import LogLocation
+from sulina.spark.planner import to_json
 from sulina.spark.scan import TopicChoice
 from sulina.spark.schema import RAW_COLUMNS, ddl
+from sulina.spark.table_location import TableLocation
 from sulina.types import Offset, PartitionName, TopicName
 
-DAMAGES_MAX = 20  # that are told of one partition; what comes after the last is not read
+DAMAGES_MAX = 20  # findings of damage in one partition; the offsets after the last are not read
 CLOSER_RANGES_MAX = 20
-CLOSER_OFFSETS_MAX = 1_000_000  # of one range
+CLOSER_OFFSETS_MAX = 1_000_000  # in one range
 STARTS_MAX = 5  # how often retention may overtake the audit of a range
 WORD_BITS = 64
 LOG_KINDS = (Kind.MISSING, Kind.REPEATED)
@@ -82,8 +82,8 @@ _OFFSET = re.compile(r"\(offset (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The rows of a table that are of the topic: partition, offset, and hash where it has whole records."""
+class TopicRows:
+    """The rows of a table that came from the topic: partition, offset, and a hash where rows hold whole records."""
 
     rows: DataFrame
     is_whole: bool
@@ -94,14 +94,14 @@ class Audit:
     """An audit of one topic, and of a table that was made from it."""
 
     spark: SparkSession
-    place: LogPlace
+    location: LogLocation
     topic: TopicName
     table: str | None = None
-    quarantine: str | None = None  # what a silver table has put aside
+    quarantine: str | None = None  # the quarantine table of a silver table
     is_complete: bool = False  # a table that is behind is a finding
     is_from_first: bool = False  # so is one that begins later than the log
     range_offsets: int = RANGE_OFFSETS
-    _logs: Logs = field(init=False)
+    _logs: LogCatalogue = field(init=False)
     _rules: Rules = field(init=False)
     _names: dict[int, PartitionName] = field(init=False, default_factory=dict)
     _audits: dict[int, PartitionAudit] = field(init=False, default_factory=dict)
@@ -157,7 +157,7 @@ class Audit:
     # What is looked at
 
     def _fix_scope(self, *, is_whole: bool) -> None:
-        self._logs = open_logs(self.place, TopicChoice((str(self.topic),)))
+        self._logs = open_catalogue(self.location, TopicChoice((str(self.topic),)))
         for name in self._logs.partitions():
             self._names[name.partition] = name
             try:
@@ -195,7 +195,7 @@ class Audit:
 
     # The table
 
-    def _held(self) -> tuple[Held | None, int | None]:
+    def _held(self) -> tuple[TopicRows | None, int | None]:
         """Return the rows of the table and its version.
 
         Raises:
@@ -205,14 +205,14 @@ class Audit:
         """
         if self.table is None:
             if self.quarantine is not None or self.is_complete or self.is_from_first:
-                raise InvalidSettings("say which table is to be compared with the log: --table TABLE")
+                raise InvalidSettings("no table is given to compare with the log: add --table TABLE")
             return None, None
         rows, version = self._load(self.table)
         if set(HASHED) <= set(rows.columns):
             if self.quarantine is not None:
                 raise InvalidSettings(f"{self.table} has every record: only a silver table has a quarantine")
             _check_types(self.table, rows.schema)
-            return Held(_places(self._of_topic(rows, ""), "", _hash().alias("hash")), True), version
+            return TopicRows(_offsets(self._of_topic(rows, ""), "", _hash().alias("hash")), True), version
         if not {"_partition", "_offset"} <= set(rows.columns):
             raise InvalidSettings(
                 f"{self.table} cannot be compared with a log: a bronze table has the columns {', '.join(RAW_COLUMNS)}, "
@@ -220,17 +220,19 @@ class Audit:
             )
         if self.is_complete or self.is_from_first:
             raise InvalidSettings(f"{self.table} is a silver table, which may leave records out: it is never complete")
-        found = _places(self._of_topic(rows, "_"), "_")
+        found = _offsets(self._of_topic(rows, "_"), "_")
         if self.quarantine is not None:
             aside, _ = self._load(self.quarantine)
             if not {"partition", "offset"} <= set(aside.columns):
-                raise InvalidSettings(f"{self.quarantine} is no quarantine: it lacks the columns partition and offset")
-            found = found.unionByName(_places(self._of_topic(aside, ""), ""))
-        return Held(found, False), version
+                raise InvalidSettings(
+                    f"{self.quarantine} is not a quarantine table: it lacks the columns partition and offset"
+                )
+            found = found.unionByName(_offsets(self._of_topic(aside, ""), ""))
+        return TopicRows(found, False), version
 
     def _load(self, uri: str) -> tuple[DataFrame, int]:
-        endpoint = self.place.objects_endpoint if "://" in uri and not uri.startswith("file:") else None
-        version = open_table(TablePlace.parse(uri, endpoint)).version()
+        endpoint = self.location.objects_endpoint if "://" in uri and not uri.startswith("file:") else None
+        version = open_table(TableLocation.parse(uri, endpoint)).version()
         return read_delta(self.spark, uri, version=version, endpoint=endpoint), version
 
     def _of_topic(self, rows: DataFrame, mark: str) -> DataFrame:
@@ -240,7 +242,7 @@ class Audit:
                 rows = rows.filter(F.col(f"{mark}{column}") == value)
         return rows
 
-    def _table_sums(self, held: Held | None) -> ByRange | None:
+    def _table_sums(self, held: TopicRows | None) -> ByRange | None:
         """Return the sums of the table by range. None: there is no table, or it cannot be read."""
         if held is None:
             return None
@@ -249,17 +251,17 @@ class Audit:
         starts = _looked_up({number: audit.start for number, audit in self._audits.items()})
         ends = _looked_up({number: audit.end for number, audit in self._audits.items()})
         offset = F.col("offset")
-        place = (
-            F.when(starts.isNull() | (offset < 0) | (offset >= ends), F.lit(int(Place.FOREIGN)))
-            .when(offset < starts, F.lit(int(Place.FORGOTTEN)))
-            .otherwise(F.lit(int(Place.HELD)))
+        coverage = (
+            F.when(starts.isNull() | (offset < 0) | (offset >= ends), F.lit(int(Coverage.FOREIGN)))
+            .when(offset < starts, F.lit(int(Coverage.FORGOTTEN)))
+            .otherwise(F.lit(int(Coverage.HELD)))
         )
         rows = held.rows
         broken = [number for number in self._names if number not in self._audits]
         if broken:
             rows = rows.filter(~F.col("partition").isin(broken))  # nothing is known of the log there
         try:
-            return _sums(rows, self._rules.range_offsets, place, has_hash=held.is_whole)
+            return _sums(rows, self._rules.range_offsets, coverage, has_hash=held.is_whole)
         except PySparkException as error:
             self._unreadable(error)
             return None
@@ -307,9 +309,9 @@ class Audit:
                 left += [(first, end)] if first < end else []
                 continue
             damages += 1
-            place = _OFFSET.search(what)
-            is_inside = place is not None and start <= int(place[1]) < end
-            at = int(place[1]) if place and is_inside else start
+            position = _OFFSET.search(what)
+            is_inside = position is not None and start <= int(position[1]) < end
+            at = int(position[1]) if position and is_inside else start
             until = self._damage_end(audit.partition, at, end, is_inside) if damages < DAMAGES_MAX else end
             audit.unread = sorted([*audit.unread, (at, until)])
             self._findings.append(
@@ -335,23 +337,25 @@ class Audit:
         return next((min(piece.end, otherwise) for piece in pieces if piece.start <= offset < piece.end), otherwise)
 
     def _sums_of(self, wanted: dict[int, Interval], ends: dict[int, int]) -> ByRange:
-        place = F.lit(int(Place.HELD))
+        coverage = F.lit(int(Coverage.HELD))
         if ends:
             is_behind = F.col("offset") >= _looked_up(ends)
             is_before = F.col("offset") < _looked_up(self._begins)
-            place = (
-                F.when(is_behind, F.lit(int(Place.BEHIND))).when(is_before, F.lit(int(Place.BEFORE))).otherwise(place)
+            coverage = (
+                F.when(is_behind, F.lit(int(Coverage.BEHIND)))
+                .when(is_before, F.lit(int(Coverage.BEFORE)))
+                .otherwise(coverage)
             )
         has_hash = bool(ends) and self._rules.is_whole
-        return _sums(self._log(wanted, has_hash=has_hash), self._rules.range_offsets, place, has_hash=has_hash)
+        return _sums(self._log(wanted, has_hash=has_hash), self._rules.range_offsets, coverage, has_hash=has_hash)
 
     def _log(self, wanted: dict[int, Interval], *, has_hash: bool) -> DataFrame:
         """Return the records of these intervals: partition, offset, and hash if it is asked for."""
         where = {
-            "url": self.place.url,
-            "path": self.place.path,
-            "objects": self.place.objects,
-            "objectsEndpoint": self.place.objects_endpoint,
+            "url": self.location.url,
+            "path": self.location.path,
+            "objects": self.location.objects,
+            "objectsEndpoint": self.location.objects_endpoint,
         }
         options = {name: value for name, value in where.items() if value is not None}
         for which, at in (("start", 0), ("end", 1)):
@@ -366,7 +370,7 @@ class Audit:
 
     # A closer look
 
-    def _closer(self, suspects: list[Suspect], held: Held | None) -> Iterator[Finding]:
+    def _closer(self, suspects: list[Suspect], held: TopicRows | None) -> Iterator[Finding]:
         looked = 0
         for suspect in suspects:
             is_small = suspect.end - suspect.start <= CLOSER_OFFSETS_MAX
@@ -377,7 +381,7 @@ class Audit:
             found = self._look(suspect, held)
             yield from found or suspect.findings
 
-    def _look(self, suspect: Suspect, held: Held | None) -> list[Finding]:
+    def _look(self, suspect: Suspect, held: TopicRows | None) -> list[Finding]:
         """Return the exact offsets of what is wrong; nothing where they cannot be read again."""
         number, start, end = suspect.partition, suspect.start, suspect.end
         audit, is_whole = self._audits[number], self._rules.is_whole
@@ -397,7 +401,7 @@ class Audit:
         return [finding for finding in found if (finding.kind in LOG_KINDS) == is_of_log]
 
 
-def _places(rows: DataFrame, mark: str, *more: Column) -> DataFrame:
+def _offsets(rows: DataFrame, mark: str, *more: Column) -> DataFrame:
     """Return partition and offset of rows; both are null in a row that does not say."""
     partition, offset = (F.coalesce(F.col(f"{mark}{name}"), F.lit(-1)) for name in ("partition", "offset"))
     return rows.select(partition.cast("int").alias("partition"), offset.cast("bigint").alias("offset"), *more)
@@ -409,7 +413,7 @@ def _check_types(table: str, schema: StructType) -> None:
     for wanted in raw:
         ours, theirs = wanted.dataType.simpleString(), schema[wanted.name].dataType.simpleString()
         if ours != theirs:
-            raise InvalidSettings(f"{table} is no bronze table: its column {wanted.name} is {theirs}, not {ours}")
+            raise InvalidSettings(f"{table} is not a bronze table: its column {wanted.name} is {theirs}, not {ours}")
 
 
 def _hash() -> Column:
@@ -435,13 +439,13 @@ def _looked_up(by_partition: dict[int, int]) -> Column:
     return F.get(F.array(*(F.lit(number).cast("bigint") for number in numbers)), F.col("partition"))
 
 
-def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRange:
+def _sums(rows: DataFrame, size: int, coverage: Column, *, has_hash: bool) -> ByRange:
     """Sum up by partition, range and side. Distinct offsets are counted by bits, 64 to a word."""
-    within = f"{int(Place.HELD)}, {int(Place.BEHIND)}, {int(Place.BEFORE)}"
-    placed = rows.withColumn("place", place)
-    placed = placed.withColumn("range", F.expr(f"if(place in ({within}), offset div {size}, {OUTSIDE}L)"))
-    placed = placed.withColumn("word", F.expr(f"offset div {WORD_BITS}"))
-    words = placed.groupBy("partition", "range", "place", "word").agg(
+    within = f"{int(Coverage.HELD)}, {int(Coverage.BEHIND)}, {int(Coverage.BEFORE)}"
+    covered = rows.withColumn("coverage", coverage)
+    covered = covered.withColumn("range", F.expr(f"if(coverage in ({within}), offset div {size}, {OUTSIDE}L)"))
+    covered = covered.withColumn("word", F.expr(f"offset div {WORD_BITS}"))
+    words = covered.groupBy("partition", "range", "coverage", "word").agg(
         F.count("*").alias("records"),
         F.expr(f"bit_or(shiftleft(1L, cast(pmod(offset, {WORD_BITS}) as int)))").alias("bits"),
         F.min("offset").alias("low"),
@@ -450,7 +454,7 @@ def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRan
         F.expr("sum(shiftrightunsigned(hash, 32))" if has_hash else "0L").alias("upper"),
         F.expr("sum(hash & 4294967295L)" if has_hash else "0L").alias("lower"),
     )
-    found = words.groupBy("partition", "range", "place").agg(
+    found = words.groupBy("partition", "range", "coverage").agg(
         F.sum("records"),
         F.expr("sum(bit_count(bits))"),
         F.min("low"),
@@ -463,13 +467,13 @@ def _sums(rows: DataFrame, size: int, place: Column, *, has_hash: bool) -> ByRan
     return {(row[0], row[1], row[2]): Sums(*row[3:]) for row in zip(*columns, strict=True)}
 
 
-def _rows(rows: DataFrame, *, has_hash: bool) -> Rows:
+def _rows(rows: DataFrame, *, has_hash: bool) -> OffsetHashes:
     """Return what `look_closer` needs of some rows."""
     hashed = F.col("hash") if has_hash else F.lit(0).cast("bigint")
     found = rows.groupBy("offset").agg(
         F.count("*").alias("records"), F.min(hashed).alias("least"), F.max(hashed).alias("largest")
     )
-    return Rows.of(found.toArrow())
+    return OffsetHashes.of(found.toArrow())
 
 
 def _damage(error: PySparkException) -> tuple[type[SulinaError], str]:

@@ -1,4 +1,4 @@
-"""What an audit makes of what it has read: pure functions, and the report.
+"""Checks of an audit, as pure functions over counts and hashes, and its report.
 
 - A range of offsets is told by its sums: how many records it has, how many different offsets, and checksums that do not
   depend on their order. Of n offsets that lie in a range of n, all different, each exists once: that is a proof.
@@ -21,15 +21,15 @@ from sulina.core.log.commit import Add, Commit
 from sulina.errors import Corrupt
 
 RANGE_OFFSETS = 100_000
-RANGES_MAX = 20_000  # of all partitions; of more records ranges get larger
+RANGES_MAX = 20_000  # in all partitions; with more records, ranges get larger
 FINDINGS_MAX = 1000  # in a report, and of the commits of a partition
-RUNS_MAX = 20  # of one kind that are told of one range
+RUNS_MAX = 20  # findings of one kind for one range
 
 Interval = tuple[int, int]
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """The kinds of defects that an audit finds."""
 
     DAMAGED = "damaged"  # bytes of the log are not what was written
     MISSING = "missing"  # the log lacks an offset
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be."""
+    """One defect of a log or a table."""
 
     kind: Kind
     what: str
@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeCount(msgspec.Struct, frozen=True):
-    """What log and table have of a range of offsets."""
+    """The number of records that log and table have in a range of offsets."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class RangeCount(msgspec.Struct, frozen=True):
 
 
 class PartitionAudit(msgspec.Struct, kw_only=True):
-    """What was looked at in one partition: offsets [start, end), as they were when the audit began."""
+    """The outcome for one partition: offsets [start, end), as they were when the audit began."""
 
     partition: int
     start: int
@@ -75,9 +75,9 @@ class PartitionAudit(msgspec.Struct, kw_only=True):
     table_records: int | None = None
     begins: int | None = None  # the table's first record, where the log has earlier ones
     behind: int | None = None  # records after the table's newest one
-    forgotten: int | None = None  # rows of records that the log has let go
+    forgotten: int | None = None  # rows of records that the log no longer has
     ahead: int | None = None  # rows past the end of an archive, which cannot be compared
-    ranges: list[RangeCount] | None = None  # of a table that need not have all records
+    ranges: list[RangeCount] | None = None  # for a table that need not have all records
 
 
 class AuditReport(msgspec.Struct, kw_only=True):
@@ -93,14 +93,14 @@ class AuditReport(msgspec.Struct, kw_only=True):
     seconds: float
 
 
-class Place(IntEnum):
-    """Where a record lies as the other side sees it: one of the log by the table, a row of the table by the log."""
+class Coverage(IntEnum):
+    """How the other side covers a record: the table one of the log, or the log a row of the table."""
 
-    HELD = 0  # of the log: before the end of the table; of the table: within the log
-    BEHIND = 1  # of the log: the table has not come there yet
-    FORGOTTEN = 2  # of the table: the log has let it go
-    FOREIGN = 3  # of the table: the log never had it
-    BEFORE = 4  # of the log: the table begins later
+    HELD = 0  # a record of the log before the table's end; a row of the table within the log
+    BEHIND = 1  # a record of the log that the table has not reached yet
+    FORGOTTEN = 2  # a row of the table whose record the log no longer has
+    FOREIGN = 3  # a row of the table whose record the log never had
+    BEFORE = 4  # a record of the log before the table's first row
 
 
 class Sums(NamedTuple):
@@ -131,13 +131,13 @@ class Sums(NamedTuple):
 
 NOTHING = Sums()
 OUTSIDE = -1  # the number of the range that has all rows of a partition outside the log
-Key = tuple[int, int, int]  # partition, number of the range, place
+Key = tuple[int, int, int]  # partition, number of the range, coverage
 ByRange = dict[Key, Sums]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A range that is not right, and what can be said of it without a closer look."""
+    """A range with a defect, before its exact offsets are known."""
 
     partition: int
     start: int
@@ -148,7 +148,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is asked of a table."""
+    """The rules that a table is held to."""
 
     range_offsets: int = RANGE_OFFSETS
     is_whole: bool = True  # every record, as it was; else some of their offsets, each once
@@ -183,7 +183,7 @@ def _grid(start: int, end: int, size: int) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(slots=True)
 class CommitsSeen:
-    """What was found in the commits of a partition."""
+    """The commits of a partition that an audit has read."""
 
     versions: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -268,9 +268,9 @@ def check_log(audit: PartitionAudit, found: ByRange, rules: Rules) -> list[Suspe
 
 def both(partition: int, number: int, found: ByRange) -> Sums:
     """Return what the log has of a range, whether the table has reached it or not."""
-    held = found.get((partition, number, Place.HELD), NOTHING)
-    for place in (Place.BEHIND, Place.BEFORE):
-        held = held.plus(found.get((partition, number, place), NOTHING))
+    held = found.get((partition, number, Coverage.HELD), NOTHING)
+    for coverage in (Coverage.BEHIND, Coverage.BEFORE):
+        held = held.plus(found.get((partition, number, coverage), NOTHING))
     return held
 
 
@@ -280,8 +280,8 @@ def both(partition: int, number: int, found: ByRange) -> Sums:
 def frontiers(audits: Iterable[PartitionAudit], table: ByRange) -> dict[int, int]:
     """Return the offset after the table's newest row, by partition; the log's first if it has no rows."""
     found = {audit.partition: audit.start for audit in audits}
-    for (partition, _, place), sums in table.items():
-        if place == Place.HELD and sums.high is not None:
+    for (partition, _, coverage), sums in table.items():
+        if coverage == Coverage.HELD and sums.high is not None:
             found[partition] = max(found[partition], sums.high + 1)
     return found
 
@@ -292,8 +292,8 @@ def beginnings(audits: Iterable[PartitionAudit], table: ByRange, rules: Rules) -
     if rules.must_begin_first or not rules.is_whole:
         return found
     lowest: dict[int, int] = {}
-    for (partition, _, place), sums in table.items():
-        if place in (Place.HELD, Place.FORGOTTEN) and sums.low is not None:
+    for (partition, _, coverage), sums in table.items():
+        if coverage in (Coverage.HELD, Coverage.FORGOTTEN) and sums.low is not None:
             lowest[partition] = min(sums.low, lowest.get(partition, sums.low))
     return {partition: max(start, lowest.get(partition, start)) for partition, start in found.items()}
 
@@ -306,18 +306,18 @@ def check_table(
     first = audit.start if begins is None else begins
     audit.begins = first if first > audit.start else None
     suspects: list[Suspect] = []
-    forgotten = table.get((partition, OUTSIDE, Place.FORGOTTEN), NOTHING)
+    forgotten = table.get((partition, OUTSIDE, Coverage.FORGOTTEN), NOTHING)
     audit.forgotten = forgotten.records
     if forgotten.low is not None and forgotten.high is not None:
         suspects += _repeats(partition, forgotten.low, forgotten.high + 1, forgotten)
     audit.table_records = 0
     for number, start, end in _grid(first, frontier, rules.range_offsets):
-        held = table.get((partition, number, Place.HELD), NOTHING)
+        held = table.get((partition, number, Coverage.HELD), NOTHING)
         audit.table_records += held.records
         if not rules.is_whole:
             suspects += _repeats(partition, start, end, held)
         elif not _overlap(audit.unread, start, end):
-            suspects += _differs(partition, start, end, log.get((partition, number, Place.HELD), NOTHING), held)
+            suspects += _differs(partition, start, end, log.get((partition, number, Coverage.HELD), NOTHING), held)
     if rules.is_whole:
         audit.behind = audit.end - frontier
         if rules.must_be_complete and audit.behind:
@@ -329,11 +329,11 @@ def check_table(
                 start,
                 end,
                 both(partition, number, log).records,
-                table.get((partition, number, Place.HELD), NOTHING).records,
+                table.get((partition, number, Coverage.HELD), NOTHING).records,
             )
             for number, start, end in _grid(audit.start, audit.end, rules.range_offsets)
         ]
-    foreign = table.get((partition, OUTSIDE, Place.FOREIGN), NOTHING)
+    foreign = table.get((partition, OUTSIDE, Coverage.FOREIGN), NOTHING)
     if rules.may_be_ahead and foreign.low is not None and foreign.low >= audit.end:
         audit.ahead = foreign.records
     else:
@@ -406,7 +406,7 @@ def _of_range(kind: Kind, partition: int, start: int, end: int, records: int | N
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class OffsetHashes:
     """The offsets of a range, rising, how often each is there, and the least and the largest of its hashes."""
 
     offsets: NDArray[np.int64]
@@ -415,14 +415,16 @@ class Rows:
     largest: NDArray[np.int64]
 
     @classmethod
-    def of(cls, found: pa.Table) -> "Rows":
+    def of(cls, found: pa.Table) -> "OffsetHashes":
         """Make them from the columns offset, records, least and largest, in any order."""
         found = found.sort_by("offset")
         names = ("offset", "records", "least", "largest")
         return cls(*(found.column(name).to_numpy().astype(np.int64) for name in names))
 
 
-def look_closer(suspect: Suspect, log: Rows | None, table: Rows | None, *, is_whole: bool = True) -> list[Finding]:
+def look_closer(
+    suspect: Suspect, log: OffsetHashes | None, table: OffsetHashes | None, *, is_whole: bool = True
+) -> list[Finding]:
     """Return the exact offsets of what is wrong in a range. `log` and `table` are None where they were not read."""
     found: Mapping[Kind, NDArray[np.int64]] = {}
     if log is not None:

@@ -1,4 +1,4 @@
-"""From Avro to columns: what each part of a datum becomes.
+"""Columns for an Avro schema: what each part of a datum becomes.
 
 - A union of null and one other thing is that thing, or null; any other union is JSON text.
 - A type that contains itself has no columns: InvalidSettings.
@@ -22,21 +22,21 @@ _LOCAL = pa.timestamp("us")
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A type without parts."""
+class AvroLeaf:
+    """An Avro type without parts: a number, text, bytes, a time."""
 
     avro: str  # null, boolean, int, long, float, double, bytes, string, fixed, enum
     type: pa.DataType
     size: int = 0  # bytes of a fixed
     symbols: tuple[str, ...] = ()  # of an enum
-    times: int = 1  # what a number is multiplied with
-    over: int = 1  # what it is divided by, downwards
+    times: int = 1  # factor of a number
+    over: int = 1  # divisor of a number, rounded down
     is_uuid: bool = False  # 16 bytes that are shown as text
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """Something or null."""
+class AvroOption:
+    """A union of one type with null: a nullable column."""
 
     inner: "Part"
     null_index: int  # which of the two branches is null
@@ -47,7 +47,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class AvroArray:
     item: "Part"
 
     @property
@@ -56,7 +56,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class AvroMap:
     item: "Part"
 
     @property
@@ -65,7 +65,7 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AvroRecord:
     fields: tuple[tuple[str, "Part"], ...]
 
     @property
@@ -74,8 +74,8 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Union:
-    """Several things: JSON text."""
+class AvroUnion:
+    """A union of several types: a column of JSON text."""
 
     branches: tuple["Part", ...]
 
@@ -84,10 +84,10 @@ class Union:
         return pa.string()
 
 
-Part = Leaf | Option | Array | Map | Record | Union
+Part = AvroLeaf | AvroOption | AvroArray | AvroMap | AvroRecord | AvroUnion
 
 
-def parts_of(definition: Any) -> Record:
+def parts_of(definition: Any) -> AvroRecord:
     """Return what data of this schema become; a schema that is not a record has the column `value`.
 
     Raises:
@@ -95,11 +95,11 @@ def parts_of(definition: Any) -> Record:
     """
     import fastavro
 
-    found = _Compiler().part(fastavro.parse_schema(definition), ())
-    return found if isinstance(found, Record) else Record(((VALUE, found),))
+    found = _AvroCompiler().part(fastavro.parse_schema(definition), ())
+    return found if isinstance(found, AvroRecord) else AvroRecord(((VALUE, found),))
 
 
-class _Compiler:
+class _AvroCompiler:
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
         self._count = 0
@@ -128,45 +128,45 @@ class _Compiler:
             within = (*inside, schema["name"])
             if not names:
                 raise InvalidSettings(f"record {schema['name']} has no fields, and so no columns")
-            return Record(tuple((field["name"], self.part(field["type"], within)) for field in schema["fields"]))
+            return AvroRecord(tuple((field["name"], self.part(field["type"], within)) for field in schema["fields"]))
         if kind == "array":
-            return Array(self.part(schema["items"], inside))
+            return AvroArray(self.part(schema["items"], inside))
         if kind == "map":
-            return Map(self.part(schema["values"], inside))
+            return AvroMap(self.part(schema["values"], inside))
         return _leaf(kind, schema)
 
     def _union(self, branches: list[Any], inside: tuple[str, ...]) -> Part:
         parts = [self.part(branch, inside) for branch in branches]
-        nulls = [index for index, part in enumerate(parts) if isinstance(part, Leaf) and part.avro == "null"]
-        if len(parts) == 2 and len(nulls) == 1 and not isinstance(parts[1 - nulls[0]], Union):
-            return Option(parts[1 - nulls[0]], nulls[0])
-        return Union(tuple(parts))
+        nulls = [index for index, part in enumerate(parts) if isinstance(part, AvroLeaf) and part.avro == "null"]
+        if len(parts) == 2 and len(nulls) == 1 and not isinstance(parts[1 - nulls[0]], AvroUnion):
+            return AvroOption(parts[1 - nulls[0]], nulls[0])
+        return AvroUnion(tuple(parts))
 
 
 _PLAIN = {
-    "null": Leaf("null", pa.string()),
-    "boolean": Leaf("boolean", pa.bool_()),
-    "int": Leaf("int", pa.int32()),
-    "long": Leaf("long", pa.int64()),
-    "float": Leaf("float", pa.float32()),
-    "double": Leaf("double", pa.float64()),
-    "bytes": Leaf("bytes", pa.binary()),
-    "string": Leaf("string", pa.string()),
+    "null": AvroLeaf("null", pa.string()),
+    "boolean": AvroLeaf("boolean", pa.bool_()),
+    "int": AvroLeaf("int", pa.int32()),
+    "long": AvroLeaf("long", pa.int64()),
+    "float": AvroLeaf("float", pa.float32()),
+    "double": AvroLeaf("double", pa.float64()),
+    "bytes": AvroLeaf("bytes", pa.binary()),
+    "string": AvroLeaf("string", pa.string()),
 }
 _LOGICAL = {
-    ("int", "date"): Leaf("int", pa.date32()),
-    ("int", "time-millis"): Leaf("int", pa.int64(), times=1000),
-    ("long", "time-micros"): Leaf("long", pa.int64()),
-    ("long", "timestamp-millis"): Leaf("long", _UTC, times=1000),
-    ("long", "timestamp-micros"): Leaf("long", _UTC),
-    ("long", "timestamp-nanos"): Leaf("long", _UTC, over=1000),
-    ("long", "local-timestamp-millis"): Leaf("long", _LOCAL, times=1000),
-    ("long", "local-timestamp-micros"): Leaf("long", _LOCAL),
-    ("long", "local-timestamp-nanos"): Leaf("long", _LOCAL, over=1000),
+    ("int", "date"): AvroLeaf("int", pa.date32()),
+    ("int", "time-millis"): AvroLeaf("int", pa.int64(), times=1000),
+    ("long", "time-micros"): AvroLeaf("long", pa.int64()),
+    ("long", "timestamp-millis"): AvroLeaf("long", _UTC, times=1000),
+    ("long", "timestamp-micros"): AvroLeaf("long", _UTC),
+    ("long", "timestamp-nanos"): AvroLeaf("long", _UTC, over=1000),
+    ("long", "local-timestamp-millis"): AvroLeaf("long", _LOCAL, times=1000),
+    ("long", "local-timestamp-micros"): AvroLeaf("long", _LOCAL),
+    ("long", "local-timestamp-nanos"): AvroLeaf("long", _LOCAL, over=1000),
 }
 
 
-def _leaf(kind: str, schema: dict[str, Any]) -> Leaf:
+def _leaf(kind: str, schema: dict[str, Any]) -> AvroLeaf:
     logical = schema.get("logicalType")
     size = schema.get("size", 0) if kind == "fixed" else 0
     if logical == "decimal" and kind in ("bytes", "fixed"):
@@ -174,10 +174,10 @@ def _leaf(kind: str, schema: dict[str, Any]) -> Leaf:
         if isinstance(precision, int) and isinstance(scale, int) and precision > 0 and 0 <= scale <= precision:
             if precision > DIGITS_MAX:
                 raise InvalidSettings(f"a decimal of {precision} digits: Spark's have at most {DIGITS_MAX}")
-            return Leaf(kind, pa.decimal128(precision, scale), size=size)
+            return AvroLeaf(kind, pa.decimal128(precision, scale), size=size)
     if kind == "enum":
-        return Leaf(kind, pa.string(), symbols=tuple(schema["symbols"]))
+        return AvroLeaf(kind, pa.string(), symbols=tuple(schema["symbols"]))
     if kind == "fixed":
         is_uuid = logical == "uuid" and size == UUID_BYTES
-        return Leaf(kind, pa.string() if is_uuid else pa.binary(), size=size, is_uuid=is_uuid)
+        return AvroLeaf(kind, pa.string() if is_uuid else pa.binary(), size=size, is_uuid=is_uuid)
     return _LOGICAL.get((kind, str(logical)), _PLAIN[kind])

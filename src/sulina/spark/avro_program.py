@@ -1,4 +1,4 @@
-"""A schema of Avro as instructions for the kernel, and the columns that are made of what it has found."""
+"""Instructions for the Avro kernel, compiled from a schema, and the columns that are made from its cells."""
 
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sulina.spark import _avro_kernel as kernel
-from sulina.spark.avro_columns import Array, Leaf, Map, Option, Part, Record, Union
+from sulina.spark.avro_columns import AvroArray, AvroLeaf, AvroMap, AvroOption, AvroRecord, AvroUnion, Part
 
 ENTRIES_MAX = 1 << 24  # cells that one datum may become
 
@@ -40,13 +40,12 @@ class Program:
 
     code: list[list[int]] = field(default_factory=list)
     nulls: list[int] = field(default_factory=list)  # slots, in runs: those that get a null together
-    slots: dict[int, int] = field(default_factory=dict)  # of a part, by the instruction that fills it
     slot_count: int = 0
     has_repeats: bool = False
 
     @classmethod
-    def of(cls, part: Record) -> "Program | None":
-        """Compile a record. None: it has unions, which the kernel does not know."""
+    def of(cls, part: AvroRecord) -> "Program | None":
+        """Compile a record; return None if it has unions, which the kernel does not know."""
         program = cls()
         try:
             for _name, inner in part.fields:
@@ -79,11 +78,11 @@ class Program:
 
     def _add(self, part: Part) -> list[int]:
         """Add the instructions of a part. Return the slots that get a null when the part is null."""
-        if isinstance(part, Leaf):
+        if isinstance(part, AvroLeaf):
             slot = self._slot()
             self.code.append(_leaf_code(part, slot))
             return [slot]
-        if isinstance(part, Option):
+        if isinstance(part, AvroOption):
             at = len(self.code)
             self.code.append([])
             slots = self._add(part.inner)
@@ -91,18 +90,18 @@ class Program:
             self.nulls.extend(slots)
             self.code[at] = [kernel.OPTION, part.null_index, first, len(self.nulls), len(self.code)]
             return slots
-        if isinstance(part, Record):
+        if isinstance(part, AvroRecord):
             slots = [self._slot()]
             self.code.append([kernel.PRESENT, slots[0], 0, 0, 0])
             for _name, inner in part.fields:
                 slots.extend(self._add(inner))
             return slots
-        if isinstance(part, Union):
+        if isinstance(part, AvroUnion):
             raise _UnknownToKernel
         self.has_repeats = True
         slot, at = self._slot(), len(self.code)
         self.code.append([])
-        if isinstance(part, Map):
+        if isinstance(part, AvroMap):
             self._add(_KEY)
         self._add(part.item)
         self.code.append([kernel.END, slot, 0, 0, len(self.code) + 1])
@@ -111,13 +110,13 @@ class Program:
 
 
 class _UnknownToKernel(Exception):
-    """Never leaves this module."""
+    """A part that the kernel cannot decode. Never leaves this module."""
 
 
-_KEY = Leaf("string", pa.string())
+_KEY = AvroLeaf("string", pa.string())
 
 
-def _leaf_code(leaf: Leaf, slot: int) -> list[int]:
+def _leaf_code(leaf: AvroLeaf, slot: int) -> list[int]:
     if pa.types.is_decimal(leaf.type):
         high, low = divmod(10**leaf.type.precision, 1 << 64)
         what = kernel.DECIMAL_FIXED if leaf.avro == "fixed" else kernel.DECIMAL_BYTES
@@ -137,32 +136,32 @@ class Assembler:
         self._found = found
         self._next = 0
 
-    def struct(self, record: Record, rows: int) -> pa.StructArray:
+    def struct(self, record: AvroRecord, rows: int) -> pa.StructArray:
         """Return the columns of whole data."""
         arrays = [self._column(part) for _name, part in record.fields]
         assert all(len(array) == rows for array in arrays)
         return pa.StructArray.from_arrays(arrays, fields=list(record.type))
 
     def _column(self, part: Part) -> pa.Array:
-        if isinstance(part, Option):
+        if isinstance(part, AvroOption):
             return self._column(part.inner)
-        assert not isinstance(part, Union)
+        assert not isinstance(part, AvroUnion)
         first, second, is_null = self._found.slot(self._next)
         self._next += 1
         mask = pa.array(is_null) if is_null.any() else None
-        if isinstance(part, Leaf):
+        if isinstance(part, AvroLeaf):
             return self._leaf(part, first, second, is_null)
-        if isinstance(part, Record):
+        if isinstance(part, AvroRecord):
             arrays = [self._column(inner) for _name, inner in part.fields]
             return pa.StructArray.from_arrays(arrays, fields=list(part.type), mask=mask)
         offsets = pa.array(_offsets(first))
-        if isinstance(part, Array):
+        if isinstance(part, AvroArray):
             return pa.ListArray.from_arrays(offsets, self._column(part.item), type=part.type, mask=mask)
         keys = self._column(_KEY)
         return pa.MapArray.from_arrays(offsets, keys, self._column(part.item), type=part.type, mask=mask)
 
     def _leaf(
-        self, leaf: Leaf, first: NDArray[np.int64], second: NDArray[np.int64], is_null: NDArray[np.bool_]
+        self, leaf: AvroLeaf, first: NDArray[np.int64], second: NDArray[np.int64], is_null: NDArray[np.bool_]
     ) -> pa.Array:
         if leaf.avro == "null":
             return pa.nulls(len(first), leaf.type)

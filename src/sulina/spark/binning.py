@@ -1,4 +1,4 @@
-"""Which small files are made into one.
+"""Groups of small files that are made into one.
 
 - A file that is large enough already is left alone, and so is one that finds no companion: to write it again would
   gain nothing.
@@ -8,7 +8,7 @@
 
 from collections.abc import Sequence
 
-ENOUGH = 0.75  # of the target: such a file is left alone
+ENOUGH = 0.75  # part of the target size from which a file is left alone
 
 
 def bins_of(sizes: Sequence[int], *, target_bytes: int, files_max: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The commits of a partition that are kept, from the newest back, while clean-up takes the oldest away."""
+"""Reads the commits of a partition from the newest back, while clean-up removes the oldest."""
 
 from collections.abc import Callable, Iterator
 

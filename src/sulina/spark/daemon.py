@@ -12,27 +12,27 @@ from pathlib import Path
 
 def leave_zip() -> None:
     """Import PySpark from where it is installed. Spark puts a zip with the same files first: it is parsed each time."""
-    elsewhere = [place for place in sys.path if not place.endswith(".zip")]
+    elsewhere = [entry for entry in sys.path if not entry.endswith(".zip")]
     found = PathFinder.find_spec("pyspark", elsewhere)
     if found is not None and found.origin is not None:
         home = Path(found.origin).parent
-        sys.path[:] = [place for place in sys.path if not (place.endswith(".zip") and home in Path(place).parents)]
+        sys.path[:] = [entry for entry in sys.path if not (entry.endswith(".zip") and home in Path(entry).parents)]
 
 
 def load() -> None:
-    """Import what workers use, and use what has to be compiled, or loaded from where it was compiled to."""
+    """Import what workers use, and run every kernel once, so that it is compiled or loaded."""
     import pyarrow as pa
     import pyspark.worker  # noqa: F401
 
     import sulina.client
-    import sulina.spark.delta_source
-    import sulina.spark.rows
-    import sulina.spark.sink
-    import sulina.spark.source  # noqa: F401
+    import sulina.spark.arrow_batches
+    import sulina.spark.data_source
+    import sulina.spark.delta_data_source
+    import sulina.spark.sink  # noqa: F401
     from sulina.core.records.columns import decode_columns, encode_columns
     from sulina.spark.key_columns import column_partitions
 
-    rows = 256  # so many that kernels are worth it
+    rows = 256  # enough for kernels to be worth it
     value = pa.array([b"x"] * rows, pa.binary())
     headers = pa.array([[("k", b"v")]] * rows, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     decode_columns(encode_columns(value=value, key=value, timestamp_ms=0, headers=headers))

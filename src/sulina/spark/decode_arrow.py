@@ -17,7 +17,7 @@ from sulina.spark.misfits import Misfit
 from sulina.spark.value_schemas import plain_schema, timed_schema, written_schema
 
 VALUE_ROWS_MAX = 1 << 20
-DECOMPRESSED_BYTES_MAX = 64 << 20  # of one value
+DECOMPRESSED_BYTES_MAX = 64 << 20  # limit for one value
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, MemoryError, struct.error)
 
@@ -48,8 +48,8 @@ class ArrowRows:
         value_rows = np.repeat(np.arange(len(values)), shown)
         within = np.arange(len(value_rows)) - np.repeat(np.cumsum(shown) - shown, shown)
         is_null = np.repeat(counts == 0, shown)
-        places = np.where(is_null, 0, np.repeat(ends - counts, shown) + within)
-        data = rows.take(pa.array(places, mask=is_null))
+        indices = np.where(is_null, 0, np.repeat(ends - counts, shown) + within)
+        data = rows.take(pa.array(indices, mask=is_null))
         error = pa.array(reasons, pa.string()).take(pa.array(value_rows))
         return data, error, pa.array(value_rows + first, pa.int64())
 
@@ -137,8 +137,8 @@ def _decompressed_bytes(metadata: bytes, body: pa.Buffer) -> int:
         return 0
     buffers = _inner(metadata, batch, 2)
     (count,) = struct.unpack_from("<I", metadata, buffers)
-    places: NDArray[np.int64] = np.frombuffer(metadata, "<i8", 2 * count, buffers + 4).reshape(-1, 2)
-    sizes = (struct.unpack_from("<q", body, offset)[0] for offset, length in places.tolist() if length >= 8)
+    extents: NDArray[np.int64] = np.frombuffer(metadata, "<i8", 2 * count, buffers + 4).reshape(-1, 2)
+    sizes = (struct.unpack_from("<q", body, offset)[0] for offset, length in extents.tolist() if length >= 8)
     return sum(size for size in sizes if size > 0)
 
 
@@ -156,7 +156,7 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 def _inner(metadata: bytes, table: int, number: int) -> int:
     """Return where the table or vector begins that a field refers to."""
-    place = _field(metadata, table, number)
-    if not place:
+    position = _field(metadata, table, number)
+    if not position:
         raise ValueError("a message has no batch")
-    return place + int(struct.unpack_from("<I", metadata, place)[0])
+    return position + int(struct.unpack_from("<I", metadata, position)[0])

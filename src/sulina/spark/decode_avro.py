@@ -15,7 +15,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sulina.core.topic import Schema
-from sulina.spark.avro_columns import DIGITS_MAX, Array, Leaf, Map, Option, Part, Record, Union, parts_of
+from sulina.spark.avro_columns import (
+    DIGITS_MAX,
+    AvroArray,
+    AvroLeaf,
+    AvroMap,
+    AvroOption,
+    AvroRecord,
+    AvroUnion,
+    Part,
+    parts_of,
+)
 from sulina.spark.misfits import Misfit
 
 ENTRIES_MAX = 1 << 24  # cells that one datum may become
@@ -73,7 +83,7 @@ class _Datum:
         self._entries = 0
 
     def count(self, entries: int) -> None:
-        """Add to the number of cells that this datum becomes.
+        """Add to the number of cells of this datum.
 
         Raises:
             Misfit: there are too many.
@@ -105,17 +115,17 @@ _Reading = Callable[[_Datum], Any]
 
 def _reading(part: Part) -> _Reading:
     """Return a function that reads a part from a datum, as Arrow takes it. It raises Misfit."""
-    if isinstance(part, Leaf):
+    if isinstance(part, AvroLeaf):
         return _counted(_leaf_reading(part))
-    if isinstance(part, Option):
+    if isinstance(part, AvroOption):
         return _option_reading(part)
-    if isinstance(part, Union):
+    if isinstance(part, AvroUnion):
         return _union_reading(part)
-    if isinstance(part, Record):
+    if isinstance(part, AvroRecord):
         fields = [(name, _reading(inner)) for name, inner in part.fields]
         return _counted(lambda datum: _record(fields, datum))
     item = _reading(part.item)
-    return _counted(lambda datum: _repeated(item, datum, has_keys=isinstance(part, Map)))
+    return _counted(lambda datum: _repeated(item, datum, has_keys=isinstance(part, AvroMap)))
 
 
 def _counted(reading: _Reading) -> _Reading:
@@ -156,7 +166,7 @@ def _repeated(item: _Reading, datum: _Datum, *, has_keys: bool) -> list[Any]:
     return found
 
 
-def _option_reading(part: Option) -> _Reading:
+def _option_reading(part: AvroOption) -> _Reading:
     reading, null_index, width = _reading(part.inner), part.null_index, _width(part.inner)
 
     def read(datum: _Datum) -> Any:
@@ -173,12 +183,12 @@ def _option_reading(part: Option) -> _Reading:
 
 def _width(part: Part) -> int:
     """Return how many cells a part is when it is null."""
-    if isinstance(part, Option):
+    if isinstance(part, AvroOption):
         return _width(part.inner)
-    return 1 + sum(_width(inner) for _name, inner in part.fields) if isinstance(part, Record) else 1
+    return 1 + sum(_width(inner) for _name, inner in part.fields) if isinstance(part, AvroRecord) else 1
 
 
-def _union_reading(part: Union) -> _Reading:
+def _union_reading(part: AvroUnion) -> _Reading:
     readings = [_reading(branch) for branch in part.branches]
 
     def read(datum: _Datum) -> str | None:
@@ -192,21 +202,21 @@ def _union_reading(part: Union) -> _Reading:
 
 
 def _for_json(part: Part, value: Any) -> Any:
-    """Maps are objects, text of JSON is JSON. Bytes are base64, times are numbers, decimals are strings."""
+    """Convert a value for JSON: bytes to base64, times to numbers, decimals to strings. JSON text is kept."""
     if value is None:
         return None
-    if isinstance(part, Option):
+    if isinstance(part, AvroOption):
         return _for_json(part.inner, value)
-    if isinstance(part, Record):
+    if isinstance(part, AvroRecord):
         return {name: _for_json(inner, value[name]) for name, inner in part.fields}
-    if isinstance(part, Map):
+    if isinstance(part, AvroMap):
         return {key: _for_json(part.item, each) for key, each in value}
-    if isinstance(part, Array):
+    if isinstance(part, AvroArray):
         return [_for_json(part.item, each) for each in value]
-    return msgspec.Raw(value.encode()) if isinstance(part, Union) else value
+    return msgspec.Raw(value.encode()) if isinstance(part, AvroUnion) else value
 
 
-def _leaf_reading(leaf: Leaf) -> _Reading:
+def _leaf_reading(leaf: AvroLeaf) -> _Reading:
     if leaf.avro == "null":
         return lambda _datum: None
     if leaf.avro in ("int", "long"):
@@ -230,7 +240,7 @@ def _leaf_reading(leaf: Leaf) -> _Reading:
     return lambda datum: datum.take(datum.varint() if size is None else size)
 
 
-def _integer(leaf: Leaf, datum: _Datum) -> int:
+def _integer(leaf: AvroLeaf, datum: _Datum) -> int:
     number = datum.varint()
     if leaf.avro == "int" and not -(2**31) <= number < 2**31:
         raise Misfit(f"{number} does not fit 32 bits")
@@ -247,7 +257,7 @@ def _truth(datum: _Datum) -> bool:
     return byte == 1
 
 
-def _symbol(leaf: Leaf, datum: _Datum) -> str:
+def _symbol(leaf: AvroLeaf, datum: _Datum) -> str:
     index = datum.varint()
     if not 0 <= index < len(leaf.symbols):
         raise Misfit(f"there is no symbol {index}")
@@ -261,7 +271,7 @@ def _string(datum: _Datum) -> str:
         raise Misfit("is not UTF-8") from None
 
 
-def _decimal(leaf: Leaf, data: bytes) -> Decimal:
+def _decimal(leaf: AvroLeaf, data: bytes) -> Decimal:
     number = int.from_bytes(data, "big", signed=True)
     if abs(number) >= 10**leaf.type.precision:
         raise Misfit(f"has more than {leaf.type.precision} digits")

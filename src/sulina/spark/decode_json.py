@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sulina.core.topic import Schema
-from sulina.spark.json_columns import VALUE, Record, columns_of, converted, readable, step
+from sulina.spark.json_columns import VALUE, JsonObject, columns_of, converted, readable, step
 from sulina.spark.misfits import Misfit
 
 VALUE_DEPTH_MAX = 200  # far from where Python, or the validator, would give up
@@ -26,14 +26,14 @@ class JsonRows:
 
     def __init__(self, schema: Schema) -> None:
         self._column = columns_of(schema.definition)
-        self._is_record = isinstance(self._column, Record)
+        self._is_record = isinstance(self._column, JsonObject)
         self._validator = jsonschema_rs.validator_for(
             schema.definition, offline=True, pattern_options=jsonschema_rs.RegexOptions(), ignore_unknown_formats=True
         )
         # Null as a whole is left to `row`.
         self._quick = msgspec.json.Decoder(self._column.reads if self._is_record else readable(self._column))
         self._open: msgspec.json.Decoder[Any] | None = None
-        if isinstance(self._column, Record) and self._column.has_rest:
+        if isinstance(self._column, JsonObject) and self._column.has_rest:
             self._open = msgspec.json.Decoder(self._column.open)
             self._names = {each.name for each in self._column.properties}
         self._read = msgspec.json.Decoder().decode
@@ -48,7 +48,7 @@ class JsonRows:
             fits = self._fitting(texts, is_taken)
             kept = np.flatnonzero(fits).tolist()
             cells = [cells[index] for index in kept]
-            rests = {place: rests[index] for place, index in enumerate(kept) if index in rests}
+            rests = {row: rests[index] for row, index in enumerate(kept) if index in rests}
             is_taken[is_taken] = fits
         built = self._column.build(cells)
         if not self._is_record:

@@ -29,7 +29,7 @@ class Mode(StrEnum):
     """What happens to bad values."""
 
     PERMISSIVE = "permissive"  # they are rows without data, and with a reason
-    QUARANTINE = "quarantine"  # the same, and whoever asked puts them elsewhere
+    QUARANTINE = "quarantine"  # the same, and the caller writes them to another table
     FAILFAST = "failfast"  # InvalidRecord
 
 
@@ -42,7 +42,7 @@ class Decoded:
     value_rows: pa.Int64Array | None  # which value each row is of; None: row i is of value i
 
 
-class Rows(Protocol):
+class RowDecoder(Protocol):
     """A decoder for schemas whose values are one row each."""
 
     type: pa.StructType
@@ -75,7 +75,7 @@ class Decoder:
             InvalidSettings: the topic has no schema, or one whose values make no columns.
         """
         if mode not in list(Mode):
-            raise InvalidSettings(f"mode {mode!r} is none of {', '.join(Mode)}")
+            raise InvalidSettings(f"mode {mode!r} is unknown; use one of {', '.join(Mode)}")
         return cls(schema, Mode(mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class Decoder:
         )
 
     def _of_kind(self, schema: Schema) -> Callable[[pa.BinaryArray, int], Decoded]:
-        rows: Rows
+        rows: RowDecoder
         if schema.kind == SchemaKind.ARROW:
             from sulina.spark.decode_arrow import ArrowRows
 
@@ -122,7 +122,7 @@ class Decoder:
 
             rows = AvroRows(schema)
         else:
-            raise InvalidSettings("the topic has no schema, so its values are bytes: read them without decode")
+            raise InvalidSettings("the topic has no schema, so its values cannot be decoded: read them with decode=raw")
         self.type = rows.type
         return lambda chunk, _first: _decode_rows(rows, chunk, is_quick=self._is_quick)
 
@@ -135,25 +135,25 @@ def _chunks(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
 
 def _raise_first(part: Decoded, first: int) -> None:
     row = int(np.flatnonzero(part.error.is_valid().to_numpy(zero_copy_only=False))[0])
-    place = first + row if part.value_rows is None else part.value_rows[row].as_py()
-    raise InvalidRecord(index=place, reason=part.error[row].as_py())
+    index = first + row if part.value_rows is None else part.value_rows[row].as_py()
+    raise InvalidRecord(index=index, reason=part.error[row].as_py())
 
 
-def _decode_rows(rows: Rows, values: pa.BinaryArray, *, is_quick: bool) -> Decoded:
+def _decode_rows(rows: RowDecoder, values: pa.BinaryArray, *, is_quick: bool) -> Decoded:
     """Decode by the quick way, then by the exact way what is left, and return all in the order of the values."""
     count = len(values)
-    places = np.full(count, -1, np.int64)  # where among the rows that were made; -1: nowhere
+    indices = np.full(count, -1, np.int64)  # where among the rows that were made; -1: nowhere
     present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
     quick = pa.array([], rows.type)
     left = present
     if is_quick and len(present):
         quick, is_taken = rows.rows(values if len(present) == count else values.drop_null())
-        places[present[is_taken]] = np.arange(len(quick))
+        indices[present[is_taken]] = np.arange(len(quick))
         left = present[~is_taken]
     if not len(left):
         if len(quick) == count:
             return Decoded(quick, pa.nulls(count, pa.string()), None)
-        return Decoded(_placed([quick], places), pa.nulls(count, pa.string()), None)
+        return Decoded(_placed([quick], indices), pa.nulls(count, pa.string()), None)
     good: list[dict[str, Any] | None] = []
     reasons: list[str | None] = [None] * count
     for index, value in zip(left.tolist(), values.take(pa.array(left)).to_pylist(), strict=True):
@@ -162,11 +162,11 @@ def _decode_rows(rows: Rows, values: pa.BinaryArray, *, is_quick: bool) -> Decod
         except Misfit as misfit:
             reasons[index] = str(misfit)
             continue
-        places[index] = len(quick) + len(good)
+        indices[index] = len(quick) + len(good)
         good.append(row)
     exact = pa.array(good, rows.type)
-    return Decoded(_placed([quick, exact], places), pa.array(reasons, pa.string()), None)
+    return Decoded(_placed([quick, exact], indices), pa.array(reasons, pa.string()), None)
 
 
-def _placed(parts: list[pa.StructArray], places: NDArray[np.int64]) -> pa.StructArray:
-    return pa.concat_arrays(parts).take(pa.array(places, mask=places < 0))
+def _placed(parts: list[pa.StructArray], indices: NDArray[np.int64]) -> pa.StructArray:
+    return pa.concat_arrays(parts).take(pa.array(indices, mask=indices < 0))

@@ -1,4 +1,4 @@
-"""Small files of a Delta table become few, while others read and write it. Needs no Spark.
+"""Joins small files of a Delta table, while others read and write it. Needs no Spark.
 
 - Rows stay what they are, so the commit says that no data changed: streams of the table see nothing of it.
 - A commit is a compare and swap on the newest version: it is made right after a version in which all files that it
@@ -31,14 +31,14 @@ from sulina.spark.delta_files import (
     discard,
     write_files,
 )
-from sulina.spark.delta_lease import APP, LEASE_SECONDS, Lease, hold
+from sulina.spark.delta_lease import APP, LEASE_SECONDS, MaintenanceLease, hold
 from sulina.spark.delta_log import TableFile, check_writable, files_of, open_table, schema_of, snapshot
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_scan import FilePiece, ScanPlan, read_pieces
 from sulina.spark.delta_schema import arrow_schema
 from sulina.spark.delta_table import make_durable, version_with
 from sulina.spark.delta_zorder import z_columns, z_ordered
 from sulina.spark.errors import MaintenanceFenced, TableFailed
+from sulina.spark.table_location import TableLocation
 
 TARGET_BYTES_MAX = 1 << 30  # an output file is in memory until it is whole
 BIN_FILES_MAX = 10_000
@@ -48,7 +48,7 @@ COMMIT_FILES = 1000
 ATTEMPTS_MAX = 100
 PAUSE_SECONDS_MAX = 0.2
 OPERATION = "sulinaOperation"  # in the commit's information
-_AS_DELTA_RS = "/!$&'()+,:;=@"  # what it leaves as it is in the paths of a log
+_AS_DELTA_RS = "/!$&'()+,:;=@"  # characters that delta-rs does not quote in the paths of a log
 
 Told = Callable[[int, int], None]  # bytes that are rewritten, of how many
 
@@ -69,7 +69,7 @@ class Optimized(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rewrite:
+class Rewrite:
     """Some files of a table, and the new files that have the same rows."""
 
     removed: tuple[TableFile, ...]
@@ -77,7 +77,7 @@ class _Rewrite:
 
 
 def optimize(
-    place: TablePlace,
+    location: TableLocation,
     *,
     target_bytes: int = TARGET_BYTES,
     z_order: Sequence[str] = (),
@@ -99,15 +99,15 @@ def optimize(
         raise InvalidSettings(
             f"a target of {target_bytes} bytes: it is 1 to {TARGET_BYTES_MAX}, as files are in memory"
         )
-    table = _checked(place)
+    table = _checked(location)
     columns = z_columns(z_order, arrow_schema(schema_of(table)), table.metadata().partition_columns)
-    with hold(place, recorded=_fence(table), seconds=lease_seconds) as lease:
-        return _Compaction(place, lease, target_bytes, columns, told).run()
+    with hold(location, recorded=_fence(table), seconds=lease_seconds) as lease:
+        return _Compaction(location, lease, target_bytes, columns, told).run()
 
 
-def _checked(place: TablePlace) -> DeltaTable:
-    table = open_table(place)
-    check_writable(place, table, overwrite=False)
+def _checked(location: TableLocation) -> DeltaTable:
+    table = open_table(location)
+    check_writable(location, table, overwrite=False)
     return table
 
 
@@ -119,19 +119,19 @@ def _fence(table: DeltaTable) -> int:
 class _Compaction:
     """One run of one maintainer."""
 
-    place: TablePlace
-    lease: Lease
+    location: TableLocation
+    lease: MaintenanceLease
     target_bytes: int
     z_order: tuple[str, ...]
     told: Told
-    _waiting: list[_Rewrite] = field(default_factory=list)
+    _waiting: list[Rewrite] = field(default_factory=list)
 
     def run(self) -> Optimized:
-        table = _checked(self.place)
+        table = _checked(self.location)
         found = snapshot(table)
         files, size = found.num_rows, sum(found.column("size_bytes").to_pylist())
         done = Optimized(
-            table=self.place.location,
+            table=self.location.path_or_uri,
             files_before=files,
             bytes_before=size,
             files_after=files,
@@ -142,13 +142,13 @@ class _Compaction:
         total, rewritten = sum(file.size_bytes for some in bins for file in some), 0
         try:
             for some in bins:
-                self._waiting.append(_Rewrite(some, tuple(self._rewritten(table, some))))
+                self._waiting.append(Rewrite(some, tuple(self._rewritten(table, some))))
                 rewritten += sum(file.size_bytes for file in some)
                 self.told(rewritten, total)
                 if self._is_enough():
                     self._commit(done)
         except BaseException:
-            discard(self.place, [file for one in self._waiting for file in one.added])
+            discard(self.location, [file for one in self._waiting for file in one.added])
             raise
         self._commit(done)
         return done
@@ -157,7 +157,7 @@ class _Compaction:
         # A file goes by the very name that it came with. One that delta-rs would name otherwise is left alone.
         is_named = [quote(unquote(path), safe=_AS_DELTA_RS) == path for path in found.column("path").to_pylist()]
         columns = table.metadata().partition_columns
-        files = files_of(self.place, found.filter(pa.array(is_named, pa.bool_())), columns)
+        files = files_of(self.location, found.filter(pa.array(is_named, pa.bool_())), columns)
 
         def values(file: TableFile) -> tuple[tuple[bool, str], ...]:
             return tuple((value is not None, value or "") for value in file.partition_values)
@@ -188,8 +188,8 @@ class _Compaction:
         # A little more than the target, so that no scrap is left where the rows need more room than before.
         target = self.target_bytes if self.z_order else self.target_bytes * 5 // 4
         room = max(OPEN_BYTES_MAX, target + 2 * ROW_GROUP_BYTES)
-        plan = WritePlan(self.place, schema, columns, target, open_bytes_max=room)
-        rows = self._rows(ScanPlan(self.place, schema, columns), files)
+        plan = WritePlan(self.location, schema, columns, target, open_bytes_max=room)
+        rows = self._rows(ScanPlan(self.location, schema, columns), files)
         return write_files(plan, z_ordered(rows, self.z_order) if self.z_order else rows)
 
     def _rows(self, plan: ScanPlan, files: Sequence[TableFile]) -> Iterator[pa.RecordBatch]:
@@ -205,11 +205,11 @@ class _Compaction:
     # Commits
 
     def _commit(self, done: Optimized) -> None:
-        """Make what waits part of the table. From here on it is decided by the log alone which files stay."""
+        """Commit the rewrites that wait. From here on the log alone decides which files stay."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        kept, version = replace_files(self.place, waiting, self.lease.number)
+        kept, version = replace_files(self.location, waiting, self.lease.number)
         for one in waiting:
             if one not in kept:
                 done.overtaken += len(one.removed)
@@ -223,7 +223,7 @@ class _Compaction:
         done.version = max(done.version, version)
 
 
-def replace_files(place: TablePlace, rewrites: Sequence[_Rewrite], fence: int) -> tuple[list[_Rewrite], int]:
+def replace_files(location: TableLocation, rewrites: Sequence[Rewrite], fence: int) -> tuple[list[Rewrite], int]:
     """Commit the rewrites whose files are all still there, and delete the new files of the others.
 
     Return the rewrites that were committed, and the version.
@@ -239,16 +239,16 @@ def replace_files(place: TablePlace, rewrites: Sequence[_Rewrite], fence: int) -
     for _ in range(ATTEMPTS_MAX):
         # Whatever an attempt before this came to: where a newer version is there now, it is decided, and found there.
         try:
-            table = _checked(place)
+            table = _checked(location)
         except InvalidInput:
-            discard(place, _added(left))
+            discard(location, _added(left))
             raise
         newest = table.version()
-        if since is not None and (ours := version_with(place, _added(left), since, newest)) is not None:
-            make_durable(place, ours)
+        if since is not None and (ours := version_with(location, _added(left), since, newest)) is not None:
+            make_durable(location, ours)
             return left, ours
         if newest != since:
-            left = _still_possible(place, table, left, fence)
+            left = _still_possible(location, table, left, fence)
         if not left:
             return [], newest
         since = newest
@@ -258,13 +258,13 @@ def replace_files(place: TablePlace, rewrites: Sequence[_Rewrite], fence: int) -
             failure = error
             time.sleep(random.uniform(0, PAUSE_SECONDS_MAX))
             continue
-        make_durable(place, newest + 1)
+        make_durable(location, newest + 1)
         return left, newest + 1
     assert failure is not None
-    raise TableFailed(table=place.location, cause=failure)
+    raise TableFailed(table=location.path_or_uri, cause=failure)
 
 
-def _still_possible(place: TablePlace, table: DeltaTable, rewrites: list[_Rewrite], fence: int) -> list[_Rewrite]:
+def _still_possible(location: TableLocation, table: DeltaTable, rewrites: list[Rewrite], fence: int) -> list[Rewrite]:
     """Return the rewrites whose old files are all still there, and delete the new files of the others.
 
     Raises:
@@ -272,19 +272,19 @@ def _still_possible(place: TablePlace, table: DeltaTable, rewrites: list[_Rewrit
     """
     current = _fence(table)
     if current > fence:
-        discard(place, _added(rewrites))
-        raise MaintenanceFenced(table=place.location, ours=fence, current=current)
+        discard(location, _added(rewrites))
+        raise MaintenanceFenced(table=location.path_or_uri, ours=fence, current=current)
     live = {unquote(path) for path in snapshot(table).column("path").to_pylist()}
     lost = [one for one in rewrites if any(file.path not in live for file in one.removed)]
-    discard(place, _added(lost))
+    discard(location, _added(lost))
     return [one for one in rewrites if one not in lost]
 
 
-def _added(rewrites: Sequence[_Rewrite]) -> list[NewFile]:
+def _added(rewrites: Sequence[Rewrite]) -> list[NewFile]:
     return [file for one in rewrites for file in one.added]
 
 
-def _attempt(table: DeltaTable, rewrites: Sequence[_Rewrite], fence: int) -> None:
+def _attempt(table: DeltaTable, rewrites: Sequence[Rewrite], fence: int) -> None:
     """Commit exactly one version after the table's, or not at all."""
     columns, now_ms = table.metadata().partition_columns, int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [

@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 from sulina.errors import SulinaError
 from sulina.failpoints import Failpoint, reach
 from sulina.spark.delta_partitions import Values, folder_of, split
-from sulina.spark.delta_place import TablePlace
-from sulina.spark.delta_stats import Leaf, leaves, stats_json, with_nan
+from sulina.spark.delta_stats import StatsColumn, leaves, stats_json, with_nan
 from sulina.spark.errors import TableSchemaConflict
+from sulina.spark.table_location import TableLocation
 
 TARGET_BYTES = 128 << 20
 ROW_GROUP_BYTES = 32 << 20  # in Arrow's form
 OPEN_FILES_MAX = 64
-OPEN_BYTES_MAX = 256 << 20  # of all open files of a task: what is encoded and what still waits
+OPEN_BYTES_MAX = 256 << 20  # size of all open files of a task, with the rows that wait
 SAMPLE_ROWS = 10_000
 DISTINCT_MAX = 0.5  # with more distinct values than this among the sample, a dictionary costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file that is there, and that no table refers to yet."""
+    """A file that is written, and that no commit refers to yet."""
 
     path: str  # below the table's root, as the store has it; in the log it is percent-encoded, by delta-rs
     size_bytes: int
@@ -47,7 +47,7 @@ class NewFile:
 class WritePlan:
     """How rows become files. Pickled with every task."""
 
-    place: TablePlace
+    location: TableLocation
     schema: pa.Schema  # of the rows, with the table's names and types, in the order of the rows
     partition_columns: tuple[str, ...] = ()
     target_bytes: int = TARGET_BYTES
@@ -68,25 +68,25 @@ def write_files(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> list[NewF
             writer.add(batch)
         files = writer.finish()
     except BaseException:
-        discard(plan.place, writer.done)
+        discard(plan.location, writer.done)
         raise
     if files:
-        reach(Failpoint.FILES_WRITTEN, plan.place.location)
+        reach(Failpoint.FILES_WRITTEN, plan.location.path_or_uri)
     return files
 
 
-def discard(place: TablePlace, files: Sequence[NewFile]) -> None:
+def discard(location: TableLocation, files: Sequence[NewFile]) -> None:
     """Remove files that no table refers to. What cannot be removed now is left to a vacuum."""
     if files:
         with contextlib.suppress(SulinaError):
-            place.objects().delete([file.path for file in files])
+            location.objects().delete([file.path for file in files])
 
 
 class FileWriter:
     """The files of one task."""
 
     def __init__(self, plan: WritePlan) -> None:
-        self._plan, self._objects = plan, plan.place.objects()
+        self._plan, self._objects = plan, plan.location.objects()
         self._leaves = leaves(plan.file_schema)
         self._open: dict[Values, _OpenFile] = {}
         self.done: list[NewFile] = []
@@ -107,7 +107,7 @@ class FileWriter:
             self._add(values, some.select(self._plan.file_schema.names))
 
     def finish(self) -> list[NewFile]:
-        """Put what is open. All files of this task."""
+        """Write the rows that wait, and return all files of this task."""
         for values in list(self._open):
             self._finish(values)
         return self.done
@@ -156,13 +156,13 @@ class FileWriter:
                 self._refuse(name, "an empty string is null to Delta Lake, and the table says NOT NULL")
 
     def _refuse(self, column: str, reason: str) -> None:
-        raise TableSchemaConflict(table=self._plan.place.location, columns=f"column {column}", reason=reason)
+        raise TableSchemaConflict(table=self._plan.location.path_or_uri, columns=f"column {column}", reason=reason)
 
 
 class _OpenFile:
     """Rows that wait until they are a row group, and the row groups before them."""
 
-    def __init__(self, plan: WritePlan, columns: list[Leaf]) -> None:
+    def __init__(self, plan: WritePlan, columns: list[StatsColumn]) -> None:
         self._schema, self._leaves = plan.file_schema, columns
         self._group_bytes = min(ROW_GROUP_BYTES, plan.target_bytes)
         self._waiting: list[pa.RecordBatch] = []
@@ -213,7 +213,7 @@ class _OpenFile:
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
 
-def _repetitive(table: pa.Table, columns: Sequence[Leaf]) -> list[str]:
+def _repetitive(table: pa.Table, columns: Sequence[StatsColumn]) -> list[str]:
     """Return the columns that are worth a dictionary, judged by the first rows."""
     sample = table.slice(0, SAMPLE_ROWS)
     found = []

@@ -11,7 +11,7 @@ import msgspec
 from sulina.errors import CorruptCommit
 from sulina.spark.delta_compaction import OPERATION
 from sulina.spark.delta_log import open_table
-from sulina.spark.delta_place import LOG_FOLDER, TablePlace
+from sulina.spark.table_location import LOG_FOLDER, TableLocation
 
 Action = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Actions:
         return {unquote(add["path"]) for add in self.adds if add.get("dataChange", True)}
 
 
-def read_actions(place: TablePlace, version: int) -> Actions | None:
+def read_actions(location: TableLocation, version: int) -> Actions | None:
     """Read one commit. None: it does not exist, or no longer.
 
     Raises:
@@ -61,13 +61,13 @@ def read_actions(place: TablePlace, version: int) -> Actions | None:
         ArchiveFailed: the store does not answer.
     """
     name = f"{LOG_FOLDER}/{version:020d}.json"
-    data = place.objects().get(name)
+    data = location.objects().get(name)
     if data is None:
         return None
     try:
         lines = [json.loads(line) for line in bytes(data).splitlines() if line.strip()]
     except ValueError as error:
-        raise CorruptCommit(name=f"{place.location}/{name}", reason=str(error)) from None
+        raise CorruptCommit(name=f"{location.path_or_uri}/{name}", reason=str(error)) from None
 
     def of(kind: str) -> tuple[Action, ...]:
         return tuple(line[kind] for line in lines if line.get(kind) is not None)
@@ -75,15 +75,15 @@ def read_actions(place: TablePlace, version: int) -> Actions | None:
     return Actions(version, of("add"), of("remove"), of("txn"), next(iter(of("commitInfo")), {}))
 
 
-def history(place: TablePlace, limit: int) -> list[CommitFacts]:
+def history(location: TableLocation, limit: int) -> list[CommitFacts]:
     """Return the newest commits whose log is still there, newest first.
 
     Raises:
         TableNotFound: there is no table.
     """
-    newest, found = open_table(place).version(), []
+    newest, found = open_table(location).version(), []
     for version in range(newest, max(-1, newest - limit), -1):
-        actions = read_actions(place, version)
+        actions = read_actions(location, version)
         if actions is None:
             break
         found.append(facts_of(actions))

@@ -19,12 +19,12 @@ from uuid import uuid4
 import msgspec
 
 from sulina.errors import ArchiveFailed
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.errors import MaintenanceBusy, MaintenanceFenced
+from sulina.spark.table_location import TableLocation
 
-APP = "sulina.maintenance"  # of the application transaction that carries the fence
+APP = "sulina.maintenance"  # name of the application transaction that carries the fence
 FOLDER = "_sulina/maintenance"
-LEASE_SECONDS = 300.0  # renewed long before; after a crash others wait so long at most
+LEASE_SECONDS = 300.0  # renewed long before; the longest wait of others after a crash
 ATTEMPTS_MAX = 5
 
 Clock = Callable[[], float]  # seconds since 1970
@@ -36,10 +36,10 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Lease:
+class MaintenanceLease:
     """The right to maintain a table, until its time ends."""
 
-    place: TablePlace
+    location: TableLocation
     number: int
     holder: str
     seconds: float
@@ -55,9 +55,9 @@ class Lease:
         """
         if self.expires_ms - self.clock() * 1000 > self.seconds * 1000 * 2 / 3:
             return
-        newest = _newest(self.place)
+        newest = _newest(self.location)
         if newest is not None and newest[0] > self.number:
-            raise MaintenanceFenced(table=self.place.location, ours=self.number, current=newest[0])
+            raise MaintenanceFenced(table=self.location.path_or_uri, ours=self.number, current=newest[0])
         self.expires_ms = _in(self.seconds, self.clock)
         self._write(self.expires_ms)
 
@@ -67,11 +67,11 @@ class Lease:
         Raises:
             ArchiveFailed: the store does not list it.
         """
-        for listed in self.place.objects().list(FOLDER):
+        for listed in self.location.objects().list(FOLDER):
             if f"{FOLDER}/{listed.name}" == _path(self.number):
                 return listed.modified
         cause = FileNotFoundError(f"{_path(self.number)} was put, and is not listed")
-        raise ArchiveFailed(path=self.place.location, cause=cause)
+        raise ArchiveFailed(path=self.location.path_or_uri, cause=cause)
 
     def release(self) -> None:
         """Release the lease, so that the next maintainer can start at once."""
@@ -80,20 +80,20 @@ class Lease:
     def _write(self, expires_ms: int) -> None:
         # Nobody else writes this number. One that comes after a higher one changes nothing.
         data = msgspec.json.encode(_Record(holder=self.holder, expires_ms=expires_ms))
-        self.place.objects().put(_path(self.number), [data])
+        self.location.objects().put(_path(self.number), [data])
 
 
 @contextmanager
 def hold(
-    place: TablePlace, *, recorded: int, seconds: float = LEASE_SECONDS, clock: Clock = time.time
-) -> Iterator[Lease]:
+    location: TableLocation, *, recorded: int, seconds: float = LEASE_SECONDS, clock: Clock = time.time
+) -> Iterator[MaintenanceLease]:
     """Hold a table while the context is open; `recorded` is the highest fence in its log.
 
     Raises:
         MaintenanceBusy: somebody else holds it.
         ArchiveFailed: the store does not answer.
     """
-    lease = take(place, recorded=recorded, seconds=seconds, clock=clock)
+    lease = take(location, recorded=recorded, seconds=seconds, clock=clock)
     try:
         yield lease
     finally:
@@ -101,7 +101,9 @@ def hold(
             lease.release()
 
 
-def take(place: TablePlace, *, recorded: int, seconds: float = LEASE_SECONDS, clock: Clock = time.time) -> Lease:
+def take(
+    location: TableLocation, *, recorded: int, seconds: float = LEASE_SECONDS, clock: Clock = time.time
+) -> MaintenanceLease:
     """Acquire the next lease and delete older ones.
 
     Raises:
@@ -109,34 +111,34 @@ def take(place: TablePlace, *, recorded: int, seconds: float = LEASE_SECONDS, cl
         ArchiveFailed: the store does not answer.
     """
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex[:8]}"
-    objects = place.objects()
+    objects = location.objects()
     for _ in range(ATTEMPTS_MAX):
-        newest = _newest(place)
+        newest = _newest(location)
         if newest is not None and newest[1].expires_ms > clock() * 1000:
             break
         number = max(recorded, 0 if newest is None else newest[0]) + 1
         expires_ms = _in(seconds, clock)
         data = msgspec.json.encode(_Record(holder=holder, expires_ms=expires_ms))
         if objects.put_if_absent(_path(number), data):
-            objects.delete([_path(older) for older in _numbers(place) if older < number])
-            return Lease(place, number, holder, seconds, clock, expires_ms)
+            objects.delete([_path(older) for older in _numbers(location) if older < number])
+            return MaintenanceLease(location, number, holder, seconds, clock, expires_ms)
     held, until = ("somebody", "soon") if newest is None else (newest[1].holder, _moment(newest[1].expires_ms))
-    raise MaintenanceBusy(table=place.location, holder=held, until=until)
+    raise MaintenanceBusy(table=location.path_or_uri, holder=held, until=until)
 
 
-def _newest(place: TablePlace) -> tuple[int, _Record] | None:
-    number = max(_numbers(place), default=None)
+def _newest(location: TableLocation) -> tuple[int, _Record] | None:
+    number = max(_numbers(location), default=None)
     if number is None:
         return None
-    data = place.objects().get(_path(number))
+    data = location.objects().get(_path(number))
     try:
         return number, msgspec.json.decode(data or b"", type=_Record)
     except msgspec.DecodeError:
         return number, _Record(holder="", expires_ms=0)  # nothing of ours: the fence is what counts
 
 
-def _numbers(place: TablePlace) -> list[int]:
-    names = [listed.name.removesuffix(".json") for listed in place.objects().list(FOLDER)]
+def _numbers(location: TableLocation) -> list[int]:
+    names = [listed.name.removesuffix(".json") for listed in location.objects().list(FOLDER)]
     return [int(name) for name in names if name.isdecimal()]
 
 

@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import TableFile, files_of, open_table, schema_of, snapshot
 from sulina.spark.delta_partitions import is_hive
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_schema import arrow_schema
+from sulina.spark.table_location import TableLocation
 
 FORMAT = "sulina-delta"
 _GLOBS = set("*?[]{}\\")
@@ -40,21 +40,21 @@ def read_delta(
         TableUnsupported: it has a feature that this reader lacks.
         InvalidSettings: `where` names something that is not a partition column, or a value of another type.
     """
-    place = TablePlace.parse(uri, endpoint)
-    table = open_table(place, version=version, timestamp=timestamp)
+    location = TableLocation.parse(uri, endpoint)
+    table = open_table(location, version=version, timestamp=timestamp)
     schema, columns = schema_of(table), tuple(table.metadata().partition_columns)
     found = snapshot(table)
     for name, wanted in (where or {}).items():
         found = found.filter(_mask(found, schema, columns, name, wanted))
     if not found.num_rows:
         return spark.createDataFrame([], schema)
-    files = files_of(place, found, columns)
-    if _is_native(place, files, columns):
-        paths = [f"{place.directory}/{file.path}" for file in files]
-        reader = spark.read.schema(schema).option("basePath", str(place.directory))
+    files = files_of(location, found, columns)
+    if _is_native(location, files, columns):
+        paths = [f"{location.directory}/{file.path}" for file in files]
+        reader = spark.read.schema(schema).option("basePath", str(location.directory))
         return reader.parquet(*paths).select(*(_quoted(name) for name in schema.names))
     options = {"version": str(table.version()), **({"objectsEndpoint": endpoint} if endpoint else {})}
-    frame = spark.read.format(FORMAT).options(**options).load(place.location)
+    frame = spark.read.format(FORMAT).options(**options).load(location.path_or_uri)
     for name, wanted in (where or {}).items():
         frame = _filtered(frame, name, wanted)
     return frame
@@ -63,7 +63,9 @@ def read_delta(
 def _mask(found: pa.Table, schema: StructType, columns: Sequence[str], name: str, wanted: Any) -> pa.ChunkedArray:
     known = {column.lower(): column for column in columns}
     if name.lower() not in known:
-        raise InvalidSettings(f"where: {name} is no partition column; there are {', '.join(columns) or 'none'}")
+        raise InvalidSettings(
+            f"where: {name} is not a partition column; the table has {', '.join(columns) or 'no partition columns'}"
+        )
     column = known[name.lower()]
     kind = arrow_schema(schema).field(column).type
     try:
@@ -83,8 +85,8 @@ def _filtered(frame: DataFrame, name: str, wanted: Any) -> DataFrame:
     return frame.where(condition | frame[name].isNull() if None in values else condition)
 
 
-def _is_native(place: TablePlace, files: Sequence[TableFile], columns: Sequence[str]) -> bool:
-    if place.directory is None or _GLOBS & set(place.directory):
+def _is_native(location: TableLocation, files: Sequence[TableFile], columns: Sequence[str]) -> bool:
+    if location.directory is None or _GLOBS & set(location.directory):
         return False
     return all(is_hive(file.path, columns, file.partition_values) for file in files)
 

@@ -1,7 +1,7 @@
 """Rows of a table by the values of its partition columns, and those values as text.
 
-The log of a table says which values a file has. The folder that it lies in says so too, as Hive has it, for whoever
-looks there; nothing here reads it. An empty string is null: that is how Delta Lake has it.
+The log of a table says which values a file has. The folder that it lies in says so too, as Hive has it, for readers
+that look there; nothing here reads it. An empty string is null: that is how Delta Lake has it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import pyarrow as pa
 from sulina.errors import InvalidSettings
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-FOLDER_BYTES_MAX = 200  # of one folder's name; file systems allow 255
+FOLDER_BYTES_MAX = 200  # length of one folder's name; file systems allow 255
 _ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 
 Values = tuple[str | None, ...]  # of the partition columns, in their order
@@ -51,7 +51,11 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[Value
 
 
 def to_texts(values: pa.Array) -> list[str | None]:
-    """Return partition values as the log has them."""
+    """Return partition values as the log has them.
+
+    Raises:
+        InvalidSettings: a date is outside the years that the log can hold.
+    """
     if pa.types.is_timestamp(values.type) and values.type.tz is not None:
         values = values.cast(pa.timestamp("us", "UTC"))
     try:

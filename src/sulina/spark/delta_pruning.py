@@ -1,4 +1,4 @@
-"""Which files of a table can have rows that a filter leaves, by partition values and statistics.
+"""Leaves out files of a table that cannot have rows which a filter lets through, by partition values and statistics.
 
 Spark applies every filter again to the rows, so a file that stays for nothing costs time, and one that goes wrongly
 costs rows: whatever is not known, or not understood, stays.

@@ -2,7 +2,7 @@
 
 - `_sulina/readers/{name}.json` at the table. A stream writes it when it begins and whenever Spark says that a batch is
   done; that comes a batch late, so a position is never ahead of what was read.
-- A reader that was not heard of for `SILENT_DAYS` is taken for gone. To let go of one before, remove its file.
+- A reader that was not heard of for `SILENT_DAYS` is taken for gone. To end one earlier, remove its file.
 - A position that cannot be read holds back everything: nobody may guess it.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sulina.errors import CorruptCommit, InvalidName
-from sulina.spark.delta_place import TablePlace
+from sulina.spark.table_location import TableLocation
 
 FOLDER = "_sulina/readers"
 SILENT_DAYS = 30
@@ -27,7 +27,7 @@ class TablePosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     version: int
     at_ms: int
-    snapshot: int | None = None  # what comes after it is all of this version, as for a stream that has just begun
+    snapshot: int | None = None  # a new stream: all files of this version come next
 
 
 def check_reader(name: str) -> None:
@@ -45,7 +45,7 @@ def path_of(name: str) -> str:
     return f"{FOLDER}/{name}.json"
 
 
-def live_readers(place: TablePlace, now: float) -> dict[str, TablePosition]:
+def live_readers(location: TableLocation, now: float) -> dict[str, TablePosition]:
     """Return the readers that wrote their position within `SILENT_DAYS`.
 
     Raises:
@@ -53,14 +53,14 @@ def live_readers(place: TablePlace, now: float) -> dict[str, TablePosition]:
         ArchiveFailed: the store does not answer.
     """
     found = {}
-    for listed in place.objects().list(FOLDER):
-        data = place.objects().get(f"{FOLDER}/{listed.name}") if listed.name.endswith(".json") else None
+    for listed in location.objects().list(FOLDER):
+        data = location.objects().get(f"{FOLDER}/{listed.name}") if listed.name.endswith(".json") else None
         if data is None:
             continue
         try:
             position = msgspec.json.decode(data, type=TablePosition)
         except msgspec.DecodeError as error:
-            raise CorruptCommit(name=f"{place.location}/{FOLDER}/{listed.name}", reason=str(error)) from None
+            raise CorruptCommit(name=f"{location.path_or_uri}/{FOLDER}/{listed.name}", reason=str(error)) from None
         if now * 1000 - position.at_ms < SILENT_DAYS * 86_400_000:
             found[listed.name.removesuffix(".json")] = position
     return found
@@ -70,7 +70,7 @@ def live_readers(place: TablePlace, now: float) -> dict[str, TablePosition]:
 class ReaderFile:
     """The position of one stream, as it is written."""
 
-    place: TablePlace
+    location: TableLocation
     name: str
     clock: Callable[[], float] = time.time
     _written: TablePosition | None = None
@@ -89,5 +89,5 @@ class ReaderFile:
             ArchiveFailed: the store does not answer.
         """
         position = TablePosition(version=version, snapshot=snapshot, at_ms=int(self.clock() * 1000))
-        self.place.objects().put(path_of(self.name), [msgspec.json.encode(position)])
+        self.location.objects().put(path_of(self.name), [msgspec.json.encode(position)])
         self._written = position

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from sulina.spark.delta_log import TableFile
 from sulina.spark.delta_partitions import to_scalar
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.errors import TableFileGone, TableSchemaConflict
+from sulina.spark.table_location import TableLocation
 from sulina.storage.objects import Objects
 
 SPLIT_BYTES = 32 << 20
@@ -38,7 +38,7 @@ class FilePiece:
 class ScanPlan:
     """What a scan makes of files. Pickled with every task."""
 
-    place: TablePlace
+    location: TableLocation
     schema: pa.Schema  # of the rows, in their order
     partition_columns: tuple[str, ...]
 
@@ -86,7 +86,7 @@ def read_pieces(plan: ScanPlan, pieces: Iterable[FilePiece]) -> Iterator[pa.Reco
 
 def _read(plan: ScanPlan, piece: FilePiece) -> Iterator[pa.RecordBatch]:
     values = dict(zip(plan.partition_columns, piece.file.partition_values, strict=True))
-    with _opened(plan.place, piece.file) as parquet:
+    with _opened(plan.location, piece.file) as parquet:
         stored = set(parquet.schema_arrow.names)
         columns = [name for name in plan.schema.names if name in stored and name not in values]
         for number in range(parquet.metadata.num_row_groups):
@@ -134,25 +134,27 @@ def _cast(plan: ScanPlan, file: TableFile, column: pa.Array, field: pa.Field) ->
         return column.cast(field.type)
     except pa.ArrowException as error:
         reason = f"{file.path} has {column.type}, not {field.type}"
-        raise TableSchemaConflict(table=plan.place.location, columns=f"column {field.name}", reason=reason) from error
+        raise TableSchemaConflict(
+            table=plan.location.path_or_uri, columns=f"column {field.name}", reason=reason
+        ) from error
 
 
-def _opened(place: TablePlace, file: TableFile) -> pq.ParquetFile:
-    if place.directory is not None:
+def _opened(location: TableLocation, file: TableFile) -> pq.ParquetFile:
+    if location.directory is not None:
         try:
-            return pq.ParquetFile(f"{place.directory}/{file.path}")
+            return pq.ParquetFile(f"{location.directory}/{file.path}")
         except FileNotFoundError as error:
-            raise TableFileGone(table=place.location, path=file.path) from error
-    source = pa.PythonFile(_Ranges(place, file), mode="r")
+            raise TableFileGone(table=location.path_or_uri, path=file.path) from error
+    source = pa.PythonFile(_Ranges(location, file), mode="r")
     return pq.ParquetFile(source, pre_buffer=True)
 
 
 class _Ranges(io.RawIOBase):
     """A file in a bucket, read by ranges. Arrow joins those that lie together."""
 
-    def __init__(self, place: TablePlace, file: TableFile) -> None:
-        self._place, self._file, self._at = place, file, 0
-        self._objects: Objects = place.objects()
+    def __init__(self, location: TableLocation, file: TableFile) -> None:
+        self._location, self._file, self._at = location, file, 0
+        self._objects: Objects = location.objects()
 
     def readable(self) -> bool:
         return True
@@ -174,6 +176,6 @@ class _Ranges(io.RawIOBase):
             return b""
         data = self._objects.get_range(self._file.path, self._at, size)
         if data is None:
-            raise TableFileGone(table=self._place.location, path=self._file.path)
+            raise TableFileGone(table=self._location.path_or_uri, path=self._file.path)
         self._at += size
         return bytes(data)

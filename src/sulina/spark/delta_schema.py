@@ -108,7 +108,7 @@ def check_partition_columns(schema: StructType, columns: Sequence[str]) -> tuple
     for column in columns:
         field = names.get(column.lower())
         if field is None:
-            raise InvalidSettings(f"partition column {column}: there is none, only {', '.join(schema.names)}")
+            raise InvalidSettings(f"partition column {column} is unknown; the columns are {', '.join(schema.names)}")
         if isinstance(field.dataType, (BinaryType, StructType, ArrayType, MapType)):
             raise InvalidSettings(f"partition column {column} is {field.dataType.simpleString()}: take a simple one")
     if len({column.lower() for column in columns}) < len(columns):
@@ -120,7 +120,7 @@ def check_partition_columns(schema: StructType, columns: Sequence[str]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What rows make of a table."""
+    """The columns of a table after rows were added to it."""
 
     table: StructType  # as it is afterwards
     rows: StructType  # the rows' columns in their order, with the table's names and types

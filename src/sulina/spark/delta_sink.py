@@ -1,4 +1,4 @@
-"""`df.write.format("sulina-delta")` and `df.writeStream.format("sulina-delta")`.
+"""Sink of Delta tables: `df.write.format("sulina-delta")` and `df.writeStream.format("sulina-delta")`.
 
 Executors write files, the driver commits them: all rows of a write, or of a micro-batch, are one version of the table.
 A batch that is replayed finds its version, and adds nothing. A micro-batch without rows makes no version.
@@ -14,9 +14,9 @@ from pyspark.sql.types import StructType
 
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_files import TARGET_BYTES, NewFile, WritePlan, discard, write_files
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_table import Committed, WriteTo, commit, plan_write
 from sulina.spark.options import Options
+from sulina.spark.table_location import TableLocation
 
 WRITE_OPTIONS = (
     "path", "objectsEndpoint", "partitionColumns", "mergeSchema", "overwriteSchema", "targetFileBytes", "txn", "txnApp",
@@ -26,7 +26,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class WrittenFiles(WriterCommitMessage):
     """The files of one task."""
 
     files: tuple[NewFile, ...]
@@ -35,7 +35,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where rows go, and as what."""
+    """The options of a write to a table."""
 
     to: WriteTo
     plan: WritePlan
@@ -56,9 +56,11 @@ class SinkOptions:
         unfit = "txn" if is_stream else "txnApp"
         if options.text(unfit) is not None:
             other = "txnApp" if is_stream else "txn"
-            raise InvalidSettings(f"option {unfit} is not for a {'stream' if is_stream else 'write'}: say {other}")
+            raise InvalidSettings(
+                f"option {unfit} does not apply to a {'stream' if is_stream else 'write'}: set {other}"
+            )
         to = WriteTo(
-            place=TablePlace.parse(options.text("path"), options.text("objectsEndpoint")),
+            location=TableLocation.parse(options.text("path"), options.text("objectsEndpoint")),
             schema=schema,
             partition_columns=options.names("partitionColumns"),
             overwrite=overwrite,
@@ -82,8 +84,8 @@ class DeltaWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return Written(tuple(write_files(self._options.plan, iterator)), None)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
+        return WrittenFiles(tuple(write_files(self._options.plan, iterator)), None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         commit(self._options.to, _files(messages), app=self._options.txn, version=self._options.txn_version)
@@ -98,10 +100,10 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
-        return Written(tuple(write_files(self._options.plan, iterator)), query)
+        return WrittenFiles(tuple(write_files(self._options.plan, iterator)), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         files = _files(messages)
@@ -116,19 +118,24 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
 def commit_batch(
     options: SinkOptions, files: Sequence[NewFile], messages: Sequence[WriterCommitMessage | None], batch: int
 ) -> Committed:
-    """Commit one micro-batch, as (query, batch)."""
-    queries = {message.query for message in messages if isinstance(message, Written) and message.query}
+    """Commit one micro-batch, as (query, batch).
+
+    Raises:
+        InvalidSettings: neither Spark nor an option names the query.
+        TableFailed: the commit could not be written.
+    """
+    queries = {message.query for message in messages if isinstance(message, WrittenFiles) and message.query}
     app = options.txn_app or min(queries, default=None)
     if app is None:
-        raise InvalidSettings("Spark did not say which query this is: set option txnApp, another for each query")
+        raise InvalidSettings("Spark did not name the query: set option txnApp, to another value for each query")
     return commit(options.to, files, app=app, version=batch)
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[NewFile]:
-    return [file for message in messages if isinstance(message, Written) for file in message.files]
+    return [file for message in messages if isinstance(message, WrittenFiles) for file in message.files]
 
 
 def _give_up(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Delete the files of tasks if no commit was tried; if one was, it may yet appear, and they stay."""
     if any(message is None for message in messages):
-        discard(options.to.place, _files(messages))
+        discard(options.to.location, _files(messages))

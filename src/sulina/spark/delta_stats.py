@@ -24,8 +24,8 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of UTC, and printed as such
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """One column of a Parquet file."""
+class StatsColumn:
+    """A column of a Parquet file, with or without statistics in the log."""
 
     path: tuple[str, ...]  # in structs
     type: pa.DataType
@@ -33,14 +33,16 @@ class Leaf:
     has_stats: bool
 
 
-def leaves(schema: pa.Schema) -> list[Leaf]:
+def leaves(schema: pa.Schema) -> list[StatsColumn]:
     """Return the columns in the order in which a Parquet file has them."""
     found = [leaf for field in schema for leaf in _leaves(field.name, field.type, (), "", in_struct=True)]
-    return [leaf if n < COLUMNS_MAX else Leaf(leaf.path, leaf.type, leaf.parquet_path, False)
+    return [leaf if n < COLUMNS_MAX else StatsColumn(leaf.path, leaf.type, leaf.parquet_path, False)
             for n, leaf in enumerate(found)]  # fmt: skip
 
 
-def _leaves(name: str, kind: pa.DataType, above: tuple[str, ...], prefix: str, *, in_struct: bool) -> Iterator[Leaf]:
+def _leaves(
+    name: str, kind: pa.DataType, above: tuple[str, ...], prefix: str, *, in_struct: bool
+) -> Iterator[StatsColumn]:
     path, at = (*above, name), f"{prefix}{name}"
     if pa.types.is_struct(kind):
         for field in kind:
@@ -52,10 +54,10 @@ def _leaves(name: str, kind: pa.DataType, above: tuple[str, ...], prefix: str, *
         yield from _leaves("element", kind.value_type, path, f"{at}.list.", in_struct=False)
     else:
         is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-        yield Leaf(path, kind, at, in_struct and not is_binary)
+        yield StatsColumn(path, kind, at, in_struct and not is_binary)
 
 
-def with_nan(batch: pa.Table, columns: Sequence[Leaf]) -> set[tuple[str, ...]]:
+def with_nan(batch: pa.Table, columns: Sequence[StatsColumn]) -> set[tuple[str, ...]]:
     """Return which columns have a NaN: footers leave it out, and Spark sorts it above all numbers."""
     found = set()
     for leaf in columns:
@@ -68,7 +70,7 @@ def with_nan(batch: pa.Table, columns: Sequence[Leaf]) -> set[tuple[str, ...]]:
     return found
 
 
-def stats_json(metadata: Any, columns: Sequence[Leaf], nan: AbstractSet[tuple[str, ...]]) -> str:
+def stats_json(metadata: Any, columns: Sequence[StatsColumn], nan: AbstractSet[tuple[str, ...]]) -> str:
     """Return the statistics of a file with this footer; `nan` names the columns that have one."""
     stats: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for number, leaf in enumerate(columns):
@@ -131,7 +133,7 @@ def _highest(raw: Any, kind: pa.DataType) -> Any:
 
 
 def _above(prefix: str) -> str | None:
-    """Return the lowest text that is higher than every text with this prefix; None: there is none."""
+    """Return the lowest text that is higher than every text with this prefix; None if no text is."""
     while prefix:
         following = ord(prefix[-1]) + 1
         if _SURROGATES[0] <= following <= _SURROGATES[1]:

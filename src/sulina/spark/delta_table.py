@@ -24,12 +24,12 @@ from sulina.errors import InvalidInput
 from sulina.failpoints import Failpoint, reach
 from sulina.spark.delta_files import TARGET_BYTES, NewFile, WritePlan, discard
 from sulina.spark.delta_log import check_writable, find_table, read_commit, schema_of
-from sulina.spark.delta_place import LOG_FOLDER, TablePlace
 from sulina.spark.delta_schema import arrow_schema, check_partition_columns, fit, table_schema
 from sulina.spark.errors import TableFailed, TableSchemaConflict
+from sulina.spark.table_location import LOG_FOLDER, TableLocation
 
 ATTEMPTS_MAX = 20
-DELTA_RETRIES_MAX = 100  # of an append that other appends overtake
+DELTA_RETRIES_MAX = 100  # how often an append is tried again that other appends overtake
 PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 1.0
 CONFIGURATION = {"delta.enableDeletionVectors": "false"}
@@ -39,7 +39,7 @@ CONFIGURATION = {"delta.enableDeletionVectors": "false"}
 class WriteTo:
     """A table, what is written to it, and what may change of it. Pickled."""
 
-    place: TablePlace
+    location: TableLocation
     schema: StructType  # of the rows
     partition_columns: tuple[str, ...] | None = None  # None: those that the table has
     overwrite: bool = False
@@ -74,8 +74,8 @@ def plan_write(to: WriteTo, *, target_bytes: int = TARGET_BYTES) -> WritePlan:
         TableUnsupported: it has a feature that this writer lacks.
         InvalidSettings: a column cannot be in a table, or cannot be a partition column.
     """
-    shape = _shape(to, find_table(to.place))
-    return WritePlan(to.place, arrow_schema(shape.rows), shape.partition_columns, target_bytes)
+    shape = _shape(to, find_table(to.location))
+    return WritePlan(to.location, arrow_schema(shape.rows), shape.partition_columns, target_bytes)
 
 
 def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, version: int = 0) -> Committed:
@@ -89,30 +89,30 @@ def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, ver
     failure: Exception | None = None
     since: int | None = None  # the version that was there before the first attempt
     for attempt in range(ATTEMPTS_MAX):
-        table = find_table(to.place)
+        table = find_table(to.location)
         newest = table.version() if table is not None else -1
         since = newest if since is None else since
-        if failure is not None and (ours := version_with(to.place, files, since, newest)) is not None:
+        if failure is not None and (ours := version_with(to.location, files, since, newest)) is not None:
             return Committed(ours, True)  # an attempt that seemed to fail did not
         if table is not None and app is not None and _has_transaction(table, app, version):
-            reach(Failpoint.COMMIT_FOUND, to.place.location)
-            return _found_there(to.place, files, since, table)
+            reach(Failpoint.COMMIT_FOUND, to.location.path_or_uri)
+            return _found_there(to.location, files, since, table)
         if table is not None and not files and not to.overwrite and to.user_metadata is None:
             return Committed(newest, False)
         try:
-            reach(Failpoint.COMMIT_BEGUN, to.place.location)
+            reach(Failpoint.COMMIT_BEGUN, to.location.path_or_uri)
             made = _attempt(to, table, files, app, version)
-            reach(Failpoint.COMMIT_DONE, to.place.location)
+            reach(Failpoint.COMMIT_DONE, to.location.path_or_uri)
             return Committed(made, True)
         except (InvalidInput, TableSchemaConflict):
             if failure is None:
-                discard(to.place, files)
+                discard(to.location, files)
             raise
         except Exception as error:  # noqa: BLE001 - delta-rs raises plain ones too; whatever it was, the log decides
             failure = error
         time.sleep(jittered(doubled(PAUSE_SECONDS, PAUSE_SECONDS_MAX, attempt), random.random))
     assert failure is not None
-    raise TableFailed(table=to.place.location, cause=failure)
+    raise TableFailed(table=to.location.path_or_uri, cause=failure)
 
 
 def _has_transaction(table: DeltaTable, app: str, version: int) -> bool:
@@ -120,20 +120,20 @@ def _has_transaction(table: DeltaTable, app: str, version: int) -> bool:
     return recorded is not None and recorded >= version
 
 
-def _found_there(place: TablePlace, files: Sequence[NewFile], since: int, table: DeltaTable) -> Committed:
+def _found_there(location: TableLocation, files: Sequence[NewFile], since: int, table: DeltaTable) -> Committed:
     """Settle with a commit of the same (app, version): ours that seemed to fail, or another process'."""
-    ours = version_with(place, files, since, table.version())
+    ours = version_with(location, files, since, table.version())
     if ours is not None:
         return Committed(ours, True)
-    discard(place, files)
+    discard(location, files)
     return Committed(table.version(), False)
 
 
-def version_with(place: TablePlace, files: Sequence[NewFile], since: int, newest: int) -> int | None:
+def version_with(location: TableLocation, files: Sequence[NewFile], since: int, newest: int) -> int | None:
     """Return the version after `since` that has one of these files. A commit has all of its files or none."""
     paths = {file.path for file in files[:1]}
     for version in range(since + 1, newest + 1) if paths else ():
-        entry = read_commit(place, version, ())
+        entry = read_commit(location, version, ())
         if entry is not None and entry.paths & paths:
             return version
     return None
@@ -144,19 +144,21 @@ def _shape(to: WriteTo, table: DeltaTable | None) -> _Shape:
     if table is None:
         columns = check_partition_columns(rows, to.partition_columns or ())
         return _Shape(rows, rows, columns)
-    check_writable(to.place, table, overwrite=to.overwrite)
+    check_writable(to.location, table, overwrite=to.overwrite)
     current = tuple(table.metadata().partition_columns)
     wanted = current if to.partition_columns is None else to.partition_columns
     if [name.lower() for name in wanted] != [name.lower() for name in current]:
         reason = f"its partition columns are {', '.join(current) or 'none'}, and not {', '.join(wanted) or 'none'}"
-        raise TableSchemaConflict(table=to.place.location, columns="partition columns", reason=reason)
+        raise TableSchemaConflict(table=to.location.path_or_uri, columns="partition columns", reason=reason)
     if to.overwrite and to.overwrite_schema:
         return _Shape(rows, rows, check_partition_columns(rows, current))
-    fitted = fit(to.place.location, schema_of(table), rows, merge=to.merge_schema)
+    fitted = fit(to.location.path_or_uri, schema_of(table), rows, merge=to.merge_schema)
     missing = [name for name in current if name not in fitted.rows.names]
     if missing:
         reason = "the rows have none, and files are kept by it; add it, as null"
-        raise TableSchemaConflict(table=to.place.location, columns=f"partition column {missing[0]}", reason=reason)
+        raise TableSchemaConflict(
+            table=to.location.path_or_uri, columns=f"partition column {missing[0]}", reason=reason
+        )
     added = tuple(Field.from_json(field.json()) for field in fitted.added)
     return _Shape(fitted.table, fitted.rows, current, added)
 
@@ -173,15 +175,15 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
     columns = list(shape.partition_columns)
     if table is None:
         create_table_with_add_actions(
-            to.place.location,
+            to.location.path_or_uri,
             _schema(shape.schema),
             [_add(file) for file in files],
             partition_by=columns,
             configuration=CONFIGURATION,
-            storage_options=to.place.storage_options(),
+            storage_options=to.location.storage_options(),
             commit_properties=properties,
         )
-        make_durable(to.place, 0)
+        make_durable(to.location, 0)
         return 0
     if shape.added and not to.overwrite:
         table.alter.add_columns(list(shape.added))
@@ -196,8 +198,8 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
     before = table.version()
     table.update_incremental()
     newest = table.version()
-    made = None if newest == before + 1 else version_with(to.place, files, before, newest)
-    make_durable(to.place, newest if made is None else made)
+    made = None if newest == before + 1 else version_with(to.location, files, before, newest)
+    make_durable(to.location, newest if made is None else made)
     return newest if made is None else made
 
 
@@ -209,11 +211,11 @@ def _schema(schema: StructType) -> Schema:
     return Schema.from_json(schema.json())
 
 
-def make_durable(place: TablePlace, version: int) -> None:
+def make_durable(location: TableLocation, version: int) -> None:
     """Sync a commit to disk, which delta-rs leaves to the system: a torn commit would make the table unreadable."""
-    if place.directory is None:
+    if location.directory is None:
         return
-    folder = f"{place.directory}/{LOG_FOLDER}"
+    folder = f"{location.directory}/{LOG_FOLDER}"
     for path in (f"{folder}/{version:020d}.json", folder):
         with contextlib.suppress(FileNotFoundError):
             handle = os.open(path, os.O_RDONLY)

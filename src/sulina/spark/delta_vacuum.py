@@ -1,4 +1,4 @@
-"""Files that no reader of a Delta table needs any more are removed. Needs no Spark.
+"""Removes files that no reader of a Delta table needs any more. Needs no Spark.
 
 What is kept, whatever its age:
 - every file of the newest version;
@@ -26,20 +26,20 @@ from sulina.errors import InvalidSettings, VersionNotRetained
 from sulina.spark.delta_history import Actions, read_actions
 from sulina.spark.delta_lease import APP, Clock, hold
 from sulina.spark.delta_log import check_writable, open_table, snapshot
-from sulina.spark.delta_place import LOG_FOLDER, TablePlace
 from sulina.spark.delta_readers import TablePosition, live_readers, path_of
 from sulina.spark.errors import TableUnsupported
+from sulina.spark.table_location import LOG_FOLDER, TableLocation
 from sulina.storage.objects import Listed
 
 RETENTION_SECONDS = 7 * 86_400.0
 RETENTION_SECONDS_MIN = 3600.0
-READS_AT_ONCE = 16  # of commits
+READS_AT_ONCE = 16  # commits that are read at the same time
 DELETED_AT_ONCE = 1000
-_DATA = (".parquet", ".aside")  # what a writer that was killed has left aside is data too
+_DATA = (".parquet", ".aside")  # a file that a killed writer has left aside is data too
 
 
 class OldFile(msgspec.Struct, kw_only=True):
-    """A file that nobody needs."""
+    """A file that no version and no reader needs."""
 
     path: str
     size_bytes: int
@@ -47,13 +47,13 @@ class OldFile(msgspec.Struct, kw_only=True):
 
 
 class Vacuumed(msgspec.Struct, kw_only=True):
-    """What was removed, or would be."""
+    """The files that were removed, or would be."""
 
     table: str
     version: int
     is_dry_run: bool
     files: list[OldFile]
-    files_kept: int  # that are of no use to the newest version, and stay
+    files_kept: int  # files that the newest version does not have, and that stay
     readers: dict[str, TablePosition]
     clock_ahead_seconds: float = 0.0  # how far our clock was ahead of the store's, which counted then
 
@@ -63,14 +63,14 @@ class Vacuumed(msgspec.Struct, kw_only=True):
 
 
 def vacuum(
-    place: TablePlace,
+    location: TableLocation,
     *,
     retention_seconds: float = RETENTION_SECONDS,
     is_forced: bool = False,
     is_dry_run: bool = False,
     clock: Clock = time.time,
 ) -> Vacuumed:
-    """Remove what nobody needs; `is_forced` allows any retention, and goes by `clock` alone.
+    """Remove files that nobody needs; `is_forced` allows any retention, and goes by `clock` alone.
 
     Raises:
         InvalidSettings, TableNotFound, TableUnsupported, MaintenanceBusy: nothing was done.
@@ -81,34 +81,34 @@ def vacuum(
             f"run: keep an hour or more, or force it where nobody else is at the table"
         )
     if is_dry_run:
-        return _found(place, retention_seconds, clock())
-    table = open_table(place)
-    with hold(place, recorded=table.transaction_version(APP) or 0, clock=clock) as lease:
+        return _found(location, retention_seconds, clock())
+    table = open_table(location)
+    with hold(location, recorded=table.transaction_version(APP) or 0, clock=clock) as lease:
         ahead = 0.0 if is_forced else max(0.0, clock() - lease.stored_at())
-        found = _found(place, retention_seconds, clock() - ahead)
+        found = _found(location, retention_seconds, clock() - ahead)
         for first in range(0, len(found.files), DELETED_AT_ONCE):
             lease.keep()
-            place.objects().delete([file.path for file in found.files[first : first + DELETED_AT_ONCE]])
+            location.objects().delete([file.path for file in found.files[first : first + DELETED_AT_ONCE]])
     return msgspec.structs.replace(found, is_dry_run=False, clock_ahead_seconds=ahead)
 
 
-def _found(place: TablePlace, retention_seconds: float, now: float) -> Vacuumed:
+def _found(location: TableLocation, retention_seconds: float, now: float) -> Vacuumed:
     # The table before and after the look at its folders: what is committed in between is of one of them, or young.
-    before = _paths(open_table(place))
-    listed = place.objects().list("")
-    readers = live_readers(place, now)
-    table = open_table(place)
-    check_writable(place, table, overwrite=False)
+    before = _paths(open_table(location))
+    listed = location.objects().list("")
+    readers = live_readers(location, now)
+    table = open_table(location)
+    check_writable(location, table, overwrite=False)
     live = _paths(table)
     for path in sorted((before & live) - {one.name for one in listed}):
         # It is gone, or the store has another name for it: then what is listed cannot be told from what is not needed.
-        raise TableUnsupported(table=place.location, feature=f"a file that its store does not list ({path})")
+        raise TableUnsupported(table=location.path_or_uri, feature=f"a file that its store does not list ({path})")
     cutoff = now - retention_seconds
-    kept = before | live | _needed(place, listed, readers, cutoff)
+    kept = before | live | _needed(location, listed, readers, cutoff)
     useless = [one for one in _data_files(listed) if one.name not in live]
     old = [one for one in useless if one.name not in kept and one.modified < cutoff]
     return Vacuumed(
-        table=place.location,
+        table=location.path_or_uri,
         version=table.version(),
         is_dry_run=True,
         files=[
@@ -138,7 +138,9 @@ def _is_hidden(path: str) -> bool:
 # What somebody needs
 
 
-def _needed(place: TablePlace, listed: Sequence[Listed], readers: dict[str, TablePosition], cutoff: float) -> set[str]:
+def _needed(
+    location: TableLocation, listed: Sequence[Listed], readers: dict[str, TablePosition], cutoff: float
+) -> set[str]:
     """Return the files that commits since the cutoff removed, and those that readers have not read."""
     read_to = min((_position(one) for one in readers.values()), default=None)
     young: set[int] = set()
@@ -151,9 +153,9 @@ def _needed(place: TablePlace, listed: Sequence[Listed], readers: dict[str, Tabl
             young.add(version)
         if version in young or (read_to is not None and version > read_to):
             wanted.append(version)
-    found = _snapshots(place, readers)
+    found = _snapshots(location, readers)
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-        for actions in pool.map(lambda version: read_actions(place, version), wanted):
+        for actions in pool.map(lambda version: read_actions(location, version), wanted):
             if actions is not None:
                 found |= _kept_by(actions, young, read_to)
     return found
@@ -168,7 +170,7 @@ def _position(reader: TablePosition) -> int:
     return reader.version if reader.snapshot is None else reader.snapshot
 
 
-def _snapshots(place: TablePlace, readers: dict[str, TablePosition]) -> set[str]:
+def _snapshots(location: TableLocation, readers: dict[str, TablePosition]) -> set[str]:
     """Return the files of versions that readers have begun with.
 
     Raises:
@@ -179,9 +181,11 @@ def _snapshots(place: TablePlace, readers: dict[str, TablePosition]) -> set[str]
         if reader.snapshot is None:
             continue
         try:
-            table = open_table(place, version=reader.snapshot)
+            table = open_table(location, version=reader.snapshot)
         except VersionNotRetained as error:
-            error.add_note(f"reader {name} begins with it; if it is gone, remove {place.location}/{path_of(name)}")
+            error.add_note(
+                f"reader {name} begins with it; if it is gone, remove {location.path_or_uri}/{path_of(name)}"
+            )
             raise
         found |= _paths(table)
     return found

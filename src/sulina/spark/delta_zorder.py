@@ -32,8 +32,8 @@ def z_columns(names: Sequence[str], schema: pa.Schema, partition_columns: Sequen
         column = known.get(name.lower())
         if column is None:
             close = get_close_matches(name.lower(), list(known), n=1)
-            hint = f"; did you mean {known[close[0]]}?" if close else f", only {', '.join(schema.names)}"
-            raise InvalidSettings(f"z-order: there is no column {name!r}{hint}")
+            hint = f"; did you mean {known[close[0]]}?" if close else f"; the columns are {', '.join(schema.names)}"
+            raise InvalidSettings(f"z-order: column {name!r} is unknown{hint}")
         if column in partition_columns:
             raise InvalidSettings(f"z-order: {column} is a partition column, of which a file has one value anyway")
         if pa.types.is_nested(schema.field(column).type):
@@ -82,13 +82,13 @@ def z_codes(ranks: Sequence[npt.NDArray[np.uint64]], rows: int) -> npt.NDArray[n
     if not rows:
         return codes
     bits = _CODE_BITS // len(ranks)
-    places = []
+    ranks_scaled = []
     for column in ranks:
         # Stretched over all its bits: a column with few values counts as much as one with many.
         top = max(1, int(column.max()))
         scaled = column.astype(np.float64) * ((2.0 ** min(bits, 32) - 1) / top)
-        places.append(scaled.astype(np.uint64))
+        ranks_scaled.append(scaled.astype(np.uint64))
     for bit in reversed(range(min(bits, 32))):
-        for place in places:
-            codes = (codes << np.uint64(1)) | ((place >> np.uint64(bit)) & np.uint64(1))
+        for rank in ranks_scaled:
+            codes = (codes << np.uint64(1)) | ((rank >> np.uint64(bit)) & np.uint64(1))
     return codes

@@ -1,4 +1,4 @@
-"""What Spark's side of Sulina raises on purpose: the same tree, under `sulina.errors`."""
+"""Errors of the Spark side. They belong to the tree of `sulina.errors`."""
 
 import re
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, Sulina
 
 
 class ExpectationFailed(InvalidInput):
-    """Rows that a pipeline must not see. Nothing of their batch was written."""
+    """Rows do not meet an expectation that a pipeline insists on. Nothing of their batch was written."""
 
     def __init__(self, *, table: str, expectation: str, rows: int, first: str) -> None:
         super().__init__(
-            f"{rows} rows for table {table} do not meet {expectation!r}, the first is {first}: mend them at their "
-            f"source, or say what else is to become of them (otherwise = 'quarantine' or 'drop')"
+            f"{rows} rows for table {table} do not meet {expectation!r}, the first is {first}: correct them at their "
+            f"source, or set otherwise = 'quarantine' or 'drop' for this expectation"
         )
         self.table, self.expectation, self.rows, self.first = table, expectation, rows, first
 
@@ -28,7 +28,7 @@ class TableUnsupported(InvalidInput):
 
 
 class SinkDiverged(Conflict):
-    """A task of Spark was run again and did not give the rows that it gave first. Those are there; others are not."""
+    """A task of Spark was run again and gave other rows. The first ones are in the topic, the others are not."""
 
     def __init__(self, *, topic: str, partition: int, writer: str, ours: int, theirs: int) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class SinkDiverged(Conflict):
 
 
 class SinkBehind(Conflict):
-    """A later batch of the same query was published, and what there was of this one can no longer be told."""
+    """A later batch of the same query was published, and how much of this one was published is no longer known."""
 
     def __init__(self, *, topic: str, partition: int, writer: str, records: int) -> None:
         super().__init__(
@@ -85,10 +85,10 @@ class MaintenanceFenced(Conflict):
 
 
 class TableNotFound(NotFound):
-    """There is no Delta table there."""
+    """No Delta table exists at a location."""
 
     def __init__(self, *, table: str) -> None:
-        super().__init__(f"there is no Delta table at {table}")
+        super().__init__(f"no Delta table exists at {table}")
         self.table = table
 
 
@@ -114,21 +114,25 @@ class TableRewritten(NotAvailable):
 
 
 class BatchUnfinished(NotAvailable):
-    """The stream of a table has not come to where it must be first. Nothing was read or written."""
+    """The stream of a table has to finish a batch first. Nothing was read or written."""
 
     def __init__(self, *, table: str, batch: int | None) -> None:
-        what = "has not begun" if batch is None else f"has not finished its batch {batch}, and nobody seems to be at it"
+        what = (
+            "has not begun"
+            if batch is None
+            else f"has not finished its batch {batch}, and no run seems to be working on it"
+        )
         super().__init__(f"the stream of table {table} {what}: run the pipeline, then try again")
         self.table, self.batch = table, batch
 
 
 class IncompleteScan(NotAvailable):
-    """A scan did not get every record that it had planned to read. What it gave so far must not be taken for all."""
+    """A scan got fewer records than it had planned to read. The rows that it has returned are not complete."""
 
     def __init__(self, *, partition: str, start: int, end: int, records: int) -> None:
         super().__init__(
             f"offsets [{start}, {end}) of {partition} hold {end - start} records, and {records} of them were found: "
-            f"nothing is left out in silence; run it again, and if that does not help, `sulina audit` says what is gone"
+            f"run it again; if that does not help, `sulina audit` names what is missing"
         )
         self.partition, self.start, self.end, self.records = partition, start, end, records
 
@@ -140,7 +144,7 @@ class StreamDiverged(NotAvailable):
         super().__init__(
             f"offsets [{start}, {end}) of {partition} were given up since epoch {epoch}, and the log goes on at "
             f"{start} with other records: set failOnDataLoss=false (in a pipeline: fail_on_data_loss) to go on there, "
-            f"beside what was made of those that are gone, or begin with a new checkpoint and a new table"
+            f"which keeps the rows made from the old records, or begin with a new checkpoint and a new table"
         )
         self.partition, self.start, self.end, self.epoch = partition, start, end, epoch
 
@@ -172,16 +176,16 @@ class SparkFailed(SulinaError):
     """A job of Spark ended with an error that is not one of ours."""
 
     def __init__(self, *, reason: str) -> None:
-        super().__init__(f"Spark could not do it: {reason}")
+        super().__init__(f"Spark failed: {reason}")
         self.reason = reason
 
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise what is behind an error of Spark.
+    """Raise the error of ours that is behind an error of Spark.
 
     Raises:
-        SparkFailed: it is not one of ours; ours are raised as they are.
+        SparkFailed: no error of ours is behind it.
     """
     from pyspark.errors import PySparkException  # which processes that only name these errors do without
 

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, as bounds on what is read.
+"""Bounds on what a scan of topics reads, from the filters that Spark pushes down.
 
 Only what a log can find without reading is of use: partition, offset, timestamp, version, namespace and topic. Spark
 applies every filter again to the rows, so a bound may be wider than its filter, never narrower.
@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 
 from sulina.core.log.position import At, Position
 from sulina.errors import NotAvailable
-from sulina.spark.logs import Logs
+from sulina.spark.log_catalogue import LogCatalogue
 from sulina.types import Offset, PartitionName, Version
 
 _UNDERSTOOD = (EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual)
@@ -77,7 +77,7 @@ class Bounds:
         }
         return all(values[name] in allowed for name, allowed in self.among.items())
 
-    def narrow(self, logs: Logs, partition: PartitionName, start: Offset, end: Offset) -> tuple[Offset, Offset]:
+    def narrow(self, logs: LogCatalogue, partition: PartitionName, start: Offset, end: Offset) -> tuple[Offset, Offset]:
         """Return the part of [start, end) where such rows can be.
 
         Timestamps are the producers' and need not rise: so only the first record that is as new or newer is a bound,

@@ -1,4 +1,4 @@
-"""From JSON Schema to columns: what each part of a value becomes, and two ways to get there.
+"""Columns for a JSON Schema: what each part of a value becomes, by a quick way and by an exact one.
 
 - Quick: msgspec reads text straight into objects of classes made from the schema, and `build` makes columns of them.
 - Exact: `convert` takes a value that was read without a schema, and says where it does not fit.
@@ -45,7 +45,7 @@ _DRAFTS_WITH_FORMATS = {"http://json-schema.org/draft-06/schema", "http://json-s
 
 
 class Column(Protocol):
-    """What one part of a value becomes."""
+    """The column that one part of a value becomes."""
 
     @property
     def type(self) -> pa.DataType: ...
@@ -87,7 +87,7 @@ def converted(column: Column, value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class JsonScalar:
     """A column of text, numbers, booleans or times."""
 
     type: pa.DataType
@@ -107,7 +107,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class JsonText:
     """A column of anything, as JSON text."""
 
     reads: Any = Any
@@ -126,7 +126,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class JsonArray:
     """A column of arrays."""
 
     item: Column
@@ -142,6 +142,11 @@ class Items:
         return list[readable(self.item)]  # type: ignore[misc]
 
     def convert(self, value: Any) -> Any:
+        """Convert the items of an array.
+
+        Raises:
+            Misfit: it is not an array, or an item does not fit.
+        """
         if not isinstance(value, list):
             raise Misfit("is not an array")
         cells: list[Any] = []
@@ -168,7 +173,7 @@ class Property:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JsonObject:
     """An object whose properties are known, some of them at least."""
 
     properties: tuple[Property, ...]
@@ -192,6 +197,11 @@ class Record:
         return self.quick
 
     def convert(self, value: Any) -> Any:
+        """Convert the properties of an object.
+
+        Raises:
+            Misfit: it is not an object, or a property is missing or does not fit.
+        """
         if not isinstance(value, dict):
             raise Misfit("is not an object")
         rest, row = value.copy(), {}
@@ -207,7 +217,7 @@ class Record:
         if self.has_rest:
             row[REST] = json_text(rest) if rest else None
         elif rest:
-            raise Misfit("is no property of the schema", step(next(iter(rest))))
+            raise Misfit("is not a property of the schema", step(next(iter(rest))))
         return row
 
     def build(self, cells: list[Any]) -> pa.Array:
@@ -244,11 +254,11 @@ def columns_of(definition: Any) -> Column:
         InvalidSettings: it has too many columns, or two of one name.
     """
     if not isinstance(definition, dict):
-        return Text()
-    return _Compiler(definition).column(definition, (), 0)
+        return JsonText()
+    return _JsonCompiler(definition).column(definition, (), 0)
 
 
-class _Compiler:
+class _JsonCompiler:
     """Walks one schema. A reference to a part that it is in already is JSON text: columns have an end."""
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -264,7 +274,7 @@ class _Compiler:
         if self._count > COLUMNS_MAX:
             raise InvalidSettings(f"the schema has more than {COLUMNS_MAX} columns, once its references are followed")
         if not isinstance(schema, dict) or depth > DEPTH_MAX or ("$id" in schema and schema is not self._root):
-            return Text()
+            return JsonText()
         if "$ref" in schema:
             return self._referred(schema, references, depth)
         for word in ("anyOf", "oneOf"):
@@ -274,14 +284,14 @@ class _Compiler:
             parts = schema["allOf"]
             if isinstance(parts, list) and len(parts) == 1:
                 return _plain_if(self.column(parts[0], references, depth + 1), set(schema) <= {*_NOTES, "allOf"})
-            return Text()
+            return JsonText()
         return self._typed(schema, references, depth)
 
     def _referred(self, schema: dict[str, Any], references: tuple[str, ...], depth: int) -> Column:
         name = schema["$ref"]
         target = self._resolve(name)
         if target is None or name in references:
-            return Text()
+            return JsonText()
         return _plain_if(self.column(target, (*references, name), depth + 1), set(schema) <= {*_NOTES, "$ref"})
 
     def _resolve(self, reference: Any) -> Any:
@@ -301,7 +311,7 @@ class _Compiler:
         parts = schema[word]
         others = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "null")]
         if len(others) != 1:
-            return Text()
+            return JsonText()
         found = self.column(others[0], references, depth + 1)
         nulls = [part for part in parts if part is not others[0]]
         is_simple = set(schema) <= {*_NOTES, word} and all(set(part) <= {*_NOTES, "type"} for part in nulls)
@@ -321,7 +331,7 @@ class _Compiler:
             kinds = ["string"]
             is_nullable = is_nullable or (not names and None in choices)
         if len(kinds) != 1:
-            return Text()
+            return JsonText()
         found = self._of_kind(kinds[0], schema, words, references, depth)
         return _plain_if(_nullable(found), choices is None) if is_nullable else found
 
@@ -331,15 +341,15 @@ class _Compiler:
         if kind == "object":
             return self._record(schema, words, references, depth)
         if kind == "array":
-            item = Text() if "prefixItems" in schema else self.column(schema.get("items"), references, depth + 1)
-            return Items(item, is_plain=item.is_plain and words <= {"items"} and self._is_known_draft)
+            item = JsonText() if "prefixItems" in schema else self.column(schema.get("items"), references, depth + 1)
+            return JsonArray(item, is_plain=item.is_plain and words <= {"items"} and self._is_known_draft)
         if kind == "string":
             return self._string(schema, words)
         scalar = _SCALARS.get(kind)
         if kind == "integer" and words and (limits := _limits(schema, words, _INTEGER_LIMITS)) is not None:
             reads = Annotated[int, Meta(**{"ge": _INT64_MIN, "le": _INT64_MAX, **limits})]
             return replace(_SCALARS[kind], reads=reads, is_plain=self._is_known_draft)
-        return Text() if scalar is None else _plain_if(scalar, not words and self._is_known_draft)
+        return JsonText() if scalar is None else _plain_if(scalar, not words and self._is_known_draft)
 
     def _string(self, schema: dict[str, Any], words: set[str]) -> Column:
         is_plain = words <= {"format"} and self._is_known_draft and not (words and self._checks_formats)
@@ -357,7 +367,7 @@ class _Compiler:
     def _record(self, schema: dict[str, Any], words: set[str], references: tuple[str, ...], depth: int) -> Column:
         named = schema.get("properties")
         if not isinstance(named, dict) or not named:
-            return Text()
+            return JsonText()
         asked = schema.get("required", [])
         required = set(asked) if isinstance(asked, list) else set()
         properties = tuple(
@@ -372,7 +382,7 @@ class _Compiler:
             and all(each.column.is_plain for each in properties)
         )
         quick, open_ = (_quick_class(properties, is_open=is_open) for is_open in (False, True))
-        return Record(properties, has_rest, quick, open_, is_plain=is_plain)
+        return JsonObject(properties, has_rest, quick, open_, is_plain=is_plain)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -408,7 +418,7 @@ def _quick_class(properties: tuple[Property, ...], *, is_open: bool) -> Any:
 
 
 class _Never(msgspec.Struct):
-    """What no value can be read as."""
+    """A type that no value has."""
 
     never: Annotated[int, Meta(ge=1, le=0)]
 
@@ -422,12 +432,12 @@ def _limits(schema: dict[str, Any], words: set[str], known: dict[str, str]) -> A
 
 
 def _plain_if(column: Column, is_plain: bool) -> Column:
-    assert isinstance(column, Scalar | Text | Items | Record)
+    assert isinstance(column, JsonScalar | JsonText | JsonArray | JsonObject)
     return column if is_plain or not column.is_plain else replace(column, is_plain=False)
 
 
 def _nullable(column: Column) -> Column:
-    assert isinstance(column, Scalar | Text | Items | Record)
+    assert isinstance(column, JsonScalar | JsonText | JsonArray | JsonObject)
     return replace(column, is_nullable=True)
 
 
@@ -476,13 +486,13 @@ def _date(value: Any) -> date:
         raise Misfit("is not a date, such as 2026-11-30") from None
 
 
-_STRING = Scalar(pa.string(), str, _text)
+_STRING = JsonScalar(pa.string(), str, _text)
 _SCALARS = {
-    "integer": Scalar(pa.int64(), _INT64, _integer),
-    "number": Scalar(pa.float64(), float, _number),
-    "boolean": Scalar(pa.bool_(), bool, _truth),
+    "integer": JsonScalar(pa.int64(), _INT64, _integer),
+    "number": JsonScalar(pa.float64(), float, _number),
+    "boolean": JsonScalar(pa.bool_(), bool, _truth),
 }
 _FORMATS = {
-    "date-time": Scalar(pa.timestamp("us", "UTC"), _WITH_ZONE, _time),
-    "date": Scalar(pa.date32(), date, _date),
+    "date-time": JsonScalar(pa.timestamp("us", "UTC"), _WITH_ZONE, _time),
+    "date": JsonScalar(pa.date32(), date, _date),
 }

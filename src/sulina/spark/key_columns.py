@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sulina.core.records import _kernels as kernels
+from sulina.core.records import kernels
 
 _SEED, _M = 0x9747B28C, 0x5BD1E995
 

@@ -1,4 +1,4 @@
-"""What a user may say in `.option(…)`, read once. Whatever is unknown or outside the rules is InvalidSettings."""
+"""Options of `.option(…)`, read and checked once. An unknown or invalid one raises InvalidSettings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Options:
         for name in given:
             if name.lower() not in names and name.lower() not in SPARK_OPTIONS:
                 close = get_close_matches(name.lower(), list(names), n=1)
-                hint = f"; did you mean {names[close[0]]}?" if close else f"; there are {', '.join(known)}"
-                raise InvalidSettings(f"there is no option {name}{hint}")
+                hint = f"; did you mean {names[close[0]]}?" if close else f"; the options are {', '.join(known)}"
+                raise InvalidSettings(f"option {name} is unknown{hint}")
         self._values = {names[name.lower()]: value for name, value in given.items() if name.lower() in names}
 
     def text(self, name: str) -> str | None:
@@ -45,7 +45,7 @@ class Options:
         """
         value = (self.text(name) or choices[0]).strip().lower()
         if value not in choices:
-            raise InvalidSettings(f"option {name}: {value!r} is none of {', '.join(choices)}")
+            raise InvalidSettings(f"option {name}: {value!r} is unknown; use one of {', '.join(choices)}")
         return value
 
     def count(self, name: str) -> int | None:
@@ -58,7 +58,7 @@ class Options:
         if value is None:
             return None
         if not value.strip().isdecimal() or int(value) < 1:
-            raise InvalidSettings(f"option {name}: {value!r} is no number that is 1 or more")
+            raise InvalidSettings(f"option {name}: {value!r} is not a whole number of at least 1")
         return int(value)
 
     def flag(self, name: str, *, otherwise: bool) -> bool:
@@ -76,7 +76,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LogLocation:
     """Where topics are: at a broker, or in files that are read without one."""
 
     url: str | None
@@ -85,7 +85,7 @@ class Place:
     objects_endpoint: str | None
 
     @classmethod
-    def of(cls, options: Options) -> "Place":
+    def of(cls, options: Options) -> "LogLocation":
         """Read the location.
 
         Raises:
@@ -93,7 +93,9 @@ class Place:
         """
         url, path = options.text("url"), options.text("path")
         if (url is None) == (path is None):
-            raise InvalidSettings("say either url (of a broker) or path (of an archive or a data directory)")
+            raise InvalidSettings(
+                "set either option url (of a broker) or option path (of an archive or a data directory), not both"
+            )
         return cls(
             url=url,
             path=path,
@@ -104,9 +106,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a scan or a stream reads, and how."""
+    """The options of a scan or a stream of topics."""
 
-    place: Place
+    location: LogLocation
     topics: TopicChoice
     start: Positions
     end: Positions  # exclusive; of a version: after its records
@@ -116,7 +118,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     mode: str | None  # how values are decoded by the schema of their topic; None: they are not
-    check_crc: bool  # of every batch, whoever read it, and none from a cache
+    check_crc: bool  # check every batch again, and read nothing from a cache
     reader: str | None = None  # the name under which a stream registers its positions
 
     @classmethod
@@ -131,7 +133,7 @@ class ReadOptions:
         topic = options.text("topic")
         if topic is None:
             raise InvalidSettings(
-                "say which topic: option topic, such as /default/orders, several with commas, or /shop/*"
+                "option topic is missing: set it to /default/orders, to several with commas, or to /shop/*"
             )
         if is_stream and options.text("end") is not None:
             raise InvalidSettings("a stream has no end: option end is for spark.read")
@@ -139,13 +141,13 @@ class ReadOptions:
         unknown = set(columns or ()) - set(RAW_COLUMNS)
         if unknown or columns == ():
             raise InvalidSettings(
-                f"option columns: there is no {min(unknown, default='')!r}, only {', '.join(RAW_COLUMNS)}"
+                f"option columns: {min(unknown, default='')!r} is unknown; the columns are {', '.join(RAW_COLUMNS)}"
             )
-        place, reader = Place.of(options), options.text("reader")
-        if reader is not None and place.url is None:
+        location, reader = LogLocation.of(options), options.text("reader")
+        if reader is not None and location.url is None:
             raise InvalidSettings("option reader needs url: positions are registered at a broker")
         return cls(
-            place=place,
+            location=location,
             topics=TopicChoice.parse(topic),
             start=_positions(options, "start", LATEST if is_stream else EARLIEST),
             end=_positions(options, "end", LATEST),

@@ -20,7 +20,7 @@ LAST_WORDS_SECONDS_MAX = 2.0
 
 
 class _Words(threading.Thread):
-    """Reads what Java prints until it ends."""
+    """A thread that reads what Java prints until Java ends."""
 
     def __init__(self, pipe: IO[str]) -> None:
         super().__init__(name="sulina-java-says", daemon=True)

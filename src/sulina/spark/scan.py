@@ -1,6 +1,6 @@
-"""What a scan of topics reads: which offsets of which partitions, and in which pieces.
+"""Rules of a scan of topics: which offsets of which partitions are read, and in which pieces.
 
-- A scan is decided once, from what the logs hold at that moment. Whoever reads the same offsets again reads the same.
+- A scan is decided once, from what the logs hold at that moment. A reader of the same offsets reads the same again.
 - Ranges are half-open. What a partition stores is a run of pieces end to end, each with its size, so that a scan can be
   divided fairly without reading anything.
 """
@@ -17,7 +17,7 @@ from sulina.errors import InvalidName, InvalidSettings
 from sulina.types import Epoch, Offset, PartitionName, TopicName
 
 SPLIT_BYTES = 32 << 20
-TASK_ROWS = 1 << 18  # of a batch of a stream
+TASK_ROWS = 1 << 18  # rows of one task, in a batch of a stream
 _EARLIEST, _LATEST = -2, -1  # in JSON, as Kafka's users write them
 
 
@@ -28,7 +28,7 @@ class Piece:
     start: Offset
     end: Offset
     size_bytes: int
-    stored: SegmentRef | None = None  # in an archive or a directory; None: whoever serves the partition has it
+    stored: SegmentRef | None = None  # in an archive or a directory; None: its owner has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets of one partition that are read one after the other, all from places of one kind."""
+    """Offsets of one partition that are read one after the other, all from its owner or all from files."""
 
     partition: PartitionName
     start: Offset
     end: Offset
     size_bytes: int
-    stored: tuple[SegmentRef, ...] = ()  # empty: from whoever serves the partition
+    stored: tuple[SegmentRef, ...] = ()  # empty: read from the partition's owner
     epoch: Epoch | None = None  # a record of a later one is another than was planned to be read; None: not known
 
 
@@ -76,7 +76,7 @@ class Positions:
         Partitions that are not named are at `otherwise`.
 
         Raises:
-            InvalidSettings: it is none of these.
+            InvalidSettings: the text has another form.
         """
         if not text.lstrip().startswith("{"):
             return cls(Position.parse(text.strip()))
@@ -96,7 +96,7 @@ def _position(offset: object) -> Position:
     if isinstance(offset, str) and "@" in offset:
         return Position.parse(f"offset:{offset}")
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < _EARLIEST:
-        raise ValueError(f"{offset!r} is no offset")
+        raise ValueError(f"{offset!r} is not an offset")
     if offset in (_EARLIEST, _LATEST):
         return EARLIEST if offset == _EARLIEST else LATEST
     return Position.parse(f"offset:{offset}")
@@ -113,14 +113,22 @@ class TopicChoice:
 
     @classmethod
     def parse(cls, text: str) -> "TopicChoice":
+        """Read names and patterns that have commas between them.
+
+        Raises:
+            InvalidSettings: no topic is named, or a pattern is not `/namespace/topic`.
+            InvalidName: a name cannot be that of a topic.
+        """
         patterns = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         if not patterns:
-            raise InvalidSettings("no topic is named")
+            raise InvalidSettings(
+                "option topic is empty: name a topic such as /default/orders, several with commas, or /shop/*"
+            )
         for pattern in patterns:
             if not _is_pattern(pattern):
                 TopicName.parse(pattern)
             elif pattern.count("/") != 2 or not pattern.startswith("/"):
-                raise InvalidSettings(f"{pattern!r} is no /namespace/topic")
+                raise InvalidSettings(f"topic pattern {pattern!r} must have the form /namespace/topic, such as /shop/*")
         return cls(patterns)
 
     @property

@@ -36,8 +36,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Rows become Arrow for Python so many at a time. With a bound of bytes as well, Spark adds up what all columns hold
-    # after each row, which takes more than half of the time of writing a table.
+    # Rows become Arrow for Python in batches of this size. With a bound of bytes too, Spark adds up what all columns
+    # hold after each row, which takes more than half of the time of writing a table.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.session.timeZone": "UTC",
@@ -66,7 +66,7 @@ def session(
     settings: Mapping[str, str] | None = None,
     is_quiet: bool = False,
 ) -> SparkSession:
-    """Return the session of this process, and make it if there is none.
+    """Return the session of this process, and create it if the process has no session yet.
 
     Where neither `master` nor `remote` is given, SPARK_REMOTE or SPARK_MASTER is used. With `is_quiet`, what Java
     prints while it starts is shown only if it fails.
@@ -78,7 +78,9 @@ def session(
     if master is None and remote is None:
         remote = os.environ.get("SPARK_REMOTE")
     elif master is not None and (remote is not None or "SPARK_REMOTE" in os.environ):
-        raise InvalidSettings(f"Spark is at {master} or at {remote or '$SPARK_REMOTE'}: say one of them")
+        raise InvalidSettings(
+            f"both master {master} and remote {remote or '$SPARK_REMOTE'} are given: set only one of them"
+        )
     if remote is not None:
         return _connected(name, remote, settings or {})
     check_java()
@@ -175,12 +177,12 @@ def check_java() -> str:
     """Return the path of a Java that Spark can use.
 
     Raises:
-        SparkUnavailable: there is none.
+        SparkUnavailable: no Java was found.
     """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the path"
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on the path"
         raise SparkUnavailable(
             f"Spark needs Java {JAVA_MIN} or newer, and {where}: install one (apt-get install "
             f"openjdk-{JAVA_MIN}-jre-headless, brew install openjdk), or set JAVA_HOME"

@@ -1,4 +1,4 @@
-"""`df.write.format("sulina")` and `df.writeStream.format("sulina")`: rows become records, exactly once.
+"""Sink of topics, `df.write.format("sulina")` and `df.writeStream.format("sulina")`: rows become records, once each.
 
 - A task is a producer for each partition of a topic, its batch is the producer's epoch, and records are numbered from 0
   in each batch (`task_origin`). The log takes every number once: a task that is retried, speculated, or run again
@@ -48,18 +48,18 @@ from sulina.types import TopicName, Version
 from sulina.wire.messages import Published
 
 WRITE_OPTIONS = ("url", "topic", "txn", "txnVersion", "codec")
-BATCH_BYTES = 8 << 20  # of one record batch, before it is compressed
-PUBLISH_BYTES = 48 << 20  # of one publish, likewise: where it is cut must not depend on codecs or clocks
+BATCH_BYTES = 8 << 20  # size of one record batch before it is compressed
+PUBLISH_BYTES = 48 << 20  # size of one publish, likewise: where rows are cut must not depend on codecs or clocks
 RETRY_SECONDS = 0.2
-PAGES_MAX = 100  # of commits that are looked through for a batch that was published long ago
-ROW_BYTES = 40  # that a record costs beside its key, value and headers
+PAGES_MAX = 100  # pages of commits that are searched for a batch that was published long ago
+ROW_BYTES = 40  # what a record takes beside its key, value and headers
 COLUMNS = {"value", "key", "headers", "timestamp", "topic", "partition"}
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
-    """What a task has published."""
+class PublishedRows(WriterCommitMessage):
+    """The number of rows and publishes of one task."""
 
     rows: int
     parts: int
@@ -67,7 +67,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where rows go."""
+    """The options of a write to topics."""
 
     url: str
     topic: str | None  # None: the column says it
@@ -88,14 +88,16 @@ class WriteOptions:
         if overwrite:
             raise InvalidSettings("a topic is a log, it cannot be overwritten: write with mode append")
         if url is None:
-            raise InvalidSettings("say where: option url, of a broker")
+            raise InvalidSettings("option url is missing: set it to the URL of a broker")
         if "value" not in names or names - COLUMNS:
             raise InvalidSettings(
                 f"rows for a topic have the column value, and may have {', '.join(sorted(COLUMNS - {'value'}))}; "
                 f"these have {', '.join(schema.names)}"
             )
         if (topic is None) == ("topic" not in names):
-            raise InvalidSettings("say the topic once: by option topic, or in a column topic")
+            raise InvalidSettings(
+                "the topic is given by option topic or by a column named topic, and exactly one of them is needed"
+            )
         if topic is not None:
             TopicName.parse(topic)
         codec = options.choice("codec", tuple(each.name.lower() for each in Codec))
@@ -120,7 +122,7 @@ class SulinaWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PublishedRows:
         return _Publishing(self._options, f"txn {self._options.txn}", self._options.txn_version).write(iterator)
 
 
@@ -130,12 +132,17 @@ class SulinaStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PublishedRows:
+        """Publish the rows of one task of a batch.
+
+        Raises:
+            InvalidSettings: Spark did not name the query and the batch.
+        """
         context = TaskContext.get()
         assert context is not None
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
-            raise InvalidSettings("Spark did not say which batch of which query this is")
+            raise InvalidSettings("Spark did not name the query and the batch: use df.writeStream")
         return _Publishing(self._options, f"query {query}", int(batch)).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -162,7 +169,7 @@ class _Publishing:
     def _client(self) -> SyncClient:
         return client_of(self._options.url)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
         for batch in batches:
             self._rows += batch.num_rows
             columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
@@ -171,7 +178,7 @@ class _Publishing:
         for _, part in sorted(self._parts.items()):
             self._publish(part)
             self._check_complete(part)
-        return Written(self._rows, self._publishes)
+        return PublishedRows(self._rows, self._publishes)
 
     def _by_topic(self, columns: dict[str, pa.Array], count: int) -> Iterator[tuple[str, dict[str, pa.Array]]]:
         topics = columns.pop("topic", None)
@@ -186,9 +193,9 @@ class _Publishing:
             yield topic, {name: column.filter(mask) for name, column in columns.items()}
 
     def _take(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        places = self._places(topic, columns)
-        for partition in np.unique(places):
-            mask = places == partition
+        partitions = self._partitions(topic, columns)
+        for partition in np.unique(partitions):
+            mask = partitions == partition
             some = columns if mask.all() else {name: column.filter(pa.array(mask)) for name, column in columns.items()}
             part = self._part(topic, int(partition))
             for _ in part.add({name: column for name, column in some.items() if name != "partition"}):
@@ -205,7 +212,7 @@ class _Publishing:
             self._parts[topic, partition] = part
         return part
 
-    def _places(self, topic: str, columns: dict[str, pa.Array]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _partitions(self, topic: str, columns: dict[str, pa.Array]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         from sulina.spark.key_columns import column_partitions  # for executors: it takes a second to import
 
         if topic not in self._topics:
@@ -215,16 +222,19 @@ class _Publishing:
         keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
         rows = len(columns["value"])
         key, named = columns.get("key"), columns.get("partition")
-        places = np.full(rows, keyless, np.int32) if key is None else column_partitions(key, count, keyless)
+        partitions = np.full(rows, keyless, np.int32) if key is None else column_partitions(key, count, keyless)
         if named is not None:
             is_named = named.is_valid().to_numpy(zero_copy_only=False)
-            places = np.where(is_named, named.fill_null(0).to_numpy(zero_copy_only=False), places).astype(np.int32)
-        if rows and not 0 <= places.min() <= places.max() < count:
-            raise InvalidSettings(f"{topic} has {count} partitions; a row says {int(places.max())}")
-        return places
+            partitions = np.where(is_named, named.fill_null(0).to_numpy(zero_copy_only=False), partitions).astype(
+                np.int32
+            )
+        if rows and not 0 <= partitions.min() <= partitions.max() < count:
+            wrong = int(partitions.min() if partitions.min() < 0 else partitions.max())
+            raise InvalidSettings(f"a row names partition {wrong}, and {topic} has partitions 0 to {count - 1}")
+        return partitions
 
     def _publish(self, part: "_Part") -> None:
-        """Publish what waits, unless the log has it.
+        """Publish the records that wait, unless the log has them.
 
         Raises:
             SinkDiverged: the log has a part of it.
@@ -328,16 +338,16 @@ class _Part:
         self.topic, self.partition, self.origin = topic, partition, origin
         self._codec, self._now_ms = codec, now_ms
         self._encoded: list[memoryview] = []
-        self.size_bytes = 0  # of the rows that wait, as they came
-        self.records = 0  # of this task and batch so far
-        self._published = 0  # of them
-        self.version_before = -1  # of the log when the task began with it
+        self.size_bytes = 0  # size of the rows that wait, before they are encoded
+        self.records = 0  # how many this task has for this batch so far
+        self._published = 0  # how many of them
+        self.version_before = -1  # version of the log when the task began to write to it
         self.answer: Published | None = None  # to the last publish
         self.stored = 0  # where the log gave none: how many records of this task and batch it has
         self.is_superseded = False  # the log has a later batch
 
     def add(self, columns: dict[str, pa.Array]) -> Iterator[None]:
-        """Encode rows, one record batch after the other; after each it may be published what there is."""
+        """Encode rows, one record batch after the other; yield after each, so that the caller can publish."""
         from sulina.core.records.columns import encode_columns  # for executors: it takes a second to import
 
         rows = len(columns["value"])
@@ -369,7 +379,7 @@ class _Part:
         return times.fill_null(self._now_ms)
 
     def take(self) -> tuple[memoryview, int, int]:
-        """Return what waits, the number of its first record, and how many they are."""
+        """Return the batches that wait, the number of their first record, and how many records they hold."""
         data, first, rows = memoryview(b"".join(self._encoded)), self._published, self.records - self._published
         self._encoded, self.size_bytes, self._published = [], 0, self.records
         return data, first, rows

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sulina.errors import InvalidSettings, ReaderAhead, TopicNotFound
 from sulina.spark.clients import client_of
-from sulina.spark.planning import NO_EPOCHS, Epochs, Offsets
+from sulina.spark.planner import NO_EPOCHS, Epochs, Offsets
 from sulina.types import Epoch, PartitionName, TopicName
 
 EXPIRES_SECONDS = 30 * 86_400.0
@@ -32,7 +32,7 @@ class StreamPositions:
     _said_at: dict[TopicName, float] = field(default_factory=dict)
 
     def enter(self, start: Offsets, epochs: Epochs = NO_EPOCHS) -> None:
-        """Register where partitions begin that are new to this run; say again what was said long ago."""
+        """Register the positions of partitions that are new to this run; renew those that are old."""
         self._epochs |= {name: epoch for name, epoch in epochs.items() if name not in self._said}
         new = {partition: offset for partition, offset in start.items() if partition not in self._said}
         late = {topic for topic, at in self._said_at.items() if self.clock() - at > REPEAT_SECONDS}

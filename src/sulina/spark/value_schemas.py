@@ -48,7 +48,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
         return pa.schema(list(parts_of(schema.definition).type))
     if schema.kind == SchemaKind.ARROW:
         return plain_schema(written_schema(schema.definition))
-    raise InvalidSettings("the topic has no schema, so its values are bytes: read them without decode")
+    raise InvalidSettings("the topic has no schema, so its values cannot be decoded: read them with decode=raw")
 
 
 def spark_type(schema: pa.Schema) -> "StructType":
@@ -152,4 +152,4 @@ def _plain_nested(kind: pa.DataType, where: str) -> pa.DataType:
         return pa.list_(_plain_type(kind.value_type, f"{where}[]"))
     if pa.types.is_map(kind):
         return pa.map_(_plain_type(kind.key_type, f"{where} (key)"), _plain_type(kind.item_type, f"{where}[]"))
-    raise InvalidSettings(f"column {where} is {kind}, which Spark has no type for: read its values without decode")
+    raise InvalidSettings(f"column {where} is {kind}, which Spark has no type for: read its values with decode=raw")

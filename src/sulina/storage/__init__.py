@@ -1,1 +1,1 @@
-"""Shells around the rules of `core`: files, objects, commit logs, the partition log."""
+"""IO around the rules of `core`: files, objects, commit logs, the partition log, the archive."""

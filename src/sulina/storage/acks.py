@@ -1,6 +1,6 @@
-"""Acknowledges appends: once they are as durable as their topic wants, and only while their broker may.
+"""Acknowledges appends: once they are as durable as their topic requires, and only while this broker is the owner.
 
-Whether it may is asked at the last moment before each ack. If it may not, the outcome is unknown to the publisher.
+Ownership is checked right before each ack. If it is lost, the outcome is unknown to the publisher.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from sulina.errors import ArchiveFailed, LeaseExpired, SulinaError
 from sulina.ports import Clock
 from sulina.types import Version
 
-ACK_SECONDS_MAX = 10.0  # that an append waits for an archive that fails
+ACK_SECONDS_MAX = 10.0  # an append waits this long for an archive that fails
 
 _Future = asyncio.Future[Appended]
 
@@ -24,10 +24,10 @@ def always() -> bool:
 
 
 class Acks:
-    """Holds the appends of a log that are not acknowledged yet. For one event loop."""
+    """The appends of a log that are not acknowledged yet. For one event loop."""
 
     def __init__(self, broker_id: str, may_ack: Callable[[], bool], clock: Clock, *, waits: bool) -> None:
-        self.waits = waits  # for the archive
+        self.waits = waits  # whether acks wait for the archive
         self._broker_id = broker_id
         self._may_ack = may_ack
         self._clock = clock
@@ -57,7 +57,7 @@ class Acks:
             self._ack_if_owner(future, appended)
 
     def _ack_if_owner(self, future: _Future, appended: Appended) -> None:
-        """Acknowledge an append while this broker may; else its outcome is unknown to the publisher."""
+        """Acknowledge an append if this broker is still the owner; else its outcome is unknown to the publisher."""
         if future.done():
             return  # it was cancelled
         if self._may_ack():
@@ -65,8 +65,8 @@ class Acks:
         else:
             future.set_exception(LeaseExpired(broker=self._broker_id))
 
-    def give_up(self, path: str, cause: Exception) -> None:
-        """Fail the appends that have waited long for an archive that has failed once more; they may be tried again."""
+    def fail_late(self, path: str, cause: Exception) -> None:
+        """Fail the appends that have waited long for an archive that failed again; publishers may retry them."""
         before = self._clock.monotonic() - ACK_SECONDS_MAX
         late = [entry for entry in self._waiting if entry[2] <= before]
         if late:
@@ -76,7 +76,7 @@ class Acks:
             self._fail(late, lambda: ArchiveFailed(path=path, cause=failed))
 
     def fail(self, error: Callable[[], SulinaError]) -> None:
-        """Fail all appends that wait, and all that come, each with an error of its own."""
+        """Fail all appends that wait, and all later ones, each with an error object of its own."""
         self._failure = error
         waiting, self._waiting = self._waiting, []
         self._fail(waiting, error)

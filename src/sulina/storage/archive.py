@@ -1,12 +1,12 @@
-"""The archive of one partition: slices of its log as objects, and a commit log that says which of them count.
+"""The archive of one partition: slices of its log as objects, and a commit log that lists the valid ones.
 
-- Objects are put first, under names that are nobody else's; then a commit, put if absent, makes them part of the
-  archive. What was put and never committed is in nobody's way, and swept some day.
-- `claim` raises the epoch: from then on a commit of an older epoch cannot come next, so its writer loses, learns it,
-  and stops. Whoever claims sees all that was ever committed before.
-- When the store does not answer, nothing is assumed: the next call looks first at what is there.
+- Objects are put first, under unique names; then a commit, put if absent, makes them part of the archive. Objects that
+  were put and never committed are ignored, and swept later.
+- `claim` raises the epoch: from then on a commit of an older epoch cannot come next, so its writer fails, learns why,
+  and stops. A claim sees everything that was committed before it.
+- When the store does not answer, nothing is assumed: the next call reads first what is there.
 
-Everything blocks. One thread at a time changes the archive; any number may read.
+All calls block. One thread at a time changes the archive; any number may read.
 """
 
 import secrets
@@ -55,17 +55,17 @@ from sulina.storage.objects import Objects
 from sulina.types import Epoch, Offset, Version
 
 COMMITS_FOLDER = "_delta_log"
-VERSIONS_KEPT = 100  # of the archive's own log: those who follow it need not begin anew
+VERSIONS_KEPT = 100  # of the archive's own log: a reader that follows it need not load it again
 CONFLICTS_MAX = 8
-ORPHAN_SECONDS = 3600.0  # since it was first seen: by then whoever put it has committed it, or never will
-GRACE_SECONDS = 60.0  # that merged slices stay for those who are reading them
+ORPHAN_SECONDS = 3600.0  # since an object was first seen: by then its writer has committed it, or never will
+GRACE_SECONDS = 60.0  # merged slices stay this long for reads that have begun
 FETCHES_AT_ONCE = 8
 _ASIDE = ".aside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSlice:
-    """A slice that is to become part of an archive."""
+    """A slice that is about to become part of an archive."""
 
     object: str
     offset_start: Offset
@@ -77,15 +77,15 @@ class NewSlice:
     data: Sequence[Bytes]
     commits: bytes
     state: bytes | None = None
-    runs: Sequence[TxnRun] = ()  # of txn_ids, that the state names
+    runs: Sequence[TxnRun] = ()  # runs of txn_ids that the state names
 
     @property
     def size(self) -> int:
-        """Bytes of its batches."""
+        """Size of its batches in bytes."""
         return sum(map(len, self.data))
 
     def add(self) -> Add:
-        """The operation that makes it count."""
+        """Return the operation that makes the slice part of the archive."""
         crc = 0
         for part in self.data:
             crc = crc32c(part, crc)
@@ -109,12 +109,12 @@ class NewSlice:
 
 
 def new_object(offset: int) -> str:
-    """A name for the batches of a slice, that nobody has used or will."""
+    """Return a unique name for the batches of a slice."""
     return object_name(offset, secrets.token_hex(8))
 
 
 class Archive(ArchiveReader):
-    """Made for a path, which need not exist; `load` before anything else."""
+    """An archive at a path, which need not exist yet; call `load` first."""
 
     def __init__(
         self,
@@ -129,37 +129,42 @@ class Archive(ArchiveReader):
         super().__init__(objects, path, cache=cache or ArchiveCache(), readers=readers)
         self._clock = clock or SystemClock()
         self._reach = failpoints
-        self._log = CommitLog(
+        self.commit_log = CommitLog(
             objects.commits(f"{path}/{COMMITS_FOLDER}"), clock=self._clock, writer=secrets.token_hex(8)
         )
-        self._lock = threading.Lock()  # for all that changes the archive, or what we know of it
-        self._is_unsure = False  # whether our last commit was stored
+        self._lock = threading.Lock()  # for every change of the archive, or of our view of it
+        self._is_unsure = False  # whether the outcome of our last commit is unknown
         self._epoch: Epoch | None = None  # that we write with
         self._due: Checkpoint | None = None
         self._garbage: deque[tuple[float, list[str]]] = deque()
         self._in_flight: set[str] = set()
-        self._sweeping = threading.Lock()  # of runs of txn_ids: none is deleted while another thread counts on it
-        self._runs: set[str] | None = None  # of txn_ids, that are there; None: look first
-        self._orphans: dict[str, float] = {}  # objects that no slice has, and since when we know that
+        self._sweeping = threading.Lock()  # no run of txn_ids is deleted while another thread relies on it
+        self._runs: set[str] | None = None  # runs of txn_ids that are stored; None: list them first
+        self._orphans: dict[str, float] = {}  # objects that no slice refers to, and since when we know that
 
-    # Looking
+    # Loading
 
     def load(self) -> ArchiveView:
-        """See what is there. ArchiveFailed, CorruptCommit, CorruptLog."""
+        """Load the archive's state.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
+            CorruptCommit: a commit is damaged.
+            CorruptLog: commits are missing.
+        """
         with self._lock:
             self._look()
             return self.view
 
     def highest_claim(self) -> tuple[Epoch, str | None]:
-        """Return the highest epoch that anything readable shows, and who claimed it, if that is known.
+        """Return the highest epoch in any readable file, and the broker that claimed it, if known.
 
-        Also of an archive that cannot be loaded. Old claims are in checkpoints only.
-
+        Works for an archive that cannot be loaded, too. Old claims are in checkpoints only.
         Raises:
             ArchiveFailed: the object store does not answer.
         """
         found: list[tuple[Epoch, str | None]] = [(NO_EPOCH, None)]
-        for each in self._log.readable():
+        for each in self.commit_log.readable():
             if isinstance(each, Checkpoint):
                 found.append((each.epoch, each.claimer))
                 continue
@@ -172,29 +177,30 @@ class Archive(ArchiveReader):
             self._look()
 
     def _look(self) -> None:
-        if self._log.state.version < 0:
-            self._log.load()
+        if self.commit_log.state.version < 0:
+            self.commit_log.load()
         else:
-            self._log.refresh()
+            self.commit_log.refresh()
         self._is_unsure = False
         self._show()
 
     def _show(self) -> None:
-        self.view = ArchiveView.of(self._log.state)
+        self.view = ArchiveView.of(self.commit_log.state)
 
     # Changing
 
     def claim(self, epoch: Epoch, broker_id: str, holder_after: Callable[[ArchiveView], str]) -> ArchiveView:
-        """Write with `epoch` from now on, and fence whoever has a lower one. StaleEpoch when there is a higher one.
+        """Write with `epoch` from now on, and fence owners with a lower one. Return the view before the claim.
 
-        `holder_after` is asked which directory goes on from what is there; the answer is what was there. An epoch that
-        this broker has claimed before is its own still.
+        `holder_after` decides which directory continues from that view. An epoch that this broker has claimed before is
+        still its own.
 
         Raises:
+            StaleEpoch: a higher epoch has been claimed.
             EpochTaken: another broker has claimed this very epoch.
         """
         with self._lock:
-            if self._is_unsure or self._log.state.version < 0:
+            if self._is_unsure or self.commit_log.state.version < 0:
                 self._look()
             while True:
                 before = self.view
@@ -215,21 +221,21 @@ class Archive(ArchiveReader):
                 return before
 
     def put_data(self, new: NewSlice) -> None:
-        """Put the batches of a slice. May run beside the two below."""
+        """Put the batches of a slice. May run at the same time as `put_commits` and `put_state`."""
         self._in_flight.add(new.object)
         if new.size:
             self._objects.put(f"{self.path}/{new.object}", new.data)
         self._reach(Failpoint.ARCHIVE_OBJECT_PUT)
 
     def put_commits(self, new: NewSlice) -> None:
-        """Put the commits that made them."""
+        """Put the commits of a slice."""
         self._in_flight.add(commits_name(new.object))
         if new.commits:
             self._objects.put(f"{self.path}/{commits_name(new.object)}", [new.commits])
         self._reach(Failpoint.ARCHIVE_COMMITS_PUT)
 
     def put_state(self, new: NewSlice) -> None:
-        """Put the state of the log at its end, if it comes with one, and the runs of txn_ids that it names."""
+        """Put the state of the log at the end of a slice, if it has one, and the runs of txn_ids in that state."""
         if new.state is not None:
             self._in_flight.add(state_name(new.object))
             self._put_runs(new.runs)
@@ -249,14 +255,16 @@ class Archive(ArchiveReader):
                     self._runs.add(run.name)
 
     def _named_runs(self) -> set[str]:
-        """Return the runs of txn_ids that the newest state names: others are needed by nobody."""
+        """Return the runs of txn_ids that the newest state names: no others are needed."""
         state = self._newest_state()[1]
         return {run.name for run in state.txn_runs if run.name is not None} if state is not None else set()
 
     def add(self, new: NewSlice) -> SegmentRef:
-        """Make a slice that was put part of the archive: its newest. VersionConflict when it does not come next.
+        """Commit a slice that was put as the newest of the archive.
 
-        StaleEpoch: there is a newer owner, and we are none any more.
+        Raises:
+            VersionConflict: it is not the next slice.
+            StaleEpoch: there is a newer owner.
         """
         assert self._epoch is not None, "claim first"
         add = new.add()
@@ -272,40 +280,44 @@ class Archive(ArchiveReader):
                 raise VersionConflict(expected=Version(new.version_start - 1), current=view.log_version)
             self._commit([add], self._epoch)
             added = self.view.slices[-1]
-        self.landed(new)
+        self.end_upload(new)
         self._reach(Failpoint.ARCHIVE_COMMITTED)
         return added
 
     def store(self, new: NewSlice) -> SegmentRef:
-        """All of the above."""
+        """Put a slice and commit it."""
         try:
             self.put_data(new)
             self.put_commits(new)
             self.put_state(new)
             return self.add(new)
         finally:
-            self.landed(new)
+            self.end_upload(new)
 
     def discard(self, new: NewSlice) -> None:
-        """Delete what was put of a slice that nobody has tried to add. What cannot be deleted now is swept later."""
+        """Delete the objects of a slice that was never committed. Those that cannot be deleted now are swept later."""
         self._delete([new.object, commits_name(new.object), state_name(new.object)])
 
-    def landed(self, new: NewSlice) -> None:
-        """It is no longer on its way, whatever became of it."""
+    def end_upload(self, new: NewSlice) -> None:
+        """End the upload of a slice, whatever its outcome: a sweep may then delete objects that nothing refers to."""
         self._in_flight -= {new.object, commits_name(new.object), state_name(new.object)}
         self._in_flight.difference_update(run.name for run in new.runs if run.name is not None)
 
     def check_ours(self) -> None:
-        """StaleEpoch when a newer owner is known: what the archive has since is not of our log."""
+        """Check that no newer owner is known: later slices of the archive are not of our log.
+
+        Raises:
+            StaleEpoch: there is a newer owner.
+        """
         assert self._epoch is not None, "claim first"
         if self.view.epoch > self._epoch:
             raise StaleEpoch(ours=self._epoch, current=self.view.epoch)
 
     def _commit(self, operations: Sequence[AnyOperation], epoch: Epoch) -> None:
-        """Store the next version. VersionConflict: somebody else has; StaleEpoch: somebody with a higher epoch."""
+        """Store the next version. VersionConflict: another writer has; StaleEpoch: one with a higher epoch has."""
         self._is_unsure = True
         try:
-            commit = self._log.commit(operations, epoch=epoch)
+            commit = self.commit_log.commit(operations, epoch=epoch)
         except VersionConflict:
             self._is_unsure = False
             self._show()
@@ -315,10 +327,10 @@ class Archive(ArchiveReader):
         self._is_unsure = False
         self._show()
         if checkpoint_due(commit.version):
-            self._due = self._log.take_checkpoint()
+            self._due = self.commit_log.take_checkpoint()
 
     def _change(self, operations_for: Callable[[ArchiveView], Sequence[AnyOperation]]) -> None:
-        """Commit what `operations_for` makes of what is there; nothing, if that is nothing."""
+        """Commit the operations that `operations_for` returns for the current view, if any."""
         with self._lock:
             if self._is_unsure:
                 self._look()
@@ -330,7 +342,7 @@ class Archive(ArchiveReader):
                 assert self._epoch is not None
                 try:
                     self._commit(operations, self._epoch)
-                except VersionConflict:  # a commit of our own, whose reply was lost, has come after all
+                except VersionConflict:  # a commit of our own, whose reply was lost, was stored after all
                     continue
                 return
             raise VersionConflict(expected=self.view.version, current=self.view.version)
@@ -338,9 +350,14 @@ class Archive(ArchiveReader):
     # The log's state
 
     def log_checkpoint(self, limits: MemoryLimits | None = None) -> Checkpoint:
-        """The state of the partition's log where the archive ends, as a directory that goes on from there has it.
+        """Return the state of the partition's log at the end of the archive, for a directory that continues from there.
 
-        From the newest state in the archive and the commits since. CorruptLog, CorruptCommit, ArchiveFailed.
+        It is built from the newest state in the archive and the commits since.
+
+        Raises:
+            CorruptLog: objects are missing, or do not fit together.
+            CorruptCommit: an object is damaged.
+            ArchiveFailed: the object store does not answer.
         """
         view = self.view
         at, newest = self._newest_state()
@@ -361,7 +378,7 @@ class Archive(ArchiveReader):
         return seed_of(state.checkpoint(timestamp_text(self._clock.now())))
 
     def _newest_state(self) -> tuple[int, Checkpoint | None]:
-        """Return the place of the slice that brought the newest state, and the state; -1 and None: there is none."""
+        """Return the index of the slice with the newest state, and the state; -1 and None without any."""
         slices = self.view.slices
         at = next((at for at in reversed(range(len(slices))) if slices[at].state is not None), -1)
         if at < 0:
@@ -384,10 +401,10 @@ class Archive(ArchiveReader):
         except FileNotFoundError as error:
             raise CorruptLog(path=self.location, reason=str(error)) from None
 
-    # Forgetting
+    # Removing
 
     def retain(self, retention: Retention) -> list[SegmentRef]:
-        """Remove what `retention` no longer keeps; the newest state stays, and all since."""
+        """Remove the slices that are past `retention`; the newest state and all later slices stay."""
         removed: list[SegmentRef] = []
 
         def operations(view: ArchiveView) -> Sequence[AnyOperation]:
@@ -402,9 +419,9 @@ class Archive(ArchiveReader):
         return removed
 
     def merge(self) -> tuple[SegmentRef, Sequence[SegmentRef]] | None:
-        """Make one slice of many small ones; which, and of which. None where there is nothing to merge.
+        """Merge many small slices into one. Return the new slice and the merged ones; None if there are none to merge.
 
-        Their objects stay for a while, for those who are reading them.
+        The objects of the merged slices stay for a while, for reads that have begun.
         """
         run = merge_run(self.view.slices)
         if run is None:
@@ -431,7 +448,7 @@ class Archive(ArchiveReader):
             self._objects.put(f"{self.path}/{commits_name(merged)}", commits)
 
         def operations(view: ArchiveView) -> Sequence[AnyOperation]:
-            # Retention may have taken some of them meanwhile; or an earlier attempt has been stored.
+            # Retention may have removed some of them meanwhile; or an earlier attempt has been stored.
             at = next((at for at, slice_ in enumerate(view.slices) if slice_.object == parts[0].object), None)
             return [merge] if at is not None and view.slices[at : at + len(parts)] == parts else []
 
@@ -456,23 +473,26 @@ class Archive(ArchiveReader):
         return data
 
     def tidy(self) -> None:
-        """Write the checkpoint that is due, and delete what was merged a while ago."""
+        """Write the checkpoint that is due, and delete the objects of slices that were merged a while ago."""
         with self._lock:
             due, self._due = self._due, None
         if due is not None:
-            self._log.write_checkpoint(due)
-            self._log.clean_up(Version(due.version - VERSIONS_KEPT))
+            self.commit_log.write_checkpoint(due)
+            self.commit_log.clean_up(Version(due.version - VERSIONS_KEPT))
             self._reach(Failpoint.ARCHIVE_CHECKPOINTED)
         while self._garbage and self._garbage[0][0] + GRACE_SECONDS <= self._clock.monotonic():
             self._delete(self._garbage.popleft()[1])
 
     def sweep(self) -> int:
-        """Delete the objects that no slice has, and that no slice had an hour ago either; how many. StaleEpoch.
+        """Delete the objects that no slice refers to, now and an hour ago. Return how many.
 
-        The hour is by our monotonic clock: when an object was put, only other clocks can say.
+        The hour is by our monotonic clock: the time of a put is known by other clocks only.
+
+        Raises:
+            StaleEpoch: there is a newer owner.
         """
         listed = self._objects.list(self.path)
-        # After the listing: what was put before it and counts, counts by now.
+        # After the listing: an object that was put before it and is valid has been committed by now.
         self.refresh()
         self.check_ours()
         known = {name for slice_ in self.view.slices for name in objects_of(slice_)} | self._in_flight
@@ -487,8 +507,8 @@ class Archive(ArchiveReader):
         if not old:
             return 0
         with self._sweeping:
-            # A run has the same name whenever it is put: a slice on its way, or one that came since we looked, may
-            # need an old one. Those on their way come first: what lands meanwhile is named by the newest state.
+            # A run has the same name whenever it is put: a slice that is being uploaded, or one that was added since
+            # the listing, may need an old one. Uploads are read first: one that ends meanwhile is in the newest state.
             needed = set(self._in_flight)
             needed |= self._named_runs()
             orphans = [name for name in old if name not in needed]
@@ -502,16 +522,16 @@ class Archive(ArchiveReader):
             try:
                 self._objects.delete([f"{self.path}/{name}" for name in names])
             except ArchiveFailed:
-                return  # they are orphans now: a sweep will find them
+                return  # they are orphans now: a sweep deletes them
             self._reach(Failpoint.ARCHIVE_OBJECTS_DELETED)
 
     def delete_all(self) -> None:
-        """The topic is gone, and this with it. May be called again; needs no claim."""
+        """Delete the whole archive, with its topic. May be called again; needs no claim."""
         self._objects.delete_all(self.path)
 
 
 def seed_of(checkpoint: Checkpoint) -> Checkpoint:
-    """The state of a log as a directory begins with it that has none of its records."""
+    """Return the state of a log for a directory that has none of its records."""
     return Checkpoint(
         version=checkpoint.version,
         timestamp=checkpoint.timestamp,

@@ -1,6 +1,6 @@
-"""What a broker has lately read from its archives: blocks of objects, up to so many bytes in all.
+"""A cache of blocks of archived objects, with a limit on its bytes.
 
-An object never changes, so a block is right for as long as it is kept. Whoever wants a block that somebody is already
+An object never changes, so a block stays valid while it is cached. A call that needs a block which another thread is
 fetching waits for that one.
 """
 
@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-Key = tuple[str, int]  # an object's path, which is no other's, and the number of the block
+Key = tuple[str, int]  # the unique path of an object, and the number of the block
 Fetch = Callable[[], memoryview | None]
 
 
 class ArchiveCache:
-    """Shared by all archives of a broker; from any thread."""
+    """The blocks that a broker has read lately; shared by all its archives, and used from any thread."""
 
     def __init__(self, bytes_max: int = 64 << 20) -> None:
         self.bytes_max = bytes_max
@@ -24,14 +24,14 @@ class ArchiveCache:
 
     @property
     def size_bytes(self) -> int:
-        """How much it holds; what is being fetched is not counted."""
+        """Size of the cached blocks; those being fetched are not counted."""
         return self._bytes
 
     def get(self, key: Key, fetch: Fetch) -> memoryview | None:
-        """The block, fetched if need be; None when there is no such object. Whatever `fetch` raises."""
+        """Return a block, fetched if it is not cached; None if the object does not exist. Raises errors of `fetch`."""
         with self._lock:
             block = self._blocks.get(key)
-            # One that is still queued is not waited for: its turn may come only after ours.
+            # A fetch that is still queued is not waited for: it may run only after ours.
             is_ours = block is None or block.cancel()
             if block is None or is_ours:
                 block = self._blocks[key] = Future()
@@ -40,7 +40,7 @@ class ArchiveCache:
         return self._fetch(key, block, fetch) if is_ours else block.result()
 
     def fetch_ahead(self, key: Key, fetch: Fetch, threads: Executor) -> None:
-        """Let the block be fetched by another thread, if it is not there: somebody will want it soon."""
+        """Fetch a block in another thread, if it is not cached: it will be needed soon."""
         with self._lock:
             if key in self._blocks:
                 return
@@ -57,7 +57,7 @@ class ArchiveCache:
         try:
             self._fetch(key, block, fetch)
         except Exception:  # noqa: BLE001
-            return  # whoever wants it tries again, and is told
+            return  # a call that needs the block fetches it again, and gets the error
 
     def _fetch(self, key: Key, block: "Future[memoryview | None]", fetch: Fetch) -> memoryview | None:
         try:

@@ -1,7 +1,7 @@
-"""Reading an archive: batches by offset, commits by version. Every byte is checked, as in the log on disk.
+"""Reads an archive: batches by offset, commits by version. Every byte is checked, as in the log on disk.
 
-Objects are fetched by blocks, which a cache keeps that is shared and bounded. Who reads on gets the next block sooner:
-it is fetched while this one is used.
+Objects are fetched in blocks, through a shared cache of limited size. For a sequential reader the next block is fetched
+while the current one is used.
 """
 
 import threading
@@ -26,35 +26,39 @@ POSITIONS_KEPT_MAX = 256
 
 
 class _Gone(Exception):
-    """The object is not there: removed, or merged into another."""
+    """The object does not exist: it was removed, or merged into another."""
 
 
 class ArchiveReader:
-    """What an archive shows; from any thread."""
+    """The readable side of an archive; from any thread."""
 
     def __init__(self, objects: Objects, path: str, *, cache: ArchiveCache, readers: Executor | None) -> None:
         self.path = path
         self.view = ArchiveView.of(LogState())
         self._objects = objects
-        self._cache = cache
-        self.readers = readers  # to fetch ahead with
-        self._positions: OrderedDict[tuple[str, Offset], int] = OrderedDict()  # where a batch lies in an object
+        self.cache = cache
+        self.readers = readers  # threads that fetch ahead
+        self._positions: OrderedDict[tuple[str, Offset], int] = OrderedDict()  # of batches in objects
         self._positions_lock = threading.Lock()
 
     @property
     def location(self) -> str:
-        """For messages."""
+        """Name of the archive, for messages."""
         return f"{self._objects.location}/{self.path}"
 
     def refresh(self) -> None:
-        """See what has been committed since."""
-        raise AssertionError("whoever knows the commit log says how")
+        """Load what has been committed since the last time."""
+        raise AssertionError("Archive, which has the commit log, overrides this")
 
     def read(self, offset: Offset, max_bytes: int = READ_BYTES, *, until: Offset | None = None) -> Slice:
-        """Batches from `offset` on, none that begins at `until` or after; empty at the end of the archive.
+        """Read batches from `offset` on, none that begins at `until` or after; empty at the end of the archive.
 
-        At least one batch comes, even if it is larger than `max_bytes`. OffsetOutOfRange, CorruptSegment,
-        ArchiveFailed.
+        At least one batch is read, even if it is larger than `max_bytes`.
+
+        Raises:
+            OffsetOutOfRange: the archive does not have the offset.
+            CorruptSegment: an object is damaged or missing.
+            ArchiveFailed: the object store does not answer.
         """
         for is_last in (False, True):
             view = self.view
@@ -137,7 +141,7 @@ class ArchiveReader:
 
     def _block(self, slice_: SegmentRef, number: int) -> memoryview:
         path = f"{self.path}/{slice_.object}"
-        block = self._cache.get((path, number), lambda: self._fetch(slice_, number))
+        block = self.cache.get((path, number), lambda: self._fetch(slice_, number))
         if block is None:
             raise _Gone
         return block
@@ -157,7 +161,7 @@ class ArchiveReader:
                 if at == len(view.slices):
                     return
             slice_ = view.slices[at]
-            self._cache.fetch_ahead(
+            self.cache.fetch_ahead(
                 (f"{self.path}/{slice_.object}", number),
                 lambda slice_=slice_, number=number: self._fetch(slice_, number),  # type: ignore[misc]
                 self.readers,
@@ -166,7 +170,13 @@ class ArchiveReader:
     # Commits
 
     def commits(self, start: Version, end: Version) -> list[Commit]:
-        """The commits of versions [start, end). VersionNotRetained, CorruptCommit, ArchiveFailed."""
+        """Return the commits of versions [start, end).
+
+        Raises:
+            VersionNotRetained: the archive does not have all of them.
+            CorruptCommit: an object is damaged.
+            ArchiveFailed: the object store does not answer.
+        """
         for is_last in (False, True):
             view = self.view
             at = slice_of_version(view.slices, start)
@@ -193,7 +203,11 @@ class ArchiveReader:
         return VersionNotRetained(version=version, oldest=oldest, current=view.log_version)
 
     def commits_of(self, slice_: SegmentRef) -> list[Commit]:
-        """All commits of a slice. CorruptCommit, also when they are gone."""
+        """Return all commits of a slice.
+
+        Raises:
+            CorruptCommit: the object is damaged or missing.
+        """
         if not slice_.commits_size:
             return []
         name = commits_name(slice_.object or "")
@@ -203,7 +217,7 @@ class ArchiveReader:
         if not slice_.commits_size:
             return b""
         path = f"{self.path}/{commits_name(slice_.object or '')}"
-        data = self._cache.get((path, 0), lambda: self._objects.get(path))
+        data = self.cache.get((path, 0), lambda: self._objects.get(path))
         if data is None or len(data) != slice_.commits_size:
             reason = "it is missing" if data is None else f"it has {len(data)} bytes, not {slice_.commits_size}"
             raise CorruptCommit(name=path, reason=reason)
@@ -214,7 +228,7 @@ class ArchiveReader:
     def offset_for_timestamp(
         self, timestamp_ms: int, *, before: Offset | None = None, limits: BatchLimits = DEFAULT_LIMITS
     ) -> Offset | None:
-        """The first offset whose record has this timestamp or a later one; None when there is none before `before`."""
+        """Return the first offset whose record has this timestamp or a later one; None if none before `before` has."""
         view = self.view
         for slice_ in view.slices:
             if before is not None and slice_.base >= before:
@@ -227,7 +241,7 @@ class ArchiveReader:
                 for start, end, _, _ in bounds(found.data):
                     if max_timestamp_at(found.data, start) < timestamp_ms:
                         continue
-                    # The batch's own word for its newest time may be wrong: look at the records.
+                    # The newest timestamp in a batch's header may be wrong: check the records.
                     for record in decode(found.data[start:end], limits=limits):
                         if record.timestamp_ms >= timestamp_ms:
                             return Offset(record.offset)

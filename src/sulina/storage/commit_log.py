@@ -1,7 +1,7 @@
 """The commit log of one partition, on any `CommitStore`.
 
-Version N is written once, and only after N-1. A reader that sees N sees all of it. What a log holds is what its
-commits say: `CommitLog` replays them from the newest valid checkpoint, and adds to them. It writes no records.
+Version N is written once, and only after N-1. A reader that sees N sees all of it. The commits define the content of a
+log: `CommitLog` replays them from the newest valid checkpoint, and adds to them. It writes no records.
 
 One thread commits; another may write checkpoints and clean up at the same time.
 """
@@ -38,7 +38,7 @@ from sulina.ports import Bytes, Clock, CommitStore
 from sulina.types import Epoch, Version
 
 HINT_EVERY = 10 * CHECKPOINT_EVERY  # versions; a stale hint costs a longer listing, no more
-LOAD_ATTEMPTS_MAX = 10  # clean-up may come between a listing and a read each time, beside a busy writer
+LOAD_ATTEMPTS_MAX = 10  # beside a busy writer, clean-up may come between each listing and read
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class _StoreListing:
-    """What a store's listing says."""
+    """The versions in a store's listing."""
 
     commits: list[Version]
     checkpoints: list[Version]
@@ -84,25 +84,29 @@ class CommitLog:
         self._limits = self.state.limits
         self._clock = clock
         self._reach = failpoints
-        self._writer = writer  # unlike any other's, so that a commit found under our version tells whose it is
-        self._is_alone = is_alone  # nobody else can commit: a lock says so
+        self._writer = writer  # unique, so that a commit found under our version shows whether it is ours
+        self._is_alone = is_alone  # a lock keeps other writers away
         self._numbers = itertools.count()
-        self._swept: Version | None = None  # commits below it are gone; None until we have cleaned up
-        self._oldest_kept: Version | None = None  # commits below it are gone, or just being removed
-        # Written and read back by us, oldest first. Those of others serve recovery, but clean-up does not trust them.
+        self._swept: Version | None = None  # commits below it are removed; None until we have cleaned up
+        self._oldest_kept: Version | None = None  # commits below it are removed, or being removed
+        # Written and read back by us, oldest first. Recovery uses those of others too, clean-up relies on ours only.
         self._checkpoints: list[Version] = []
         self._named: dict[Version, set[str]] = {}  # the runs of txn_ids that each of those needs
-        self._runs: set[str] = set()  # that are stored
-        self._measured: tuple[float, int] | None = None  # when we began to measure, by monotonic clock and log's time
+        self._runs: set[str] = set()  # runs of txn_ids that are stored
+        self._measured: tuple[float, int] | None = None  # start of our measuring, by monotonic clock and log's time
 
     def limit(self, limits: MemoryLimits) -> None:
-        """Remember writers by other limits from the next commit on."""
+        """Use other limits for producers and txn_ids from the next commit on."""
         self._limits = self.state.limits = limits
 
     def load(self, names: list[str] | None = None) -> LogState:
-        """Read the state: newest valid checkpoint, then every commit after it. CorruptCommit, CorruptLog.
+        """Load the state: newest valid checkpoint, then every commit after it.
 
-        `names` is what the store lists, in any order, for who has listed it already.
+        `names` is the listing of the store, in any order, if the caller has it already.
+
+        Raises:
+            CorruptCommit: a commit is damaged.
+            CorruptLog: commits are missing, and no checkpoint covers them.
         """
         for _ in range(LOAD_ATTEMPTS_MAX):
             try:
@@ -110,7 +114,7 @@ class CommitLog:
                 self._measured = self._clock.monotonic(), self.log_ms()
                 return self.state
             except FileNotFoundError as error:
-                # Somebody may have cleaned up since our listing: then the next one has a newer checkpoint.
+                # Another process may have cleaned up since our listing: then the next one has a newer checkpoint.
                 names, gone = None, error
         raise CorruptLog(path=self.store.location, reason=f"{gone}, and no checkpoint covers it")
 
@@ -126,7 +130,7 @@ class CommitLog:
         if state is None:
             state = LogState(limits=self._limits)
         newest = listing.commits[-1] if listing.commits else state.version
-        # Not only what is listed: a listing may miss what was created while it was made.
+        # Not only listed commits: a listing may miss files that were created while it was made.
         while state.version < newest:
             commit = self._read(Version(state.version + 1))
             if commit is None:
@@ -135,7 +139,7 @@ class CommitLog:
         return state
 
     def readable(self) -> Iterator[Commit | Checkpoint]:
-        """Read every commit and checkpoint that can be read, also of a log that cannot be rebuilt."""
+        """Yield every commit and checkpoint that can be read, even of a log that cannot be rebuilt."""
         listing = _StoreListing.of(self.store.list())
         for version in listing.commits:
             with contextlib.suppress(CorruptCommit):
@@ -171,7 +175,7 @@ class CommitLog:
         return None
 
     def _read_checkpoint(self, version: Version) -> Checkpoint | None:
-        """None when it is torn, damaged or missing: an older one, or the commits, serve as well."""
+        """Read a checkpoint; None if it is torn, damaged or missing: an older one, or the commits, can replace it."""
         name = checkpoint_name(version)
         data = self.store.get(name)
         if data is None:
@@ -189,7 +193,7 @@ class CommitLog:
             return None
         commit = decode(name, data, Commit)
         if commit.version != version:
-            raise CorruptCommit(name=name, reason=f"it says version {commit.version}")
+            raise CorruptCommit(name=name, reason=f"it has version {commit.version}")
         return commit
 
     def commit(
@@ -199,14 +203,24 @@ class CommitLog:
         epoch: Epoch,
         expected_version: Version | None = None,
     ) -> Commit:
-        """Write the next version, durable on return. VersionConflict when somebody else did; then the state has it."""
+        """Write the next version, durable on return. After a conflict the state has the other writer's commit.
+
+        Raises:
+            VersionConflict: another writer was first, or `expected_version` is not the current one.
+        """
         if expected_version is not None and expected_version != self.state.version:
             raise VersionConflict(expected=expected_version, current=self.state.version)
         prepared = self.prepare(operations, epoch=epoch)
         return self.finish(prepared, lambda: self.store.put_if_absent(prepared.name, prepared.data))
 
     def prepare(self, operations: Sequence[AnyOperation], *, epoch: Epoch) -> "Prepared":
-        """The next version, not yet stored. StaleEpoch, InvalidInput; CorruptCommit if it breaks the rules."""
+        """Build the next version without storing it.
+
+        Raises:
+            StaleEpoch: a newer owner has claimed the log.
+            InvalidInput: no batch can carry this epoch.
+            CorruptCommit: the commit breaks the rules of the log.
+        """
         now, monotonic = self._clock.now(), self._clock.monotonic()
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
         commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch, log_ms=self.log_ms())
@@ -215,7 +229,7 @@ class CommitLog:
         return Prepared(commit, commit_name(commit.version), encode(commit), monotonic)
 
     def log_ms(self) -> int:
-        """Return the log's own time at this moment. May be asked beside the thread that commits."""
+        """Return the log's own time at this moment. Other threads may call it while one commits."""
         now_ms, measured, state = int(self._clock.now() * 1000), self._measured, self.state
         if measured is not None:
             passed_ms = int((self._clock.monotonic() - measured[0]) * 1000)
@@ -224,7 +238,11 @@ class CommitLog:
         return next_log_ms(state.log_ms, measured_ms=None, last_ms=last_ms, now_ms=now_ms)
 
     def finish(self, prepared: "Prepared", put: Callable[[], bool]) -> Commit:
-        """Store a prepared commit by `put`, and go on to its version. VersionConflict."""
+        """Store a prepared commit by `put`, and apply it to the state.
+
+        Raises:
+            VersionConflict: another writer was first.
+        """
         commit, before = prepared.commit, self.state.version
         if not put() or not self._has_predecessor(commit):
             self.refresh()
@@ -237,21 +255,25 @@ class CommitLog:
     def _has_predecessor(self, commit: Commit) -> bool:
         if self._is_alone or commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
             return True
-        # The version was free because it was taken and cleaned up while we slept: clean-up takes the oldest first, and
-        # never the newest, so whoever is up to date has a predecessor.
+        # The version was free because its commit was removed while we slept: clean-up removes the oldest first, and
+        # never the newest, so a writer that is up to date finds the commit before its own.
         self.store.delete(commit_name(commit.version))
         return False
 
     def refresh(self) -> None:
-        """Apply what others have committed."""
+        """Apply the commits of other writers."""
         if self.state.version < 0 or self.store.get(commit_name(self.state.version)) is None:
-            self.load()  # it was cleaned up while we slept
+            self.load()  # the next commit was removed while we slept
         while (commit := self._read(Version(self.state.version + 1))) is not None:
             self.state.apply(commit)
             self._measured = None
 
     def entry(self, version: Version) -> Commit:
-        """The commit of a version. VersionNotRetained when it was cleaned up or never was."""
+        """Read the commit of a version.
+
+        Raises:
+            VersionNotRetained: it was removed, or does not exist yet.
+        """
         commit = self._read(version) if version >= 0 else None
         if commit is None:
             oldest, current = self.oldest_version(), self.state.version
@@ -259,25 +281,28 @@ class CommitLog:
         return commit
 
     def entries(self, start: Version, end: Version) -> Iterator[Commit]:
-        """The commits of versions [start, end)."""
+        """Yield the commits of versions [start, end)."""
         for version in range(start, end):
             yield self.entry(Version(version))
 
     def oldest_version(self) -> Version:
-        """The oldest commit that is retained."""
+        """Return the version of the oldest commit that is retained."""
         if self._oldest_kept is not None:
             return self._oldest_kept
         commits = _StoreListing.of(self.store.list()).commits
         return commits[0] if commits else Version(max(self.state.version, 0))
 
     def take_checkpoint(self) -> Checkpoint:
-        """The state as it is now, to be stored by `write_checkpoint`, in another thread if need be."""
+        """Return the current state, for `write_checkpoint`, which may run in another thread."""
         return self.state.checkpoint(timestamp_text(self._clock.now()))
 
     def write_checkpoint(self, checkpoint: Checkpoint, *, compress: bool = False) -> None:
-        """Store a checkpoint, and the runs of txn_ids that it is the first to name; read them back.
+        """Store a checkpoint, and the runs of txn_ids that no earlier one names; read them back.
 
-        Clean-up trusts only what can be read.
+        Clean-up relies only on files that were read back.
+
+        Raises:
+            CorruptCommit: a file cannot be read back.
         """
         version, names = checkpoint.version, {run.name for run in checkpoint.txn_runs if run.name is not None}
         put_runs(self.store, (run for run in checkpoint.txn_runs if run.name not in self._runs))
@@ -295,14 +320,14 @@ class CommitLog:
             self._reach(Failpoint.CHECKPOINT_HINT_WRITTEN)
 
     def clean_up(self, keep_from: Version) -> int:
-        """Delete the commits below `keep_from` that no recovery needs, and needless checkpoints; say how many files."""
+        """Delete the commits below `keep_from` that no recovery needs, and old checkpoints. Return how many files."""
         kept = self._checkpoints[-CHECKPOINTS_KEPT:]
         if len(kept) < CHECKPOINTS_KEPT:
             return 0
         end = disposable_before(kept, keep_from)
         checkpoints = self._checkpoints
         if self._swept is None:
-            # Once: what came before us need not be without gaps.
+            # Only once: commits from before us may have gaps.
             listing = _StoreListing.of(self.store.list())
             checkpoints = listing.checkpoints
             self._runs.update(listing.runs)
@@ -312,11 +337,11 @@ class CommitLog:
             commits = [Version(version) for version in range(self._swept, end)]
             oldest = max(end, self._swept)
         self._reach(Failpoint.CLEANUP_PLANNED)
-        self._oldest_kept = oldest  # before any is gone: nobody is sent to a commit that is just being removed
-        for version in commits:  # oldest first, so that what is left has no gap
+        self._oldest_kept = oldest  # before any is removed: no reader is sent to a commit that is being removed
+        for version in commits:  # oldest first, so that the rest has no gap
             self.store.delete(commit_name(version))
             self._reach(Failpoint.CLEANUP_COMMIT_REMOVED)
-        self._swept = oldest  # a log that goes on where an archive ends never had those before
+        self._swept = oldest  # a log that continues from an archive never had older ones
         needless = [version for version in checkpoints if version < kept[0]]
         for version in needless:
             self.store.delete(checkpoint_name(version))
@@ -331,17 +356,26 @@ class CommitLog:
 
 
 def put_runs(store: CommitStore, runs: Iterable[TxnRun]) -> None:
-    """Store runs of txn_ids, and read them back. CorruptCommit."""
+    """Store runs of txn_ids, and read them back.
+
+    Raises:
+        CorruptCommit: one cannot be read back.
+    """
     for run in runs:
         assert run.name is not None
         data = run.encode()
-        store.put_if_absent(run.name, data)  # their names say what is in them: it may be there already
+        store.put_if_absent(run.name, data)  # its name depends on its content: it may be there already
         if store.get(run.name) != data:
             raise CorruptCommit(name=run.name, reason="it cannot be read back")
 
 
 def load_runs(runs: Iterable[TxnRun], get: Callable[[str], Bytes | None]) -> None:
-    """Read the runs that a checkpoint names. FileNotFoundError, CorruptCommit."""
+    """Read the runs that a checkpoint names.
+
+    Raises:
+        FileNotFoundError: one is missing.
+        CorruptCommit: one is damaged.
+    """
     for run in runs:
         assert run.name is not None
         data = get(run.name)

@@ -1,7 +1,7 @@
-"""Where the files of a commit log live: a local directory, or a prefix in an object store.
+"""Stores for the files of a commit log: a local directory, or a prefix in an object store.
 
-A name is put once, whole and durable, or not at all: whoever comes second is told. In a directory that is a file
-written aside, synced, and linked to its name, which never overwrites; in an object store a conditional put.
+A name is put once, whole and durable, or not at all: a second put fails. In a directory a file is written aside,
+synced, and linked to its name, which never overwrites; in an object store it is a conditional put.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class DirectoryCommits:
         return self.publish(name, self.stage(name, data))
 
     def stage(self, name: str, data: bytes) -> str:
-        """Write a file aside, durable on return; the answer is its name there."""
+        """Write a file aside, durable on return. Return its name there."""
         created, written, synced, *_ = _STEPS[_kind(name)]
         aside = f"{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
         file = self._files.create(f"{self.location}/{aside}")
@@ -61,7 +61,7 @@ class DirectoryCommits:
         return aside
 
     def publish(self, name: str, aside: str) -> bool:
-        """Give a staged file its name, durable on return; or answer False because the name exists."""
+        """Give a staged file its name, durable on return. Return False if the name exists."""
         *_, linked, durable, removed = _STEPS[_kind(name)]
         try:
             try:
@@ -78,10 +78,10 @@ class DirectoryCommits:
             self._reach(removed)
 
     def restate(self, name: str, data: bytes) -> None:
-        """Put what is there already once more, durable on return.
+        """Put a file again that is there already, durable on return.
 
         Its first writer may have died, or failed, before its name was durable. Syncing the directory again would not
-        tell: after a failure the next sync may succeed and do nothing. A new file with a new name does.
+        help: after a failure the next sync may succeed and do nothing. A new file with a new name does.
         """
         aside = f"{self.location}/{name}{_ASIDE}"
         file = self._files.create(aside)
@@ -112,7 +112,7 @@ class DirectoryCommits:
             self._files.remove(f"{self.location}/{name}")
 
     def sweep(self) -> Names:
-        """Delete what a writer that died left behind, and list the rest. Only for the directory's one writer."""
+        """Delete files that a dead writer left aside, and list the others. Only for the directory's one writer."""
         names = self._files.list(self.location)
         for name in [name for name in names if name.endswith(_ASIDE)]:
             self._files.remove(f"{self.location}/{name}")
@@ -126,7 +126,7 @@ def _kind(name: str) -> str:
 
 
 class ObjectCommits:
-    """Commits as objects under a prefix: S3, GCS, Azure, memory or a folder, through obstore. ArchiveFailed."""
+    """Commits as objects under a prefix: S3, GCS, Azure, memory or a folder, through obstore. Raises ArchiveFailed."""
 
     def __init__(self, store: "ObjectStore", prefix: str) -> None:
         self.location = prefix.rstrip("/")
@@ -142,10 +142,10 @@ class ObjectCommits:
                 try:
                     obstore.put(self._store, path, data, mode="create", use_multipart=False)
                 except AlreadyExistsError:
-                    # A put whose reply was lost is retried below us, and then finds itself.
+                    # A put whose reply was lost is retried by obstore, and then finds its own object.
                     return self.get(name) == data
         except ArchiveFailed:
-            # It may have been done all the same. If it is not there now, it may still come: that is for a later try.
+            # The put may be done all the same. If it is not there now, it may still come: a later attempt handles that.
             found = self.get(name)
             if found is None:
                 raise
@@ -179,11 +179,15 @@ class ObjectCommits:
 
 @contextlib.contextmanager
 def failing_at(path: str) -> Iterator[None]:
-    """Whatever obstore raises, it is ArchiveFailed."""
+    """Turn every error of obstore into ArchiveFailed.
+
+    Raises:
+        ArchiveFailed: obstore raised an error.
+    """
     from obstore.exceptions import BaseError
 
     try:
         yield
     except (BaseError, OSError, ValueError) as error:
-        # What follows the first line is for those who wrote the library.
+        # The lines after the first are for developers of obstore.
         raise ArchiveFailed(path=path, cause=OSError(str(error).partition("\n")[0])) from error

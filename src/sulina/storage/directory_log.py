@@ -1,8 +1,8 @@
-"""The log in a partition's directory: it joins segments and commits, and blocks while it works.
+"""The log in a partition's directory: segments and commits together. All calls block.
 
 A group of appends is: plan, write, sync, commit, index. Only the commit makes anything visible, and it comes after
-the sync of all it refers to. When a write or a sync fails, what is on disk is unknown: the writer stops for good,
-and the next `open` finds out by checksum.
+the sync of everything it refers to. When a write or a sync fails, what is on disk is unknown: the writer stops for
+good, and the next `open` recovers by checksum.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ from sulina.types import Epoch, Offset, Version
 COMMITS_DIRECTORY = "_delta_log"
 LOCK_FILE = ".lock"
 PROBE_FILE = ".probe"
-PROBE_BYTES = 1 << 20  # that there must be room for, before a log that stopped is opened again
+PROBE_BYTES = 1 << 20  # there must be room for this before a stopped log is opened again
 READ_BYTES = 1 << 20
 
 _logger = logging.getLogger("sulina.log")
@@ -60,48 +60,48 @@ class LogOptions:
     """How one partition's log behaves. The defaults suit a topic of ordinary size."""
 
     broker_id: str = "local"
-    writer_id: str | None = None  # in every commit, and no other writer's; None makes one up
-    epoch: Epoch | None = None  # to write with; None goes on with the epoch that the log has
+    writer_id: str | None = None  # unique, in every commit; None: a random one
+    epoch: Epoch | None = None  # to write with; None: the epoch that the log has
     batches: BatchLimits = DEFAULT_LIMITS
     segments: SegmentLimits = field(default_factory=SegmentLimits)
     memory: MemoryLimits = field(default_factory=MemoryLimits)
-    spare_segments_max: int = 1  # removed files that are kept to be written anew
+    spare_segments_max: int = 1  # removed files that are kept for new segments
     group_bytes_max: int = 16 << 20  # in one commit
-    waiting_bytes_max: int = 64 << 20  # to be committed
-    node_budget: ByteBudget | None = None  # of what waits to be committed in all logs of a node
+    waiting_bytes_max: int = 64 << 20  # that wait to be committed
+    node_budget: ByteBudget | None = None  # for the bytes that wait to be committed in all logs of a node
     versions_kept: int = 1_000  # commits for time travel
-    compress_checkpoints: bool = False  # as gzip; either kind is read whatever is said here
+    compress_checkpoints: bool = False  # as gzip; readers accept both
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Whole batches as they are stored. The first may begin before the offset that was asked for."""
+    """Whole batches as they are stored. The first may begin before the requested offset."""
 
     data: memoryview
     start_offset: Offset
-    next_offset: Offset  # where to read on
+    next_offset: Offset  # to read on
     version: Version  # that was read
     end_offset: Offset  # of the log at that version
 
 
 class LogMetrics(Protocol):
-    """Told of what the log does; from the writer's thread, so it must be quick."""
+    """Counts what the log does. Called from the writer's thread, so it must be fast."""
 
     def committed(self, *, appends: int, size_bytes: int, sync_seconds: float, commit_seconds: float) -> None:
-        """A group of appends has become visible."""
+        """Count a group of appends that has become visible."""
         ...
 
     def conflicted(self) -> None:
-        """An append was refused because somebody else was first."""
+        """Count an append that was refused because another writer was first."""
         ...
 
     def checkpointed(self, *, seconds: float, files_removed: int) -> None:
-        """A checkpoint was written, and needless files were cleaned up."""
+        """Count a checkpoint that was written, and the files that were removed after it."""
         ...
 
 
 class NoMetrics:
-    """Nobody counts."""
+    """Counts nothing."""
 
     def committed(self, *, appends: int, size_bytes: int, sync_seconds: float, commit_seconds: float) -> None:
         pass
@@ -114,7 +114,7 @@ class NoMetrics:
 
 
 class DirectoryLog:
-    """One thread writes; `checkpoint` may run beside it in another, and any number may read."""
+    """The log of one directory. One thread writes; another may call `checkpoint` meanwhile, and any number may read."""
 
     def __init__(
         self,
@@ -127,14 +127,14 @@ class DirectoryLog:
         stager: Executor | None = None,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
-        self._stager = stager  # its threads write commit files aside while ours writes their data; None: one by one
+        self._stager = stager  # its threads write commit files while ours writes their data; None: one after the other
         self.directory = directory
         self.options = options or LogOptions()
         self.damage: CorruptSegment | None = None  # found at the end of the log when it was opened
         self._failure: Exception | None = None
         self._lock: File | None = None
-        self._due: deque[Checkpoint] = deque(maxlen=1)  # the newest that has not been written
-        self.pins: dict[str, Version] = {}  # who needs the commits from which version on
+        self._due: deque[Checkpoint] = deque(maxlen=1)  # the newest that is not written yet
+        self.pins: dict[str, Version] = {}  # by holder: the version from which it needs the commits
         self._files = files
         self._clock = clock
         self._metrics = metrics or NoMetrics()
@@ -157,7 +157,13 @@ class DirectoryLog:
     # Opening and closing
 
     def open(self) -> None:
-        """Take the directory, and recover to its last commit. LogLocked, StaleEpoch, Corrupt."""
+        """Lock the directory, and recover to its last commit.
+
+        Raises:
+            LogLocked: another process has the lock.
+            StaleEpoch: a newer owner has claimed the log.
+            Corrupt: the log cannot be recovered.
+        """
         self._files.make_directory(self._store.location)
         self._lock = self._files.lock(f"{self.directory}/{LOCK_FILE}")
         if self._lock is None:
@@ -179,7 +185,7 @@ class DirectoryLog:
         else:
             newest = commit_name(state.version)
             data = self._store.get(newest)
-            if data is not None:  # else a checkpoint has it, and what a checkpoint has was durable before it
+            if data is not None:  # else it is in a checkpoint, which was written after it was durable
                 self._store.restate(newest, data)
         wanted = self.options.epoch if self.options.epoch is not None else max(state.epoch, Epoch(0))
         if wanted < state.epoch:
@@ -191,13 +197,13 @@ class DirectoryLog:
             self._commit([Claim(epoch=wanted, broker_id=self.options.broker_id)])
             self._reach(Failpoint.OPEN_CLAIMED)
         elif self.damage is not None:
-            # Nothing is appended behind damage: the next batch starts a segment of its own.
+            # Nothing is appended after damage: the next batch starts a segment of its own.
             last = state.segments[-1]
             self._commit([Seal(segment=last.name, offset_end=last.next_offset, size=last.size)])
         self.view = self.commits.state.view()
 
     def _refuse_lost_commits(self, names: list[str]) -> None:
-        """A log without commits is new only where there is nothing else: it never starts at 0 again."""
+        """Refuse a directory with segments but no commits: a log never starts at 0 again."""
         left = [name for name in self._files.list(self.directory) if name.endswith(".log")]
         left += [name for name in names if not name.endswith(".aside")]
         if left:
@@ -205,7 +211,7 @@ class DirectoryLog:
             raise CorruptLog(path=self._store.location, reason=reason)
 
     def close(self) -> None:
-        """Let go of the directory. What was committed is durable already."""
+        """Close the files and release the directory. All commits are durable already."""
         self.segments.close()
         if self._lock is not None:
             self._lock.close()
@@ -213,7 +219,7 @@ class DirectoryLog:
     # Appending
 
     def append(self, appends: Sequence[Append]) -> list[Appended | SulinaError]:
-        """Append in one commit; an answer for each. After an error of the disk, LogStopped for all, for ever."""
+        """Append in one commit; one answer for each. After an error of the disk all later answers are LogStopped."""
         if self._failure is not None:
             return self._stopped_for(len(appends))
         try:
@@ -226,7 +232,7 @@ class DirectoryLog:
         except VersionConflict as lost:
             return self._aborted(lost, len(appends))
         except Exception as failure:  # noqa: BLE001
-            # Of the disk or our own bug: what is on disk is unknown, so nothing more may build on it.
+            # An error of the disk or our own bug: what is on disk is unknown, so no later write may rely on it.
             self._failure = failure
             return self._stopped_for(len(appends))
         for answer in plan.answers:
@@ -235,19 +241,23 @@ class DirectoryLog:
         return list(plan.answers)
 
     def check_txn_room(self, txn_id: str, waiting: int) -> None:
-        """TxnMemoryFull when a txn_id is new, and there is no room for it behind `waiting` others. From any thread."""
+        """Check that a txn_id is known, or that there is room for it after `waiting` others. From any thread.
+
+        Raises:
+            TxnMemoryFull: there is no room.
+        """
         state, now_ms = self.commits.state, self.commits.log_ms()
         limits = state.limits.txns
         if not state.txns.has_room(waiting, now_ms, limits) and state.txns.find(txn_id, now_ms, limits) is None:
             raise TxnMemoryFull(remembered=len(state.txns), limit=limits.txn_ids_max, seconds=limits.seconds)
 
     def reconfigure(self, options: LogOptions) -> None:
-        """Go on with other limits."""
+        """Use other limits from now on."""
         self.options = options
         self.commits.limit(options.memory)
 
     def _write(self, plan: Plan, appends: Sequence[Append]) -> None:
-        batches = _placed(plan, appends, self.epoch)
+        batches = placed_batches(plan, appends, self.epoch)
         operations = plan.operations
         started = self._clock.monotonic()
         prepared = self.commits.prepare(operations, epoch=self.epoch)
@@ -255,7 +265,7 @@ class DirectoryLog:
             self.segments.write(batches)
             put = partial(self._store.put_if_absent, prepared.name, prepared.data)
         else:
-            # Two files, two syncs: one beside the other. The commit gets its name when both are done.
+            # Two files, two syncs, at the same time. The commit gets its name when both are done.
             staging = self._stager.submit(self._store.stage, prepared.name, prepared.data)
             try:
                 self.segments.write(batches)
@@ -285,13 +295,13 @@ class DirectoryLog:
             self._due.append(self.commits.take_checkpoint())
 
     def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:
-        self._take_back()
+        self._undo_write()
         if self._failure is not None:
             return self._stopped_for(count)
         return [VersionConflict(expected=lost.expected, current=lost.current) for _ in range(count)]
 
-    def _take_back(self) -> None:
-        """Somebody else has committed in our directory: undo what we wrote, and see what they did."""
+    def _undo_write(self) -> None:
+        """Undo our write after another writer has committed in our directory, and apply its commits."""
         self._tell(self._metrics.conflicted)
         try:
             self.segments.rewind(self.commits.state.segments)
@@ -304,25 +314,29 @@ class DirectoryLog:
     def _tell(self, hook: Callable[[], None]) -> None:
         try:
             hook()
-        except Exception:  # whoever counts must not be able to stop the log
+        except Exception:  # metrics must not be able to stop the log
             _logger.exception("a metrics hook failed")
 
     @property
     def stopped(self) -> LogStopped | None:
-        """Why nothing more can be written."""
+        """Why nothing can be written any more; None if it can."""
         return None if self._failure is None else LogStopped(path=self.directory, cause=self._failure)
 
     def stop(self, cause: Exception) -> None:
-        """Write nothing more, for good."""
+        """Refuse all writes from now on."""
         self._failure = self._failure or cause
 
     def _stopped_for(self, count: int) -> list[Appended | SulinaError]:
-        # Each its own: an error that is raised in many tasks gathers the tracebacks of all.
+        # One error for each: an error that is raised in many tasks collects the tracebacks of all.
         assert self._failure is not None
         return [LogStopped(path=self.directory, cause=self._failure) for _ in range(count)]
 
     def probe(self) -> None:
-        """Raise OSError unless the disk takes a file, and says that it is durable. Changes nothing of the log."""
+        """Check that the disk can store a file durably. Changes nothing in the log.
+
+        Raises:
+            OSError: it cannot.
+        """
         path = f"{self.directory}/{PROBE_FILE}"
         with contextlib.suppress(FileNotFoundError):
             self._files.remove(path)
@@ -337,7 +351,7 @@ class DirectoryLog:
     # Other commits
 
     def rotate(self) -> View:
-        """Seal the newest segment, so that all of the log is in files that never change again."""
+        """Seal the newest segment, so that the whole log is in files that never change again."""
         newest = self.view.segments[-1] if self.view.segments else None
         if newest is not None and not newest.sealed:
             self._reach(Failpoint.ROTATE_PLANNED)
@@ -349,12 +363,12 @@ class DirectoryLog:
         return self.view
 
     def retain(self, retention: Retention) -> list[Remove]:
-        """Remove the segments that `retention` no longer keeps."""
+        """Remove the segments that are past `retention`."""
         now = self._clock.now()
         newest = self.view.segments[-1] if self.view.segments else None
         removals = expired(self.view.segments, retention, now)
         if newest is not None and not newest.sealed and len(removals) == len(self.view.segments) - 1:
-            # All the others go: would this one go too, if nothing more came into it?
+            # All others are removed: would this one be removed too, if nothing more is added to it?
             sealed = [*self.view.segments[:-1], replace(newest, sealed=True)]
             if len(expired(sealed, retention, now)) == len(sealed):
                 self.rotate()
@@ -363,13 +377,13 @@ class DirectoryLog:
             self._reach(Failpoint.REMOVE_PLANNED)
             self._or_stop(lambda: self._commit(removals))
             self._reach(Failpoint.REMOVE_COMMITTED)
-            # Readers must not be sent to what is about to go.
+            # Readers must not be sent to segments that are about to be removed.
             self.view = self.commits.state.view()
             self._or_stop(lambda: self.segments.remove(removals))
         return removals
 
     def claim(self, epoch: Epoch) -> View:
-        """Write with a higher epoch from now on; whoever has a lower one is fenced."""
+        """Write with a higher epoch from now on; owners with a lower one are fenced."""
         self._or_stop(lambda: self._claim(epoch))
         return self.view
 
@@ -386,7 +400,7 @@ class DirectoryLog:
         try:
             work()
         except VersionConflict:
-            self._take_back()
+            self._undo_write()
             raise
         except (OSError, Corrupt) as failure:
             self._failure = failure
@@ -401,15 +415,20 @@ class DirectoryLog:
         version: Version | None = None,
         end_max: Offset | None = None,
     ) -> Slice:
-        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log, or at `end_max`.
+        """Read batches from `offset` on, as of a version or the newest; empty at the end of the log, or at `end_max`.
 
-        At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
-        OffsetOutOfRange, VersionNotRetained, CorruptSegment.
+        At least one batch is read, even if it is larger than `max_bytes`. Every byte is checked.
+
+        Raises:
+            NotYet: the log has not reached `version`.
+            OffsetOutOfRange: the log does not have the offset.
+            VersionNotRetained: the commit of `version` was removed.
+            CorruptSegment: stored bytes are damaged.
         """
         view = self.view
         end = view.next_offset
         if version is not None and version > view.version:
-            raise NotYet(f"version {version} is not there: the log is at {view.version}")
+            raise NotYet(f"version {version} does not exist yet: the log is at version {view.version}")
         if version is not None and version < view.version:
             end = self.commits.entry(version).next_offset
         if end_max is not None:
@@ -422,19 +441,19 @@ class DirectoryLog:
         try:
             found = self.segments.read(_holding(view, offset), offset, end=end, max_bytes=max_bytes)
         except CorruptSegment:
-            # Retention may have taken the file from under us.
+            # Retention may have removed the file meanwhile.
             if offset < self.view.start_offset:
                 raise OffsetOutOfRange(offset=offset, start=self.view.start_offset, end=end) from None
             raise
         return Slice(found.data, found.start_offset, found.next_offset, at, end)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
-        """The first offset whose record has this timestamp or a later one; None when there is none."""
+        """Return the first offset whose record has this timestamp or a later one; None if no record has."""
         for segment in self.view.segments:
             if segment.timestamp_max < timestamp_ms:
                 continue
             for batch in self.segments.batches_since(segment, timestamp_ms):
-                # The batch's own word for its newest time may be wrong: look at the records.
+                # The newest timestamp in a batch's header may be wrong: check the records.
                 for record in decode(batch, limits=self.options.batches):
                     if record.timestamp_ms >= timestamp_ms:
                         return Offset(record.offset)
@@ -444,11 +463,11 @@ class DirectoryLog:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether `checkpoint` has something to write."""
+        """Whether `checkpoint` has one to write."""
         return bool(self._due)
 
     def checkpoint(self) -> None:
-        """Write the newest checkpoint that is due, and clean up behind it. Runs beside the writer."""
+        """Write the newest checkpoint that is due, and remove the files that it replaces. May run beside the writer."""
         if not self._due or self._failure is not None:
             return
         due = self._due.pop()
@@ -475,8 +494,8 @@ def _holding(view: View, offset: Offset) -> SegmentRef:
     return view.segments[low]
 
 
-def _placed(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
-    """The batches of a plan with their bytes: stamped with offset and epoch, for the rest as they came."""
+def placed_batches(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:
+    """Return the batches of a plan with their bytes: stamped with offset and epoch, otherwise unchanged."""
     placed: list[PlacedBatch] = []
     start, data = 0, memoryview(b"")
     for placement in plan.placements:

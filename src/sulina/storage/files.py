@@ -1,7 +1,7 @@
 """The real file system, behind `ports.Files`.
 
-Thin: each method is the system call it is named after, repeated until all of it is done. What must be synced,
-and when, is decided by whoever calls. Descriptors are closed on exec.
+Thin: each method is the system call it is named after, repeated until all of it is done. The caller decides what must
+be synced, and when. Descriptors are closed on exec.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from sulina.ports import Bytes, Files
 
-IOV_MAX = 1024  # buffers that one pwritev takes, on Linux and macOS
+IOV_MAX = 1024  # buffers in one pwritev, on Linux and macOS
 
 
 class OsFile:
@@ -59,6 +59,11 @@ class OsFile:
         return os.fstat(self.fileno()).st_size
 
     def fileno(self) -> int:
+        """Return the descriptor.
+
+        Raises:
+            OSError: the file is closed.
+        """
         if self._descriptor < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # fdatasync would raise ValueError
         return self._descriptor
@@ -70,7 +75,7 @@ class OsFile:
 
 
 class _LockFile(OsFile):
-    """Lets go when it is closed, also where a forked child has the descriptor too."""
+    """Releases the lock when it is closed, even if a forked child has the descriptor too."""
 
     __slots__ = ()
 
@@ -119,14 +124,14 @@ class OsFiles:
             missing.append(existing)
             existing = os.path.dirname(existing)
         # A process that died between its mkdir and its sync left a directory that exists but is not durable.
-        # Where the parent may not be read, nobody could have synced it, and it is older than us.
+        # Where the parent cannot be read, nobody could have synced it, and it is older than this process.
         with contextlib.suppress(PermissionError):
             self.sync_directory(os.path.dirname(existing))
         for directory in reversed(missing):
             try:
                 os.mkdir(directory)
             except FileExistsError:
-                if not os.path.isdir(directory):  # it is a file, not another process that was faster
+                if not os.path.isdir(directory):  # a file is there, not a directory that another process made first
                     raise
             self.sync_directory(os.path.dirname(directory))
 
@@ -149,7 +154,7 @@ def _sync_contents(descriptor: int) -> None:
 
 
 class _VolatileFile(OsFile):
-    """Nothing need survive, so nothing waits for the disk."""
+    """A file that need not survive the process, so nothing is synced."""
 
     __slots__ = ()
 
@@ -158,7 +163,7 @@ class _VolatileFile(OsFile):
 
 
 class VolatileFiles(OsFiles):
-    """For logs that go with their process: as `OsFiles`, but nothing is synced."""
+    """A file system for logs that end with their process: as `OsFiles`, but nothing is synced."""
 
     __slots__ = ()
 
@@ -186,7 +191,7 @@ def write_whole(files: Files, path: str, data: bytes) -> None:
 
 
 def read_whole(files: Files, path: str) -> bytes | None:
-    """Return what is in a small file; None when there is none."""
+    """Return the content of a small file; None if it does not exist."""
     try:
         file = files.open(path)
     except FileNotFoundError:
@@ -198,7 +203,7 @@ def read_whole(files: Files, path: str) -> bytes | None:
 
 
 def remove_tree(path: str) -> None:
-    """A directory and all in it, durably; no error when it is not there."""
+    """Remove a directory and everything in it, durably; no error if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
     with contextlib.suppress(FileNotFoundError):

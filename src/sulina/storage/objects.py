@@ -1,10 +1,10 @@
-"""Where archives lie: a bucket, or a directory that brokers share. Small, and it blocks.
+"""Object stores for archives: a bucket, or a directory that brokers share. All calls block.
 
-- What is put is whole and durable on return, or not there.
-- When the store does not answer, that shows within seconds as ArchiveFailed: whoever asked decides how long to try on.
-  A put that failed may arrive all the same, even later; so names are never used for two different contents, and of
-  `put_if_absent` the outcome is found out by reading back.
-- Credentials come from the environment, as the clouds' own tools have them.
+- An object is whole and durable when a put returns, or it does not exist.
+- When the store does not answer, ArchiveFailed is raised within seconds: the caller decides how long to retry. A put
+  that failed may arrive all the same, even later; so a name is never used for two different contents, and the outcome
+  of `put_if_absent` is found out by reading back.
+- Credentials come from the environment, as for the clouds' own tools.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from sulina.storage.files import OsFiles, remove_tree
 if TYPE_CHECKING:
     from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
-SMALL_BYTES_MAX = 1 << 20  # what is larger is given more time
+SMALL_BYTES_MAX = 1 << 20  # requests for larger objects get more time
 CONNECT_SECONDS = 2
 SMALL_SECONDS = 4  # for one request
 LARGE_SECONDS = 30
-RETRY_SECONDS = 3  # after the first request; then it has failed
+RETRY_SECONDS = 3  # after the first request; then the call has failed
 RETRIES_MAX = 4
 PART_BYTES = 8 << 20  # larger objects are sent in parts
 _ASIDE = ".aside"
@@ -49,66 +49,71 @@ class Listed:
 
 
 class Objects(Protocol):
-    """Paths are relative, with slashes. Everything raises ArchiveFailed when the store fails."""
+    """An object store. Paths are relative, with slashes. Every call raises ArchiveFailed when the store fails."""
 
     @property
     def location(self) -> str:
-        """For messages."""
+        """Name of the store, for messages."""
         ...
 
     def put(self, path: str, data: Sequence[Bytes]) -> None:
-        """Store buffers as one object, in place of any that was there."""
+        """Store buffers as one object; overwrites."""
         ...
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Store, or answer False because something else is there. What is there with the same bytes is ours."""
+        """Store an object. Return False if another one is there; one with the same bytes counts as ours."""
         ...
 
     def get(self, path: str) -> memoryview | None:
-        """All of it, or None when there is none."""
+        """Return the whole object, or None if it does not exist."""
         ...
 
     def get_range(self, path: str, start: int, size: int) -> memoryview | None:
-        """`size` bytes from `start` on, which it must have; None when there is no such object."""
+        """Return `size` bytes from `start` on, which the object must have; None if it does not exist."""
         ...
 
     def list(self, prefix: str) -> list[Listed]:
-        """Everything below `prefix`, which is a folder, or everything where it is empty; in any order."""
+        """List all objects below the folder `prefix`, or all objects if it is empty; in any order."""
         ...
 
     def folders(self, prefix: str = "") -> Names:
-        """The names of the folders right below `prefix`, in any order."""
+        """List the names of the folders right below `prefix`, in any order."""
         ...
 
     def delete(self, paths: Sequence[str]) -> None:
-        """No error for those that are not there."""
+        """Delete objects; no error for those that do not exist."""
         ...
 
     def delete_all(self, prefix: str) -> None:
-        """Everything below `prefix`."""
+        """Delete all objects below `prefix`."""
         ...
 
     def commits(self, path: str) -> CommitStore:
-        """A commit log's store in the folder `path`."""
+        """Return the store of a commit log in the folder `path`."""
         ...
 
 
 def open_objects(url: str, *, endpoint: str | None = None) -> Objects:
-    """The store at `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///directory` or, for tests, `memory://`.
+    """Open the store at `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///directory` or, for tests, `memory://`.
 
-    InvalidSettings. Nothing is asked of the store yet.
+    No request is sent yet.
+
+    Raises:
+        InvalidSettings: the URL is not one of these, or has options that the store refuses.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.path == "/":
-            raise InvalidSettings(f"{url} names no directory: say file:///path")
+            raise InvalidSettings(f"{url} names no directory: use file:///DIRECTORY")
         return DirectoryObjects(unquote(parts.path).rstrip("/"))
     if parts.scheme == "memory":
         from obstore.store import MemoryStore
 
         return CloudObjects(MemoryStore(), location=url)
     if parts.scheme not in ("s3", "gs", "az") or not parts.netloc:
-        raise InvalidSettings(f"{url} is no object store: say s3://BUCKET/PREFIX, gs://, az:// or file:///DIRECTORY")
+        raise InvalidSettings(
+            f"{url} is not an object store: use s3://BUCKET/PREFIX, gs://, az:// or file:///DIRECTORY"
+        )
     try:
         small = _cloud_store(url, endpoint, SMALL_SECONDS)
         large = _cloud_store(url, endpoint, LARGE_SECONDS)
@@ -237,7 +242,7 @@ class CloudObjects:
 
 
 class DirectoryObjects:
-    """Objects as files below a directory; brokers on other machines may have it mounted too."""
+    """Objects as files below a directory, which brokers on other machines may have mounted too."""
 
     def __init__(self, root: str, *, files: Files | None = None) -> None:
         self.location = f"file://{root}"
@@ -265,7 +270,7 @@ class DirectoryObjects:
                     file.close()
                 self._files.rename(aside, target)
             except OSError:
-                # On a disk that is full, what was written in vain would keep it full.
+                # On a full disk, the partly written file would keep it full.
                 with suppress(OSError):
                     self._files.remove(aside)
                 raise
@@ -328,23 +333,28 @@ class DirectoryObjects:
                     continue
 
     def delete_all(self, prefix: str) -> None:
+        """Delete all objects below `prefix`.
+
+        Raises:
+            ArchiveFailed: some of them are still there.
+        """
         top = f"{self._root}/{prefix}"
         with _disk_failing_at(top):
             self._made = {folder for folder in self._made if not f"{folder}/".startswith(f"{top}/")}
             remove_tree(top)
-            if os.path.isdir(top):  # somebody else was at it too, and it ended half way
-                raise OSError("not all of it is gone; delete it again")
+            if os.path.isdir(top):  # another process was deleting too, and ended half way
+                raise OSError("some of it is still there: delete it again")
 
     def commits(self, path: str) -> CommitStore:
         return _SharedCommits(self, self._files, f"{self._root}/{path}")
 
     def make(self, folder: str) -> None:
-        """See to it that a folder is there, and durable."""
+        """Make a folder durably, if it does not exist."""
         self._make(folder)
 
 
 class _SharedCommits:
-    """Commits in a directory that need not be there yet, and that other processes write too."""
+    """Commits in a directory that need not exist yet, and that other processes write to."""
 
     def __init__(self, objects: DirectoryObjects, files: Files, directory: str) -> None:
         self.location = directory
@@ -358,7 +368,7 @@ class _SharedCommits:
                 return True
             if self._commits.get(name) != data:
                 return False
-            # Ours, from an attempt that failed before its name was durable.
+            # Our own commit, from an attempt that failed before its name was durable.
             self._commits.restate(name, data)
             return True
 

@@ -1,8 +1,8 @@
 """Directories of partitions whose topic has vanished from the metadata store without a delete mark.
 
 The store may have been lost, or restored to an older state, and the directory may be the only copy of acknowledged
-records. So it is kept under a name that carries the topic's id, and taken back when a topic with that id returns.
-It is removed only when a delete mark for that very id is found.
+records. So it is kept under a name with the topic's id, and restored when a topic with that id returns. It is removed
+only when a delete mark for that very id is found.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sulina.errors import InvalidName, LogLocked
 from sulina.ports import Files
 from sulina.storage.files import remove_tree
-from sulina.storage.leftovers import locked, read_released_note, read_stamp, released_note
+from sulina.storage.partition_directory import locked, read_released_note, read_stamp, released_note
 from sulina.types import PartitionName
 
 _ORPHAN = ".orphan-"
@@ -29,15 +29,15 @@ class Orphan:
 
 
 def orphan_path(directory: str, topic_id: str) -> str:
-    """Return where the directory of a partition is kept while its topic is not there."""
+    """Return the path of a partition's directory while its topic does not exist."""
     return f"{directory}{_ORPHAN}{topic_id}"
 
 
 def set_aside(files: Files, directory: str, topic_id: str) -> str | None:
-    """Keep a directory under its topic's id; return where, or None when there is no such directory of this topic.
+    """Keep a directory under its topic's id. Return its path, or None if this topic has no directory here.
 
     Raises:
-        LogLocked: somebody is writing to the directory.
+        LogLocked: another process is writing to the directory.
     """
     if not os.path.isdir(directory) or not _is_of(files, directory, topic_id):
         return None
@@ -50,8 +50,8 @@ def set_aside(files: Files, directory: str, topic_id: str) -> str | None:
     return path
 
 
-def take_back(files: Files, directory: str, topic_id: str) -> bool:
-    """Make way for a topic's own directory and take it back if it was set aside; return whether it was.
+def restore(files: Files, directory: str, topic_id: str) -> bool:
+    """Restore a topic's directory that was set aside. Return whether there was one.
 
     A directory of another topic in its place is set aside in turn.
     """
@@ -67,7 +67,7 @@ def take_back(files: Files, directory: str, topic_id: str) -> bool:
 
 
 def remove(files: Files, directory: str, topic_id: str) -> None:
-    """Delete what is here of a partition whose topic was deleted: never the directory of another topic."""
+    """Delete the directories of a partition whose topic was deleted, never one of another topic."""
     stamp = read_stamp(files, directory)
     if stamp is not None and stamp.topic_id == topic_id:
         remove_tree(directory)
@@ -78,7 +78,7 @@ def remove(files: Files, directory: str, topic_id: str) -> None:
 
 
 def orphans(files: Files, data: str) -> Iterator[Orphan]:
-    """Find the directories that wait for their topics."""
+    """Yield the directories that wait for their topics."""
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(files.list(data)):
             base, mark, topic_id = name.rpartition(_ORPHAN)
@@ -88,6 +88,6 @@ def orphans(files: Files, data: str) -> Iterator[Orphan]:
 
 
 def _is_of(files: Files, directory: str, topic_id: str) -> bool:
-    """Return whether a directory is this topic's. One without a stamp is that of the topic that has its name."""
+    """Return whether a directory belongs to this topic. One without a stamp belongs to the topic of its name."""
     stamp = read_stamp(files, directory)
     return stamp is None or stamp.topic_id == topic_id

@@ -2,7 +2,7 @@
 
 - `append` returns when the batches are durable and visible. Appends that come while one is being committed wait, and
   then share one commit and one sync (group commit).
-- Everything that touches the disk runs in threads of the executor, one writing at a time; the loop never waits for it.
+- All disk access runs in threads of the executor, one writing at a time; the loop never waits for it.
 - Readers see a version whole or not at all; versions never go back.
 """
 
@@ -22,6 +22,7 @@ from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import Appended, View
 from sulina.core.log.plan import Append
 from sulina.core.log.publish_request import PublishRequest
+from sulina.core.log.resume import End
 from sulina.core.log.retention import Retention
 from sulina.core.records.batch import check_records, is_quickly_checked, split
 from sulina.errors import (
@@ -44,27 +45,27 @@ Result = TypeVar("Result")
 
 TXN_ID_LENGTH_MAX = 200
 ARCHIVING_BYTES_MAX = 128 << 20
-CHECKPOINT_REST = 20  # times as long as the last one took
-LINGER_SECONDS_MAX = 0.005  # that a group waits for those who are just coming
-QUIET_TURNS = 2  # of the loop, without anybody coming, that end the wait
+CHECKPOINT_REST = 20  # a busy log rests for this many times the duration of its last checkpoint
+LINGER_SECONDS_MAX = 0.005  # a group waits this long at most for more appends
+QUIET_TURNS = 2  # this many turns of the loop without a new append end the wait
 
 
 Answer = Callable[[asyncio.Future[Appended], Appended], None]
 
 
 def answer_at_once(future: asyncio.Future[Appended], appended: Appended) -> None:
-    """What is durable is answered."""
+    """Acknowledge an append as soon as it is durable on disk."""
     future.set_result(appended)
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """Work for the writer's thread: appends, or a call."""
+class _QueuedWrite:
+    """Work for the writer's thread: one append, or one call."""
 
     future: asyncio.Future[Any]
     append: Append | None = None
     call: Callable[[], Any] | None = None
-    is_unchecked: bool = False  # its records have yet to be looked at
+    is_unchecked: bool = False  # its records are not checked yet
     is_finished: bool = False  # it was written, or failed
     finished: asyncio.Future[None] | None = None  # for an append that was cancelled, and must wait all the same
 
@@ -83,19 +84,19 @@ class PartitionLog:
         self._closing = asyncio.Event()
         self._closed: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
-        self._lock = threading.Lock()  # for the queue, and who writes
-        self._queue: deque[_Waiting] = deque()
-        self._group: list[_Waiting] = []  # being written
+        self._lock = threading.Lock()  # for the queue and the group
+        self._queue: deque[_QueuedWrite] = deque()
+        self._group: list[_QueuedWrite] = []  # being written
         self._is_writing = False
         self._idle: list[asyncio.Future[None]] = []
-        self._budget = ByteBudget(log.options.waiting_bytes_max, parent=log.options.node_budget)  # of what waits
+        self._budget = ByteBudget(log.options.waiting_bytes_max, parent=log.options.node_budget)  # of waiting appends
         self._waiting_txns = 0
-        self._round_seconds = 0.0  # that the last group took
-        self._gathering_since: float | None = None  # when the next group was begun
-        self._gathered = self._quiet_turns = 0  # appends that wait; turns of the loop in which none came
+        self._round_seconds = 0.0  # duration of the last group
+        self._gathering_since: float | None = None  # start of the next group
+        self._gathered = self._quiet_turns = 0  # appends that wait; turns of the loop without a new one
         self._waiters = ViewWaiters()
         self._answer = answer
-        self.watchers: set[Callable[[], None]] = set()  # called on the loop when a group has been settled
+        self.watchers: set[Callable[[], None]] = set()  # called on the loop after each group
 
     @classmethod
     async def open(
@@ -110,9 +111,15 @@ class PartitionLog:
         failpoints: FailpointHook = no_failpoints,
         answer: Answer = answer_at_once,
     ) -> Self:
-        """Recover the log in `directory`, or start one. LogLocked, StaleEpoch, CorruptCommit, CorruptLog.
+        """Recover the log in `directory`, or create one.
 
-        `answer` is told of every append that is durable here, on the loop, and answers it now or later.
+        `answer` is called on the loop for every append that is durable here, and answers it now or later.
+
+        Raises:
+            LogLocked: another process has the directory.
+            StaleEpoch: a newer owner has claimed the log.
+            CorruptCommit: a commit is damaged.
+            CorruptLog: commits are missing.
         """
         clock = clock or SystemClock()
         owned = threads is None
@@ -131,7 +138,7 @@ class PartitionLog:
             await asyncio.shield(opening)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                # The thread goes on. When it has opened the log, nobody wants it any more.
+                # The thread goes on: when it has opened the log, close it again.
                 opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else log.close())
             if owned:
                 threads.shutdown()
@@ -139,7 +146,7 @@ class PartitionLog:
         return cls(log, clock, threads, owned, answer)
 
     async def close(self) -> None:
-        """Finish what was asked for, then let go of the directory. Once is enough."""
+        """Finish all accepted appends, then close the directory. May be called again."""
         if self._closed is None:
             self._closing.set()
             self._closed = self._loop.create_task(self._close(), name="log-close")
@@ -176,7 +183,7 @@ class PartitionLog:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be written, and nobody watches."""
+        """Whether nothing waits to be written, and there are no watchers."""
         return self.is_quiet and not self.watchers
 
     @property
@@ -201,45 +208,57 @@ class PartitionLog:
 
     @property
     def is_ack_archived(self) -> bool:
-        """Whether appends are acknowledged when the archive has them: this log has none."""
+        """Whether appends are acknowledged when the archive has them: never, this log has no archive."""
         return False
 
     @property
     def archived_offset(self) -> Offset | None:
-        """Offset at which the archive ends: this log has none."""
+        """Offset at which the archive ends: None, this log has no archive."""
         return None
 
     @property
     def epochs(self) -> EpochHistory:
-        """The epochs of what readers may see."""
+        """The epochs of the records that readers may see."""
         view = self.view
         return EpochHistory(view.epoch, view.next_offset, view.segments)
 
     @property
     def directory_log(self) -> DirectoryLog:
-        """The log below, for whoever reads it in threads of its own."""
+        """The log below, for callers that read it in threads of their own."""
         return self._log
 
     @property
+    def checkpointing(self) -> asyncio.Task[None] | None:
+        """The newest background task that writes checkpoints, if there was any."""
+        return self._checkpointing
+
+    @property
     def stopped(self) -> LogStopped | None:
-        """Why nothing more can be appended."""
+        """Why nothing can be appended any more; None if it can."""
         return self._log.stopped
 
     @property
     def damage(self) -> CorruptSegment | None:
-        """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
+        """Damage that was found at the end of the log when it was opened: reads of it fail, the rest is served."""
         return self._log.damage
 
     async def probe(self) -> None:
-        """Raise OSError unless the disk takes writes: then a log that stopped may be opened again."""
+        """Check that the disk accepts writes: then a log that stopped may be opened again.
+
+        Raises:
+            OSError: it does not.
+        """
         await self._loop.run_in_executor(self._threads.writers, self._log.probe)
 
     def stop(self, cause: Exception) -> None:
-        """Append nothing more, for good: somebody else does. Reads go on."""
+        """Refuse all appends from now on: there is another owner. Reads go on."""
         self._log.stop(cause)
 
-    def reconfigure(self, options: LogOptions) -> None:
-        """Go on with other limits. Who writes, and with which epoch, stays as it was when the log was opened."""
+    def reconfigure(self, options: LogOptions, archiving: object = None) -> None:  # noqa: ARG002
+        """Use other limits from now on. Writer and epoch stay as they were when the log was opened.
+
+        `archiving` is for logs that have an archive too.
+        """
         self._log.reconfigure(options)
         self._budget.bytes_max = options.waiting_bytes_max
 
@@ -250,7 +269,7 @@ class PartitionLog:
     ) -> Appended:
         """Append one or more batches that lie end to end, all or none; return when they are durable.
 
-        A known `txn_id`, or batches that their producer has sent before, get the answer of the first time. When it is
+        A known `txn_id`, or batches that their producer has sent before, get the first answer. If this call is
         cancelled, `data` may be changed again once it has returned.
 
         Raises:
@@ -264,9 +283,9 @@ class PartitionLog:
             raise
 
     def append_nowait(self, request: PublishRequest) -> asyncio.Future[Appended]:
-        """Take a request into the next group; the future is done when it is durable, or has failed.
+        """Add a request to the next group; the future is done when it is durable, or has failed.
 
-        Its data must not change until the future is done, also if that is cancelled.
+        Its data must not change until the future is done, even if that is cancelled.
 
         Raises:
             InvalidInput, QueueFull, LogClosed: it was refused at once.
@@ -289,17 +308,17 @@ class PartitionLog:
             if not request.is_trusted and not is_unchecked:
                 check_records(data, batches, options.batches)
             if txn_id is not None:
-                # Here, where the order is made: what is refused later would be passed by those who wait behind it.
+                # Here, where the order is decided: if it were refused later, appends after it would overtake it.
                 self._log.check_txn_room(txn_id, self._waiting_txns)
         except BaseException:
             self._budget.release(size)
             raise
         self._waiting_txns += txn_id is not None
-        waiting = _Waiting(self._loop.create_future(), append=Append(request, batches), is_unchecked=is_unchecked)
+        waiting = _QueuedWrite(self._loop.create_future(), append=Append(request, batches), is_unchecked=is_unchecked)
         return self._enqueue(waiting)
 
     async def _withdraw(self, future: asyncio.Future[Appended]) -> None:
-        """Take back an append that was cancelled; return when the writer does not look at its bytes any more."""
+        """Remove a cancelled append from the queue; return when the writer does not use its bytes any more."""
         with self._lock:
             waiting = next((each for each in self._queue if each.future is future), None)
             if waiting is not None:
@@ -312,8 +331,8 @@ class PartitionLog:
             with contextlib.suppress(asyncio.CancelledError):
                 await waiting.finished
 
-    def _count_out(self, waiting: _Waiting) -> None:
-        """Release the bytes of an append that waits no more."""
+    def _count_out(self, waiting: _QueuedWrite) -> None:
+        """Release the bytes of an append that no longer waits."""
         if waiting.append is not None:
             request = waiting.append.request
             self._budget.release(len(request.data))
@@ -327,36 +346,48 @@ class PartitionLog:
         return transaction
 
     async def fsync_and_rotate(self) -> View:
-        """Seal the newest segment behind everything appended so far."""
+        """Seal the newest segment after everything appended so far."""
         return await self._call(self._log.rotate)
 
-    async def retain(self, retention: Retention) -> list[Remove]:
-        """Remove what `retention` no longer keeps, in one commit."""
+    async def retain(self, retention: Retention, local: Retention | None = None) -> list[Remove]:  # noqa: ARG002
+        """Remove the segments past `retention`, in one commit. `local` is for logs that have an archive too."""
         return await self._call(lambda: self._log.retain(retention))
 
+    async def catch_up(self) -> None:
+        """Return at once: this log has no archive to bring anything into."""
+
+    async def drain(self) -> End:
+        """Return where the log ends when all that was taken is on disk. The caller appends nothing more."""
+        await self.settled()
+        return End(self._log.view.next_offset, self._log.view.version)
+
     async def checkpoint(self) -> Checkpoint:
-        """The whole state behind everything appended so far."""
+        """Return the whole state after everything appended so far."""
         return await self._call(self._log.commits.take_checkpoint)
 
     async def claim(self, epoch: Epoch) -> View:
-        """Write with a higher epoch from now on. StaleEpoch."""
+        """Write with a higher epoch from now on.
+
+        Raises:
+            StaleEpoch: the log has this epoch or a higher one.
+        """
         return await self._call(lambda: self._log.claim(epoch))
 
     def pin(self, holder: str, version: Version) -> None:
-        """Keep the commits from `version` on until the holder pins another one, or lets go."""
+        """Keep the commits from `version` on until the holder pins another version, or unpins."""
         self._log.pins[holder] = version
 
     def unpin(self, holder: str) -> None:
-        """Let go of what `holder` has pinned."""
+        """Remove the pin of `holder`."""
         self._log.pins.pop(holder, None)
 
     async def _call(self, call: Callable[[], Result]) -> Result:
         if self._closing.is_set():
             raise LogClosed(path=self._log.directory)
-        answer: Result = await self._enqueue(_Waiting(self._loop.create_future(), call=call))
+        answer: Result = await self._enqueue(_QueuedWrite(self._loop.create_future(), call=call))
         return answer
 
-    def _enqueue(self, waiting: _Waiting) -> asyncio.Future[Any]:
+    def _enqueue(self, waiting: _QueuedWrite) -> asyncio.Future[Any]:
         with self._lock:
             self._queue.append(waiting)
             is_writing, self._is_writing = self._is_writing, True
@@ -367,7 +398,7 @@ class PartitionLog:
     # Between two groups, on the loop
 
     def _gather(self) -> None:
-        """Have the next group written, once those have joined it who append in these turns of the loop."""
+        """Start the next group, after the appends of the next turns of the loop have joined it."""
         with self._lock:
             waiting = len(self._queue)
             if not waiting:
@@ -379,8 +410,8 @@ class PartitionLog:
         now = self._loop.time()
         if self._gathering_since is None:
             self._gathering_since, self._gathered, self._quiet_turns = now, 0, 0
-        # While they keep coming, a larger group serves all of them sooner: it shares one commit, and the writer does
-        # not take turns with the loop meanwhile. It waits no longer than the last group took.
+        # While appends keep coming, a larger group serves all of them sooner: it shares one commit, and the writer does
+        # not compete with the loop meanwhile. It waits no longer than the last group took.
         is_growing = waiting > self._gathered
         self._quiet_turns = 0 if is_growing else self._quiet_turns + 1
         self._gathered = waiting
@@ -391,8 +422,8 @@ class PartitionLog:
             self._gathering_since = None
             self._threads.writers.submit(self._write_group)
 
-    def _finish_group(self, group: list[_Waiting], answers: list[Any], seconds: float) -> None:
-        """Answer those whose appends were written, and go on with the next group."""
+    def _finish_group(self, group: list[_QueuedWrite], answers: list[Any], seconds: float) -> None:
+        """Answer the appends of a group that was written, and start the next group."""
         self._round_seconds, self._group = seconds, []
         for waiting, answer in zip(group, answers, strict=True):
             self._count_out(waiting)
@@ -417,10 +448,10 @@ class PartitionLog:
     # The writer's thread
 
     def _write_group(self) -> None:
-        """Write the next group, and let the loop finish it."""
+        """Write the next group, and hand it to the loop to be answered."""
         started = self._clock.monotonic()
         with self._lock:
-            group = self._group = self._next_group()  # empty if all that waited was cancelled
+            group = self._group = self._next_group()  # empty if all that waited were cancelled
         try:
             if group and group[0].call is not None:
                 answers = [group[0].call()]
@@ -430,13 +461,13 @@ class PartitionLog:
                 written = iter(self._log.append(appends) if appends else ())
                 answers = [error or next(written) for error in refused]
         except Exception as error:  # noqa: BLE001
-            # Each caller is told: the thread must not end with their futures open.
+            # Each caller gets the error: the thread must not end with their futures open.
             answers = [error for _ in group]
         seconds = self._clock.monotonic() - started
         self._loop.call_soon_threadsafe(self._finish_group, group, answers, seconds)
 
-    def _next_group(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
+    def _next_group(self) -> list[_QueuedWrite]:
+        group: list[_QueuedWrite] = []
         size = 0
         while self._queue:
             following = self._queue[0]
@@ -448,8 +479,8 @@ class PartitionLog:
             group.append(self._queue.popleft())
         return group
 
-    def _refusal(self, waiting: _Waiting) -> InvalidInput | None:
-        """Check records that would have taken too long to check on the loop; return what is wrong with them."""
+    def _refusal(self, waiting: _QueuedWrite) -> InvalidInput | None:
+        """Check records that would take too long to check on the loop; return the error, if any."""
         assert waiting.append is not None
         try:
             check_records(waiting.append.request.data, waiting.append.batches, self._log.options.batches)
@@ -467,12 +498,12 @@ class PartitionLog:
         while self._log.is_checkpoint_due and self._log.stopped is None:
             threads = self._threads.checkpointers or self._threads.writers
             seconds = await self._loop.run_in_executor(threads, self._write_checkpoint)
-            # Its syncs slow down those of the commits, so a busy log rests from it. What became due meanwhile is
-            # written after the rest, the newest only.
+            # Its syncs slow down those of the commits, so a busy log rests after it. Of the checkpoints that became due
+            # meanwhile only the newest is written.
             await wait_or_timeout(self._closing, CHECKPOINT_REST * seconds)
 
     def _write_checkpoint(self) -> float:
-        """Write the checkpoint that is due; return how many seconds it took."""
+        """Write the checkpoint that is due. Return how many seconds it took."""
         started = self._clock.monotonic()
         self._log.checkpoint()
         return self._clock.monotonic() - started
@@ -486,7 +517,12 @@ class PartitionLog:
     async def wait_for(
         self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
     ) -> View:
-        """Return when a record with `offset`, and `version`, can be read. NotYet after the timeout."""
+        """Return when a record with `offset`, and `version`, can be read.
+
+        Raises:
+            NotYet: the timeout has passed.
+            LogClosed: the log was closed.
+        """
         return await self._waiters.wait(lambda: self.view, offset, version, timeout_seconds)
 
     # Reading
@@ -504,20 +540,28 @@ class PartitionLog:
         version: Version | None = None,
         end: Offset | None = None,
     ) -> Slice:
-        """Batches from `offset` on, as of a version or the newest one; empty at the end of the log, or at `end`.
+        """Read batches from `offset` on, as of a version or the newest; empty at the end of the log, or at `end`.
 
-        At least one batch comes, even if it is larger than `max_bytes`. Every byte has been checked.
-        OffsetOutOfRange, VersionNotRetained, CorruptSegment.
+        At least one batch is read, even if it is larger than `max_bytes`. Every byte is checked.
+
+        Raises:
+            NotYet: the log has not reached `version`.
+            OffsetOutOfRange: the log does not have the offset.
+            VersionNotRetained: the commit of `version` was removed.
+            CorruptSegment: stored bytes are damaged.
         """
         return await self._read(lambda: self._log.read(offset, max_bytes, version, end))
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
-        """The first offset whose record has this timestamp or a later one; None when there is none."""
+        """Return the first offset whose record has this timestamp or a later one; None if no record has."""
         return await self._read(lambda: self._log.offset_for_timestamp(timestamp_ms))
 
     async def commits(self, start: Version, end: Version) -> list[Commit]:
-        """The commits of versions [start, end). VersionNotRetained."""
+        """Return the commits of versions [start, end).
 
+        Raises:
+            VersionNotRetained: some of them were removed.
+        """
         end = min(end, Version(self.view.version + 1))
         return await self._read(lambda: list(self._log.commits.entries(start, end)))
 
@@ -528,26 +572,26 @@ def _check_txn_id(txn_id: str) -> None:
     try:
         txn_id.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"txn_id must be text that UTF-8 can hold: {error}") from None
+        raise InvalidInput(f"txn_id must be text that UTF-8 can encode: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class LogThreads:
-    """The threads that logs share. Readers have their own, so that they cannot keep writers waiting."""
+    """The threads that logs share. Readers have threads of their own, so that they cannot delay writers."""
 
     writers: Executor
     readers: Executor
-    stagers: Executor | None = None  # write commit files beside the data; None: the writers do both in turn
+    stagers: Executor | None = None  # write commit files beside the data; None: the writers do both
     # For archives, apart from the others: an object store may take seconds to answer.
     archive_writers: Executor | None = None
     archive_readers: Executor | None = None
-    archive_gate: ByteBudget | None = None  # what is on its way to archives
-    # Apart from the writers: slow checkpoints of many logs must not keep appends waiting. None: the writers write them.
+    archive_gate: ByteBudget | None = None  # for the bytes of running uploads
+    # Separate from the writers: slow checkpoints of many logs must not delay appends. None: the writers write them.
     checkpointers: Executor | None = None
 
     @classmethod
     def of(cls, *, writers: int, readers: int, archivers: int = 0) -> "LogThreads":
-        """Return new threads: as many as are said, a helper for each writer, and others that write checkpoints."""
+        """Start the threads: the given numbers, a stager for each writer, and some that write checkpoints."""
 
         def threads(count: int, name: str) -> ThreadPoolExecutor:
             return ThreadPoolExecutor(max_workers=count, thread_name_prefix=f"sulina-{name}")
@@ -563,7 +607,7 @@ class LogThreads:
         )
 
     def shutdown(self) -> None:
-        """Let the threads end when they have done what they were given."""
+        """End the threads when they have done the work that they were given."""
         archivers = (self.archive_writers, self.archive_readers)
         for threads in (self.writers, self.readers, self.stagers, self.checkpointers, *archivers):
             if threads is not None:
@@ -571,28 +615,33 @@ class LogThreads:
 
 
 class Appends(Protocol):
-    """A log that takes batches."""
+    """A log that accepts batches."""
 
     async def append(
         self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
     ) -> Appended:
-        """As `PartitionLog.append`."""
+        """Append as `PartitionLog.append` does."""
         ...
 
 
 class Transaction:
-    """Batches that become visible together, if nobody else commits first."""
+    """Batches that become visible together, if no other commit comes first."""
 
     def __init__(self, log: Appends, options: LogOptions, version: Version, txn_id: str | None) -> None:
         self._log = log
         self._options = options
         self._data = bytearray()
         self._is_open = True
-        self.version = version  # at which it began
+        self.version = version  # at the start of the transaction
         self.txn_id = txn_id
 
     def add(self, data: Bytes) -> None:
-        """Buffer one or more batches. InvalidInput."""
+        """Buffer one or more batches.
+
+        Raises:
+            InvalidInput: a batch is not valid, or the transaction has ended.
+            BatchTooLarge: the transaction would be over the limit.
+        """
         self._check_open()
         size, limit = len(self._data) + len(data), self._options.waiting_bytes_max
         if size > limit:
@@ -601,9 +650,12 @@ class Transaction:
         self._data += data
 
     async def commit(self, expected_version: Version | None = None) -> Appended:
-        """Append all of it. VersionConflict when the log has moved on since the transaction began.
+        """Append all batches in one commit.
 
-        After an error it is still open: it may be tried again, with another expected version if need be.
+        After an error the transaction is still open: retry it, if need be with another expected version.
+
+        Raises:
+            VersionConflict: the log has other commits since the transaction began.
         """
         self._check_open()
         expected = self.version if expected_version is None else expected_version
@@ -612,10 +664,10 @@ class Transaction:
         return answer
 
     def abort(self) -> None:
-        """Forget it. Nothing was written."""
+        """Discard the batches. Nothing was written."""
         self._is_open = False
         self._data.clear()
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise InvalidInput("the transaction has been committed or aborted")
+            raise InvalidInput("the transaction has been committed or aborted: start another one")

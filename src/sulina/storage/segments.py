@@ -1,11 +1,11 @@
 """The segment files of one partition: one writer appends, any number of threads read.
 
-- The commit log says which bytes belong to the log; a file may be longer, never trusted to be right, and is checked
-  on every read.
-- A write is `write`, then either `confirm` after its commit, or `rewind`: then none of it was ever there.
-- An index is written after the commit that it speaks of, so it never speaks of what is not in the log.
-- Readers open the file for themselves, so that the writer may close, remove or recycle it at any time: what they
-  read then fails its check, and the log tells them that it is gone.
+- The commit log defines which bytes belong to the log; a file may be longer. Its bytes are never trusted, and are
+  checked on every read.
+- A write is `write`, then either `confirm` after its commit, or `rewind`: then none of it is part of the log.
+- An index entry is written after the commit of its batch, so an index never refers to a batch that is not in the log.
+- Readers open the file for themselves, so that the writer may close, remove or recycle it at any time: a read then
+  fails its check, and the log answers that the offset was removed.
 """
 
 import contextlib
@@ -52,13 +52,13 @@ class _Active:
 
 
 class PlacedBatch(NamedTuple):
-    """A batch, and where it goes."""
+    """A batch, and where it is written."""
 
     segment: Offset
     position: int
     offset: Offset
     timestamp_max: int
-    parts: tuple[Bytes, Bytes]  # its first bytes as the log stamps them, the rest as it came
+    parts: tuple[Bytes, Bytes]  # its first bytes as stamped by the log, the others unchanged
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Segments:
         self._reach = failpoints
         self._active: _Active | None = None
         self._written: list[_UncommittedBatches] = []
-        self._lock = threading.Lock()  # for the three below
+        self._lock = threading.Lock()  # for the next three attributes
         self._doubted: set[Offset] = set()  # segments whose index was rebuilt because of damage
         self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
         self._positions: OrderedDict[tuple[Offset, Offset], int] = OrderedDict()  # by segment and offset
@@ -110,16 +110,16 @@ class Segments:
     # Opening
 
     def recover(self, segments: Sequence[SegmentRef], start: Offset, end: Offset) -> CorruptSegment | None:
-        """Make the files agree with the commit log: cut what was never committed, delete what no longer counts.
+        """Make the files agree with the commit log: cut uncommitted bytes, delete files that are not in the log.
 
-        The answer is damage at the end of the log: then nothing can be appended to the newest segment.
+        Return damage at the end of the log: then nothing can be appended to the newest segment.
         """
         known = {segment.base for segment in segments}
         for name in self._files.list(self.directory):
             base = _base(name)
             if name.startswith(_SPARE):
                 self._spares.append(name)
-            # In between the log knows every file; one that it does not know is not ours to delete.
+            # Between these offsets the log knows every file; one that it does not know is not ours to delete.
             elif name.endswith(_ASIDE) or (base is not None and base not in known and not start <= base < end):
                 self._files.remove(self.path(name))
                 self._reach(Failpoint.OPEN_ORPHAN_REMOVED)
@@ -154,7 +154,7 @@ class Segments:
     # Writing
 
     def write(self, batches: Sequence[PlacedBatch]) -> None:
-        """Write batches where the plan places them, durable on return."""
+        """Write batches at the positions that the plan gave them, durable on return."""
         for base, run in groupby(batches, key=lambda batch: batch.segment):
             active = self._active
             is_new = active is None or active.base != base
@@ -183,7 +183,7 @@ class Segments:
         return _Active(base, self._files.open(path), index)
 
     def confirm(self) -> None:
-        """What was written has been committed: index it, and let go of segments that are full."""
+        """Add the batches that were written to the index, after their commit, and close full segments."""
         for written in self._written:
             if self._active is not None and written.segment is not self._active:
                 self.seal()
@@ -208,7 +208,7 @@ class Segments:
             segment.index_file.write(position, entries)
 
     def rewind(self, segments: Sequence[SegmentRef]) -> None:
-        """What was written lost its commit: take it back, and touch nothing that the log refers to."""
+        """Undo the last write, which was not committed, without touching bytes that the log refers to."""
         self._reach(Failpoint.ABORT_STARTED)
         committed = {segment.base: segment.size for segment in segments}
         for written in self._written:
@@ -226,7 +226,7 @@ class Segments:
             self.seal()
 
     def seal(self) -> None:
-        """Nothing more goes into the active segment."""
+        """Close the active segment: the next batch begins another one."""
         if self._active is not None:
             active, self._active = self._active, None
             active.file.close()
@@ -240,7 +240,7 @@ class Segments:
             self._reach(Failpoint.ROLL_SEALED)
 
     def remove(self, removals: Sequence[Remove]) -> None:
-        """The log no longer refers to these segments: recycle or delete their files."""
+        """Recycle or delete the files of segments that were removed from the log."""
         for removal in removals:
             path = self.path(removal.segment)
             is_worth_keeping = 2 * removal.size >= self._limits.segment_bytes_max
@@ -260,7 +260,7 @@ class Segments:
                 self._doubted.discard(removal.offset_start)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         segments = [written.segment for written in self._written] + ([self._active] if self._active else [])
         self._active = None
         self._written.clear()
@@ -272,11 +272,11 @@ class Segments:
     # Reading
 
     def read(self, segment: SegmentRef, offset: Offset, *, end: Offset, max_bytes: int) -> StoredBatches:
-        """Batches from the one that holds `offset` on: as many as fit, at least one, none from `end` on."""
+        """Read batches from the one that holds `offset` on: as many as fit, at least one, none from `end` on."""
         try:
             return self._read(segment, self._position_of(segment, offset), offset, end, max_bytes)
         except CorruptSegment:
-            # The index may have sent us to the wrong place. Without it, damage is damage; once is enough to know.
+            # The index may be wrong. If the read fails without it too, the segment is damaged; trying once is enough.
             with self._lock:
                 if segment.base in self._doubted:
                     raise
@@ -289,7 +289,7 @@ class Segments:
             return 0, offset
         with self._lock:
             position = self._positions.get((segment.base, offset))
-        # Who reads on reads from where the last read ended.
+        # A sequential reader continues where the last read ended.
         return (position, offset) if position is not None else self._index_of(segment).floor(offset)
 
     def _read(
@@ -319,7 +319,7 @@ class Segments:
                     while len(self._positions) > POSITIONS_KEPT_MAX:
                         self._positions.popitem(last=False)
                 return StoredBatches(data[run.start : run.end], run.base_offset, run.end_offset)
-            # The batch that is wanted is not whole: read it alone, as far as it says it reaches.
+            # The wanted batch is not whole: read it alone, with the size that its header states.
             position, left, rest = position + passed, left - passed, len(data) - passed
             size = size_at(data, passed) if rest >= HEADER_BYTES else HEADER_BYTES
             if size > left:
@@ -337,14 +337,18 @@ class Segments:
         finally:
             file.close()
         if len(data) < size:
-            reason = f"the file ends here, the log at {segment.size}"
+            reason = f"the file ends here, but the segment ends at {segment.size}"
             raise CorruptSegment(path=path, position=position + len(data), offset=segment.base, reason=reason)
         return memoryview(data)
 
     def scan(
         self, segment: SegmentRef, position: int = 0, offset: Offset | None = None
     ) -> Iterator[tuple[memoryview, StoredRun, int]]:
-        """Every batch of a segment from `position` on, checked, with the position of its buffer. CorruptSegment."""
+        """Yield every batch of a segment from `position` on, checked, with the position of its buffer.
+
+        Raises:
+            CorruptSegment: a batch is damaged.
+        """
         first = segment.base if offset is None else offset
         path = self.path(segment.name)
         size = SCAN_BYTES
@@ -363,7 +367,7 @@ class Segments:
             size = max(needed, SCAN_BYTES)
 
     def batches_since(self, segment: SegmentRef, timestamp_ms: int) -> Iterator[memoryview]:
-        """The batches of a segment that say they have a record at or after a time."""
+        """Yield the batches of a segment whose headers state a record at or after a time."""
         position, offset = self._index_of(segment).before_timestamp(timestamp_ms)
         for data, batch, _ in self.scan(segment, position, None if offset < 0 else offset):
             if max_timestamp_at(data, batch.start) >= timestamp_ms:
@@ -392,7 +396,7 @@ class Segments:
             self._indexes.popitem(last=False)
 
     def _load_index(self, segment: SegmentRef) -> tuple[SparseIndex, CorruptSegment | None]:
-        """The index from its file, with what is missing found again; and the damage that ended the search."""
+        """Load an index from its file, and find missing entries again. Return the damage that ended the search, too."""
         try:
             file = self._files.open(self.path(index_name(segment.base)))
         except FileNotFoundError:
@@ -419,7 +423,7 @@ class Segments:
         return index, None
 
     def _write_index(self, base: Offset, index: SparseIndex) -> None:
-        """Replace the file of an index by one that says the same as `index`."""
+        """Replace the file of an index by one with the entries of `index`."""
         path = self.path(index_name(base))
         aside = path + _ASIDE
         file = self._files.create(aside)

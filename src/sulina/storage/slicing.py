@@ -1,8 +1,8 @@
-"""Making slices of a log on disk for its archive. Blocks; reads beside the writer.
+"""Cuts slices of a log on disk for its archive. All calls block, and may run beside the writer.
 
-A slice is cut from the log's commits, and gets its batches as they are stored, every one checked. What was written
-before there was an archive may have outlived its commits: then slices bring the records alone, and the last of them
-the state of the log, from which its history begins.
+A slice is cut from the log's commits, and has their batches as they are stored, every one checked. Records from before
+there was an archive may have lost their commits: then slices have the records alone, and the last of them has the state
+of the log, from which its history begins.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,15 @@ from sulina.types import Epoch, Offset, Version
 def next_slice(
     log: DirectoryLog, archive: ArchiveView, *, state: Checkpoint | None = None, bytes_max: int = SLICE_BYTES_MAX
 ) -> NewSlice | None:
-    """What comes next in the archive; None when there is nothing.
+    """Return the next slice for the archive; None if there is nothing to archive.
 
-    `state`: a state of the log that shall be in the archive. The slice goes no further, and brings it if it gets there.
-    CorruptSegment, CorruptCommit, CorruptLog.
+    `state`: a state of the log that must get into the archive. The slice ends there at the latest, and then includes
+    it.
+
+    Raises:
+        CorruptSegment: stored bytes are damaged.
+        CorruptCommit: a commit is damaged.
+        CorruptLog: commits are missing.
     """
     if needs_state(log, archive):
         return None if state is None else _without_commits(log, archive, state, bytes_max)
@@ -51,7 +56,7 @@ def next_slice(
 
 
 def needs_state(log: DirectoryLog, archive: ArchiveView) -> bool:
-    """Whether the archive can only begin with a state, because the log's first commits or records are gone."""
+    """Tell whether the archive can only begin with a state, because the log's first commits or records were removed."""
     if archive.log_version >= 0:
         return False
     return bool(archive.slices) or log.view.start_offset > 0 or log.commits.oldest_version() > 0
@@ -90,7 +95,7 @@ def _batches(log: DirectoryLog, start: Offset, end: Offset, size: int) -> list[m
         offset = found.next_offset
     stored = sum(map(len, data))
     if stored != size:
-        reason = f"offsets [{start}, {end}) have {stored} bytes, their commits say {size}"
+        reason = f"offsets [{start}, {end}) have {stored} bytes, but {size} by their commits"
         raise CorruptSegment(path=log.directory, position=0, offset=start, reason=reason)
     return data
 

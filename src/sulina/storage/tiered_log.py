@@ -1,11 +1,11 @@
-"""The log of one partition that spans a directory and an archive. It is used as a `PartitionLog` is.
+"""The log of one partition that spans a directory and an archive. It is used like a `PartitionLog`.
 
-- What is appended goes to the directory first, and from there to the archive. Old offsets and old versions are read
-  from the archive when the directory no longer has them.
-- Whoever opens it has claimed the archive: an earlier owner can add nothing more to it. It goes on from its directory
-  if that is the log's newest, else from the archive; never from 0 where there is more (`core.log.resume`).
-- Where acks wait for the archive, readers do too: what they see is never taken back, whoever owns the log next.
-- An append is answered only if the broker may answer at that moment.
+- Records are appended to the directory first, and from there archived. Old offsets and old versions are read from the
+  archive when the directory no longer has them.
+- Opening the log claims the archive: an earlier owner can add nothing more to it. The log continues from its directory
+  if that is the newest, else from the archive; never from 0 where there are records (`core.log.resume`).
+- Where acks wait for the archive, readers do too: records that they have seen stay, whichever broker is the next owner.
+- An append is acknowledged only if this broker is the owner at that moment.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from sulina.storage.acks import Acks, always
 from sulina.storage.archive import Archive
 from sulina.storage.directory_log import READ_BYTES, LogMetrics, LogOptions, Slice
 from sulina.storage.files import OsFiles
-from sulina.storage.leftovers import DirectoryResume, Resumed
+from sulina.storage.partition_directory import DirectoryResume, Resumed
 from sulina.storage.partition_log import LogThreads, PartitionLog, Transaction
 from sulina.storage.uploader import ArchiveHooks, Archiving, NoHooks, Uploader
 from sulina.storage.waiters import ViewWaiters
@@ -67,8 +67,8 @@ class TieredLog:
         archiving: Archiving,
     ) -> None:
         self.resumed = resumed
-        self._log = log
-        self._archive = archive
+        self.local = log  # the part on disk
+        self.archive = archive
         self._acks = acks
         self._options = options
         self._threads = threads
@@ -79,7 +79,7 @@ class TieredLog:
         self._waiters = ViewWaiters()
         self._closed: asyncio.Task[None] | None = None
         self.watchers: set[Callable[[], None]] = set()  # called on the loop when readers may see more
-        self._uploader = Uploader(
+        self.uploader = Uploader(
             log,
             archive,
             settings=archiving,
@@ -117,14 +117,14 @@ class TieredLog:
         hooks: ArchiveHooks | None = None,
         failpoints: FailpointHook = no_failpoints,
     ) -> Self:
-        """Claim the archive with `epoch`, then go on from the directory or from the archive.
+        """Claim the archive with `epoch`, then continue from the directory or from the archive. May be retried.
 
-        `may_ack` is asked before each answer to an append. `heard` is what was reported of the log
-        `partition`: if there is less than that, LogIncomplete. `must_resume`: only this disk has all that was
-        acknowledged, so the directory must be there and be the newest, else CorruptLog.
-        `is_adopted`: a directory without a stamp is this topic's, if nobody has claimed the archive yet.
+        `may_ack` is called before each answer to an append. `heard` has the ends that were reported of `partition`: the
+        log must reach them. `must_resume`: only this disk has all acknowledged records, so the directory must be there
+        and be the newest. `is_adopted`: a directory without a stamp is this topic's, if the archive has no claim yet.
 
-        StaleEpoch, ArchiveFailed, LogIncomplete, LogLocked, CorruptLog, CorruptCommit. It may be tried again.
+        Raises:
+            SulinaError: as `DirectoryResume.run`.
         """
         clock, files = clock or SystemClock(), files or OsFiles()
         owned = threads is None
@@ -168,38 +168,38 @@ class TieredLog:
 
     async def _begin(self, *, owns_threads: bool) -> None:
         self._owns_threads = owns_threads
-        local, archive = self._log.view, self._archive.view
+        local, archive = self.local.view, self.archive.view
         try:
             if local.version < archive.log_version or local.next_offset < archive.next_offset:
-                # Whatever took away the directory that was made ready: it is not begun anew.
+                # The directory that was just prepared has vanished: do not start at 0 instead.
                 reason = f"it begins at offset {local.next_offset}, the archive ends at {archive.next_offset}"
-                raise CorruptLog(path=self._log.directory_log.directory, reason=reason)
+                raise CorruptLog(path=self.local.directory_log.directory, reason=reason)
             if self.is_ack_archived and local.next_offset > archive.next_offset:
-                # An earlier owner of the directory may have shown, or even acknowledged, what it had not archived.
-                await self._uploader.flush(with_state=False)
+                # An earlier owner of the directory may have shown or acknowledged records before they were archived.
+                await self.uploader.flush(with_state=False)
         except BaseException:
-            await asyncio.shield(self._log.close())
+            await asyncio.shield(self.local.close())
             raise
-        self._acks.archived(self._archive.view.log_version)
+        self._acks.archived(self.archive.view.log_version)
         self._update()
-        self._uploader.start()
+        self.uploader.start()
 
     async def close(self) -> None:
-        """Finish what was asked for, as far as the archive lets us, then let go of the directory. Once is enough."""
+        """Finish all accepted appends, archive as much as possible, then close the directory. May be called again."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_task(self._close(), name="tiered-log-close")
         await asyncio.shield(self._closed)
 
     async def _close(self) -> None:
-        path = self._log.directory_log.directory
-        await self._log.settled()
+        path = self.local.directory_log.directory
+        await self.local.settled()
         if len(self._acks) and self._fenced is None:
             try:
-                await self._uploader.flush(with_state=False)
-            except Exception as error:  # noqa: BLE001 - those who wait are told below
-                self._uploader.fail(error)
-        await self._uploader.close()
-        await self._log.close()
+                await self.uploader.flush(with_state=False)
+            except Exception as error:  # noqa: BLE001 - waiting appends get it below
+                self.uploader.fail(error)
+        await self.uploader.close()
+        await self.local.close()
         self._acks.fail(lambda: LogClosed(path=path))
         self._waiters.close(path)
         if self._owns_threads:
@@ -215,13 +215,13 @@ class TieredLog:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be written or archived, and nobody watches."""
-        return self._log.is_quiet and not self.watchers and not len(self._acks) and self._uploader.is_done
+        """Whether nothing waits to be written or archived, and there are no watchers."""
+        return self.local.is_quiet and not self.watchers and not len(self._acks) and self.uploader.is_done
 
     @property
     def is_archived(self) -> bool:
         """Whether everything in the directory is in the archive."""
-        return self._log.is_quiet and self._uploader.is_done
+        return self.local.is_quiet and self.uploader.is_done
 
     @property
     def view(self) -> View:
@@ -230,73 +230,73 @@ class TieredLog:
 
     @property
     def epochs(self) -> EpochHistory:
-        """The epochs of what readers may see, on disk and in the archive."""
+        """The epochs of the records that readers may see, on disk and in the archive."""
         view = self._view
-        return EpochHistory(view.epoch, view.next_offset, view.segments, self._archive.view.slices)
+        return EpochHistory(view.epoch, view.next_offset, view.segments, self.archive.view.slices)
 
     @property
     def end_offset(self) -> Offset:
-        """Where the log ends on disk, whether readers may see it yet or not."""
-        return self._log.view.next_offset
+        """Offset at which the log ends on disk, whether readers may see it yet or not."""
+        return self.local.view.next_offset
 
     @property
     def is_ack_archived(self) -> bool:
-        """Whether appends are answered when the archive has them."""
-        return self._uploader.settings.ack_archived
+        """Whether appends are acknowledged when the archive has them."""
+        return self.uploader.settings.ack_archived
 
     @property
     def archived_offset(self) -> Offset | None:
         """Offset at which the archive ends."""
-        return self._archive.view.next_offset
+        return self.archive.view.next_offset
 
     @property
     def archived(self) -> ArchiveView:
-        """What the archive has."""
-        return self._archive.view
+        """The view of the archive."""
+        return self.archive.view
 
     @property
     def stopped(self) -> LogStopped | None:
-        """Why nothing more can be appended. A cause that is StaleEpoch: there is a newer owner."""
-        return self._log.stopped
+        """Why nothing can be appended any more; None if it can. StaleEpoch as its cause: there is a newer owner."""
+        return self.local.stopped
 
     async def probe(self) -> None:
-        """As `PartitionLog.probe`."""
-        await self._log.probe()
+        """Check the disk as `PartitionLog.probe` does."""
+        await self.local.probe()
 
     @property
     def damage(self) -> CorruptSegment | None:
-        """What was found at the end of the log when it was opened: reads of it fail, the rest is served."""
-        return self._log.damage
+        """Damage that was found at the end of the log when it was opened: reads of it fail, the rest is served."""
+        return self.local.damage
 
     def reconfigure(self, options: LogOptions, archiving: Archiving | None = None) -> None:
-        """Go on with other limits. What readers have seen they go on seeing; who waits for an ack goes on waiting."""
+        """Use other limits. Records that readers have seen stay visible; waiting appends still wait for the archive."""
         self._options = replace(options, epoch=self._options.epoch, broker_id=self._options.broker_id)
-        self._log.reconfigure(self._options)
+        self.local.reconfigure(self._options)
         if archiving is not None:
             self._acks.waits = archiving.ack_archived
-            self._uploader.reconfigure(archiving)
+            self.uploader.reconfigure(archiving)
             self._update()
 
     def pin(self, holder: str, version: Version) -> None:
-        """As `PartitionLog.pin`."""
-        self._log.pin(holder, version)
+        """Keep commits as `PartitionLog.pin` does."""
+        self.local.pin(holder, version)
 
     def unpin(self, holder: str) -> None:
-        """As `PartitionLog.unpin`."""
-        self._log.unpin(holder)
+        """Remove a pin as `PartitionLog.unpin` does."""
+        self.local.unpin(holder)
 
-    # What changes it, on the loop
+    # Changes, on the loop
 
     def _newest_view(self, before: View | None) -> View:
-        local, archive = self._log.view, self._archive.view
-        if before is not None and archive.epoch > self._log.epoch:
-            return before  # what the archive has since is another owner's, and what we have no longer counts
+        local, archive = self.local.view, self.archive.view
+        if before is not None and archive.epoch > self.local.epoch:
+            return before  # the archive has records of another owner, and ours no longer count
         version, next_offset = local.version, local.next_offset
-        if self._uploader.settings.ack_archived:
+        if self.uploader.settings.ack_archived:
             version, next_offset = archive.log_version, archive.next_offset
         start = local.start_offset if archive.is_empty else archive.start_offset
         if before is not None:
-            # After a change of settings the archive may have to catch up with what readers have seen.
+            # After a change of settings the archive may have to catch up with records that readers have seen.
             version, next_offset = max(version, before.version), max(next_offset, before.next_offset)
             start = max(start, before.start_offset)
         return View(version, local.epoch, min(start, next_offset), next_offset, local.segments)
@@ -310,81 +310,95 @@ class TieredLog:
 
     def _on_appended(self) -> None:
         self._update()
-        self._uploader.notice()
+        self.uploader.notice()
 
     def _on_archived(self) -> None:
         self._update()
-        self._acks.archived(self._archive.view.log_version)
+        self._acks.archived(self.archive.view.log_version)
 
     def _on_failure(self, error: Exception) -> None:
         if isinstance(error, StaleEpoch):
             self._fenced = error
-            self._log.stop(error)
-            path = self._log.directory_log.directory
+            self.local.stop(error)
+            path = self.local.directory_log.directory
             self._acks.fail(lambda: LogStopped(path=path, cause=error))
         else:
-            self._acks.give_up(self._archive.location, error)
+            self._acks.fail_late(self.archive.location, error)
 
     # Appending
 
     async def append(
         self, data: Bytes, *, txn_id: str | None = None, expected_version: Version | None = None
     ) -> Appended:
-        """As `PartitionLog.append`; and ArchiveFailed, LeaseExpired: then the outcome is unknown."""
+        """Append as `PartitionLog.append` does.
+
+        Raises:
+            ArchiveFailed, LeaseExpired: the outcome is unknown.
+            InvalidInput, Conflict, QueueFull, LogStopped, LogClosed: nothing was appended.
+        """
         self._check_backlog(len(data))
-        return await self._log.append(data, txn_id=txn_id, expected_version=expected_version)
+        return await self.local.append(data, txn_id=txn_id, expected_version=expected_version)
 
     def append_nowait(self, request: PublishRequest) -> asyncio.Future[Appended]:
-        """Take a request as `PartitionLog.append_nowait` does; the future is done when the archive has it, if it must.
+        """Add a request as `PartitionLog.append_nowait` does; the future may wait for the archive too.
 
         Raises:
             InvalidInput, QueueFull, LogClosed: it was refused at once.
         """
         self._check_backlog(len(request.data))
-        return self._log.append_nowait(request)
+        return self.local.append_nowait(request)
 
     def _check_backlog(self, size: int) -> None:
-        """Raise QueueFull where acks wait for the archive, and it is too far behind."""
+        """Refuse an append with QueueFull if acks wait for the archive, and it is too far behind."""
         if self._closed is not None:
-            raise LogClosed(path=self._log.directory_log.directory)
-        if self._uploader.settings.ack_archived:
-            waiting, limit = self._uploader.waiting_bytes, self._options.waiting_bytes_max
+            raise LogClosed(path=self.local.directory_log.directory)
+        if self.uploader.settings.ack_archived:
+            waiting, limit = self.uploader.waiting_bytes, self._options.waiting_bytes_max
             if waiting + size > limit:
                 raise QueueFull(waiting_bytes=waiting, limit_bytes=limit)
 
     def append_transactional(self, *data: Bytes, txn_id: str | None = None) -> Transaction:
-        """As `PartitionLog.append_transactional`."""
+        """Start a transaction as `PartitionLog.append_transactional` does."""
         transaction = Transaction(self, self._options, self.view.version, txn_id)
         for part in data:
             transaction.add(part)
         return transaction
 
     async def fsync_and_rotate(self) -> View:
-        """Seal the newest segment behind everything appended so far."""
-        await self._log.fsync_and_rotate()
+        """Seal the newest segment after everything appended so far."""
+        await self.local.fsync_and_rotate()
         return self._view
 
     async def catch_up(self) -> None:
-        """Bring what there is now into the archive, while appends go on. ArchiveFailed; LogStopped by a newer owner."""
-        await self._flush(with_state=False, until=self._log.view.version)
+        """Archive all records that the log has now, while appends go on.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
+            LogStopped: there is a newer owner.
+        """
+        await self._flush(with_state=False, until=self.local.view.version)
 
     async def drain(self) -> Drained:
-        """Bring everything into the archive, and the log's state with it: whoever takes over has little to read.
+        """Archive everything, and the log's state with it, so that the next owner has little to read.
 
-        Whoever calls it has seen to it that nothing more is appended. May be called again. A log that stopped because
-        of its disk can be read all the same, so it gets there too. ArchiveFailed; LogStopped by a newer owner.
+        The caller must have stopped all appends. May be called again. A log that stopped because of its disk can still
+        be read, so it can be drained too.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
+            LogStopped: there is a newer owner.
         """
-        await self._log.settled()  # what was taken last may be on its way to the disk
+        await self.local.settled()  # the last accepted appends may not be written yet
         await self._flush(with_state=True)
         await self._hooks.settle()
-        view = self._archive.view
+        view = self.archive.view
         return Drained(view.next_offset, view.log_version)
 
     async def _flush(self, *, with_state: bool, until: Version | None = None) -> None:
         if self._fenced is not None:
             self._check_running()
         try:
-            await self._uploader.flush(with_state=with_state, until=until)
+            await self.uploader.flush(with_state=with_state, until=until)
         except StaleEpoch:
             self._check_running()
             raise
@@ -394,16 +408,19 @@ class TieredLog:
             raise self.stopped
 
     async def retain(self, retention: Retention, local: Retention | None = None) -> list[Remove]:
-        """Forget what `retention` no longer keeps; and on disk, what `local` no longer keeps there.
+        """Remove the records that are past `retention`; and from the disk, those that are past `local`.
 
-        The disk keeps whatever the archive has not. What went from the archive is told to the hooks. LogStopped,
-        ArchiveFailed.
+        Records that are not archived stay on disk. Slices that are removed from the archive are reported to the hooks.
+
+        Raises:
+            LogStopped: nothing can be written.
+            ArchiveFailed: the object store does not answer.
         """
         self._check_running()
         await self._retain_archive(retention)
-        view = self._archive.view
-        if view.epoch > self._log.epoch:
-            return []  # what the archive has is not ours to compare with
+        view = self.archive.view
+        if view.epoch > self.local.epoch:
+            return []  # there is a newer owner: its archive must not be compared with our log
         limits = Retention(
             bytes_max=local.bytes_max if local is not None else None,
             age_seconds_max=local.age_seconds_max if local is not None else None,
@@ -411,28 +428,28 @@ class TieredLog:
             keep_from=view.next_offset,
             time=retention.time,
         )
-        removed = await self._log.retain(limits)
+        removed = await self.local.retain(limits)
         self._update()
         return removed
 
     async def _retain_archive(self, retention: Retention) -> None:
-        slices = self._archive.view.slices
+        slices = self.archive.view.slices
         ripe = len(expired(slices, self._of_archive(retention), self._clock.now()))
         if not ripe:
             return
         if not any(slice_.state for slice_ in slices[ripe:]):
-            # What takes the log over begins with the newest state, so there must be one that stays.
+            # A takeover starts from the newest state, so there must be one that stays.
             await self._flush(with_state=True)
-        removed = await self._in_thread(lambda: self._archive.retain(self._of_archive(retention)))
+        removed = await self._in_thread(lambda: self.archive.retain(self._of_archive(retention)))
         if removed:
             self._update()
-            self._uploader.tell(lambda: self._hooks.removed(removed))
+            self.uploader.tell(lambda: self._hooks.removed(removed))
 
     def _of_archive(self, retention: Retention) -> Retention:
-        """What is left for the archive of what the whole log may keep."""
+        """Return the retention of the archive: that of the whole log, less what is on disk only."""
         if retention.bytes_max is None:
             return retention
-        return replace(retention, bytes_max=max(0, retention.bytes_max - self._uploader.waiting_bytes))
+        return replace(retention, bytes_max=max(0, retention.bytes_max - self.uploader.waiting_bytes))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads.archive_writers, work)
@@ -442,15 +459,28 @@ class TieredLog:
     async def wait_for(
         self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float
     ) -> View:
-        """Return when a record with `offset`, and `version`, can be read. NotYet after the timeout."""
+        """Return when a record with `offset`, and `version`, can be read.
+
+        Raises:
+            NotYet: the timeout has passed.
+            LogClosed: the log was closed.
+        """
         return await self._waiters.wait(lambda: self._view, offset, version, timeout_seconds)
 
     async def read(self, offset: Offset, *, max_bytes: int = READ_BYTES, version: Version | None = None) -> Slice:
-        """As `PartitionLog.read`, from disk or archive. ArchiveFailed."""
+        """Read batches as `PartitionLog.read` does, from disk or archive.
+
+        Raises:
+            NotYet: the log has not reached `version`.
+            OffsetOutOfRange: the log does not have the offset.
+            VersionNotRetained: the commit of `version` was removed.
+            CorruptSegment: stored bytes are damaged.
+            ArchiveFailed: the object store does not answer.
+        """
         view = self._view
         at, end = view.version, view.next_offset
         if version is not None and version > view.version:
-            raise NotYet(f"version {version} is not there: the log is at {view.version}")
+            raise NotYet(f"version {version} does not exist yet: the log is at version {view.version}")
         if version is not None and version < view.version:
             at, end = version, (await self.commits(version, Version(version + 1)))[0].next_offset
         if not view.start_offset <= offset <= end:
@@ -461,62 +491,66 @@ class TieredLog:
         return Slice(found.data, found.start_offset, found.next_offset, at, end)
 
     async def _read(self, offset: Offset, end: Offset, max_bytes: int) -> Slice:
-        if offset >= self._log.view.start_offset:
+        if offset >= self.local.view.start_offset:
             try:
-                return await self._log.read(offset, max_bytes=max_bytes, end=end)
+                return await self.local.read(offset, max_bytes=max_bytes, end=end)
             except OffsetOutOfRange:
-                if offset >= self._log.view.start_offset:
+                if offset >= self.local.view.start_offset:
                     raise
-                # It went from the disk meanwhile, so the archive has it.
+                # It was removed from the disk meanwhile, so the archive has it.
             except CorruptSegment:
-                view = self._archive.view
-                if offset >= view.next_offset or view.epoch > self._log.epoch:
+                view = self.archive.view
+                if offset >= view.next_offset or view.epoch > self.local.epoch:
                     raise
-                # The disk has lost it, the archive need not have.
-        return await self._recall(lambda: self._archive.read(offset, max_bytes, until=end))
+                # The disk has lost it, but the archive may have it.
+        return await self._recall(lambda: self.archive.read(offset, max_bytes, until=end))
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
-        """The first offset whose record has this timestamp or a later one; None when there is none."""
+        """Return the first offset whose record has this timestamp or a later one; None if no record has."""
         found: Offset | None = None
-        local_start = self._log.view.start_offset
+        local_start = self.local.view.start_offset
         if self._view.start_offset < local_start:
             limits = self._options.batches
             found = await self._recall(
-                lambda: self._archive.offset_for_timestamp(timestamp_ms, before=local_start, limits=limits)
+                lambda: self.archive.offset_for_timestamp(timestamp_ms, before=local_start, limits=limits)
             )
         if found is None:
-            found = await self._log.offset_for_timestamp(timestamp_ms)
+            found = await self.local.offset_for_timestamp(timestamp_ms)
         return found if found is not None and found < self._view.next_offset else None
 
     async def commits(self, start: Version, end: Version) -> list[Commit]:
-        """The commits of versions [start, end), from disk or archive. VersionNotRetained."""
+        """Return the commits of versions [start, end), from disk or archive.
+
+        Raises:
+            VersionNotRetained: some of them were removed.
+        """
         end = min(end, Version(self._view.version + 1))
         older: list[Commit] = []
         while True:
             try:
-                return older + await self._log.commits(start, end)
+                return older + await self.local.commits(start, end)
             except VersionNotRetained as gone:
-                middle = Version(min(end, gone.oldest, self._archive.view.log_version + 1))
+                middle = Version(min(end, gone.oldest, self.archive.view.log_version + 1))
                 if start >= middle:
                     raise
-            # The disk may give up more meanwhile: it is asked again, and what it has lost by then comes from here too.
+            # The disk may lose more meanwhile: it is read again, and the archive supplies the others.
             older += await self._recall(partial(self._archived_commits, start, middle))
             start = middle
 
     def _archived_commits(self, start: Version, end: Version) -> list[Commit]:
         try:
-            return self._archive.commits(start, end)
-        except VersionNotRetained as gone:  # the archive ends where it ends; the log goes on
+            return self.archive.commits(start, end)
+        except VersionNotRetained as gone:  # `current` is the log's newest version, not the archive's
             raise VersionNotRetained(version=gone.version, oldest=gone.oldest, current=self._view.version) from None
 
     async def _recall(self, work: Callable[[], Result]) -> Result:
         if self._closed is not None:
-            raise LogClosed(path=self._log.directory_log.directory)
+            raise LogClosed(path=self.local.directory_log.directory)
         return await asyncio.get_running_loop().run_in_executor(self._threads.archive_readers, work)
 
 
 async def _finished(future: asyncio.Future[Result]) -> Result:
-    """Wait for a thread, also if we are cancelled: it must not change a directory after its lock was given up."""
+    """Wait for a thread, even when cancelled: it must not change a directory after its lock was released."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

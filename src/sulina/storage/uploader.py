@@ -1,8 +1,8 @@
-"""Brings a log into its archive, slice by slice, for as long as the log is open.
+"""Archives a log, slice by slice, while the log is open.
 
-What waits goes when there is enough of it, when it has waited long enough, at once where acks wait for the archive, or
-when somebody drains the log. A failure is tried again, later and later, for ever: nobody else may do it. Only a newer
-owner ends it for good. What has not been archived is pinned, so that the log keeps it.
+Records are uploaded when there are enough of them, when they have waited long enough, at once where acks wait for the
+archive, or when the log is drained. A failed upload is retried for ever, with growing pauses: no other broker may do
+it. Only a newer owner ends it. Commits that are not archived are pinned, so that the log keeps them.
 """
 
 import asyncio
@@ -29,44 +29,44 @@ Result = TypeVar("Result")
 
 _logger = logging.getLogger("sulina.archive")
 
-BACKOFF_SECONDS = 0.1  # after the first failure; then twice as long each time
+BACKOFF_SECONDS = 0.1  # after the first failure; then doubled each time
 BACKOFF_SECONDS_MAX = 5.0
-TIDY_REST = 20  # times as long as tidying up took
+TIDY_REST = 20  # after tidying up, rest for this many times its duration
 SWEEP_SECONDS = 3600.0
 PIN = "archive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archiving:
-    """When a log goes to its archive. May change while it is open."""
+    """When a log is archived. May change while it is open."""
 
-    ack_archived: bool = False  # appends are answered, and readers see them, when the archive has them
+    ack_archived: bool = False  # appends are acknowledged, and visible to readers, when the archive has them
     archive_bytes: int = 8 << 20
     archive_seconds: float = 10.0
 
 
 class ArchiveHooks(Protocol):
-    """Told of what happens to an archive; on the loop, so all but `settle` must be quick."""
+    """Called when an archive changes; on the loop, so all but `settle` must be fast."""
 
     def archived(self, added: SegmentRef) -> None:
-        """A slice is part of the archive. Its size is 0 if it brings no records."""
+        """Called when a slice has become part of the archive. Its size is 0 if it has no records."""
         ...
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
-        """Slices are no longer part of it: retention took them, or they were merged into one that is told of next."""
+        """Called when slices were removed by retention, or merged into one for which `archived` is called next."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """An attempt failed. It is tried again, unless the error is StaleEpoch."""
+        """Called when an attempt has failed. It is retried, unless the error is StaleEpoch."""
         ...
 
     async def settle(self) -> None:
-        """Return when what was told so far is passed on: the log is about to be another's. Must not raise."""
+        """Return when all calls so far have taken effect: the log is about to change its owner. Must not raise."""
         ...
 
 
 class NoHooks:
-    """Nobody wants to know."""
+    """Does nothing."""
 
     def archived(self, added: SegmentRef) -> None:
         pass
@@ -82,7 +82,7 @@ class NoHooks:
 
 
 class Uploader:
-    """One for each log. `start`, then `notice` whenever the log has changed, then `close`."""
+    """Uploads one log. `start`, then `notice` after every change of the log, then `close`."""
 
     def __init__(
         self,
@@ -107,46 +107,51 @@ class Uploader:
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._turn = asyncio.Lock()  # one slice after the other
+        self._turn = asyncio.Lock()  # one slice at a time
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._waiting_since: float | None = None
-        self._state: Checkpoint | None = None  # that shall be in the archive
+        self._state: Checkpoint | None = None  # to be archived
         self._state_bytes = 0
         self._swept_at = clock.monotonic()
-        self._told = archive.view  # what others know of the archive
+        self._told = archive.view  # the view that the hooks have been called for
         self._pin()
 
     def start(self) -> None:
-        """Begin, in a task."""
+        """Start the task."""
         self._task = self._loop.create_task(self._run(), name="archive-upload")
         self.notice()
 
     async def close(self) -> None:
-        """End the tasks. What a thread is just doing is not waited for: the archive's rules hold for it too."""
-        tasks = [task for task in (self._task, self._tidying) if task is not None]
+        """Stop the tasks. A thread that is working is not waited for: the archive's rules hold for it too."""
+        tasks = self.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The background tasks: uploading, then tidying up if there was any."""
+        return [task for task in (self._task, self._tidying) if task is not None]
+
     def notice(self) -> None:
-        """The log has changed."""
+        """Note that the log has changed."""
         if self.is_done:
             return
         is_first = self._waiting_since is None
         if is_first:
             self._waiting_since = self._clock.monotonic()
-        # Else the task sleeps until what waits has waited long enough.
+        # Else the task sleeps until the oldest waiting record is due.
         if is_first or self.settings.ack_archived or self.waiting_bytes >= self.settings.archive_bytes:
             self._wake.set()
 
     def reconfigure(self, settings: Archiving) -> None:
-        """Go on with other settings."""
+        """Use other settings from now on."""
         self.settings = settings
         self._wake.set()
 
-    # How far it is
+    # Progress
 
     @property
     def is_done(self) -> bool:
@@ -156,7 +161,7 @@ class Uploader:
 
     @property
     def waiting_bytes(self) -> int:
-        """About how much waits to be archived."""
+        """About how many bytes wait to be archived."""
         archived, waiting = self._archive.view.next_offset, 0
         for segment in reversed(self._log.view.segments):
             if segment.next_offset <= archived:
@@ -166,7 +171,7 @@ class Uploader:
         return waiting
 
     def _due_in(self) -> float | None:
-        """Seconds until something has to be done; None: nothing waits."""
+        """Return the seconds until an upload is due; None if nothing waits."""
         if self.is_done:
             self._waiting_since = None
             return None
@@ -200,20 +205,20 @@ class Uploader:
                 return
             except LogClosed:
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, the log must get into its archive
+            except Exception as error:  # noqa: BLE001 - after any error the log must still be archived
                 self.fail(error)
                 failures += 1
 
     def fail(self, error: Exception) -> None:
-        """Tell of an attempt that failed."""
+        """Report an attempt that failed to the hooks."""
         self._on_failure(error)
         self.tell(lambda: self._hooks.failed(error))
 
     def tell(self, hook: Callable[[], None]) -> None:
-        """Call a hook; whatever it raises is logged."""
+        """Call a hook; log an error that it raises."""
         try:
             hook()
-        except Exception:  # whoever is told must not be able to stop the log
+        except Exception:  # a hook must not be able to stop the log
             _logger.exception("a hook of the archive failed")
 
     async def _upload_what_waits(self) -> None:
@@ -240,7 +245,7 @@ class Uploader:
     async def _upload_next(self) -> bool:
         view = self._archive.view
         if self._state is not None and self._state.version < view.log_version:
-            self._state = None  # the archive got past it
+            self._state = None  # the archive is past it
         state = self._state
         new = await self._in_thread(lambda: next_slice(self._log.directory_log, view, state=state))
         if new is None:
@@ -249,7 +254,7 @@ class Uploader:
         if new.state is not None:
             puts.append(self._archive.put_state)
         try:
-            # All of them, also if one fails: what the others put is not left behind.
+            # Wait for all of them, even if one fails: so that objects that were put can be deleted.
             done = await asyncio.gather(
                 *(self._in_thread(lambda put=put: put(new)) for put in puts),  # type: ignore[misc]
                 return_exceptions=True,
@@ -259,9 +264,9 @@ class Uploader:
                 raise failed
             await self._in_thread(lambda: self._archive.add(new))
         except VersionConflict:
-            return True  # a commit of our own, whose reply was lost, has come after all: look again
+            return True  # a commit of our own, whose reply was lost, was stored after all: look again
         finally:
-            self._archive.landed(new)
+            self._archive.end_upload(new)
             self._progress()
         if new.state is not None:
             self._state_bytes = len(new.state)
@@ -269,7 +274,7 @@ class Uploader:
         return True
 
     def _progress(self) -> None:
-        """Tell how far the archive has come, also by a commit whose reply was lost: whoever looks next finds it."""
+        """Report the progress of the archive, even by a commit whose reply was lost: the next look finds it."""
         view, told = self._archive.view, self._told
         if view.version == told.version or view.epoch > self._log.epoch:
             return
@@ -285,13 +290,16 @@ class Uploader:
             self.tell(lambda added=added: self._hooks.archived(added))  # type: ignore[misc]
 
     def _pin(self) -> None:
-        # The commit that the archive ends with too: the next open compares it.
+        # Pins the archive's last commit too: the next open compares it.
         self._log.pin(PIN, self._archive.view.log_version)
 
     async def flush(self, *, with_state: bool, until: Version | None = None) -> None:
-        """Bring everything into the archive that the log has now, and its state too if so wanted. ArchiveFailed.
+        """Archive everything that the log has now, and its state too if `with_state`.
 
-        Where appends go on, `until` says at which version of the log to end.
+        While appends go on, `until` is the version of the log to end with.
+
+        Raises:
+            ArchiveFailed: the object store does not answer.
         """
         async with self._turn:
             try:
@@ -334,8 +342,8 @@ class Uploader:
             if self._clock.monotonic() - self._swept_at >= SWEEP_SECONDS:
                 self._swept_at = self._clock.monotonic()
                 await self._in_thread(self._archive.sweep)
-        except Exception as error:  # noqa: BLE001 - the next time will do
+        except Exception as error:  # noqa: BLE001 - it is done the next time
             self.fail(error)
         finally:
-            self._wake.set()  # it may have seen what the archive has
+            self._wake.set()  # it may have refreshed the view of the archive
         await asyncio.sleep(TIDY_REST * (self._clock.monotonic() - started))

@@ -1,4 +1,4 @@
-"""Those who wait until a log has an offset or a version. For one event loop."""
+"""Waits until a log has an offset or a version. For one event loop."""
 
 import asyncio
 import heapq
@@ -13,7 +13,7 @@ _Heap = list[tuple[int, int, asyncio.Future[None]]]
 
 
 class ViewWaiters:
-    """Whoever changes what readers may see calls `wake`."""
+    """The calls that wait for a log to grow. `wake` must be called after every change of its view."""
 
     def __init__(self) -> None:
         self._offsets: _Heap = []
@@ -21,10 +21,19 @@ class ViewWaiters:
         self._numbers = itertools.count()
         self._closed: str | None = None
 
+    def __len__(self) -> int:
+        """Return the number of waits, with those that timed out and are not removed yet."""
+        return len(self._offsets) + len(self._versions)
+
     async def wait(
         self, view_of: Callable[[], View], offset: Offset | None, version: Version | None, timeout_seconds: float
     ) -> View:
-        """Return when a record with `offset`, and `version`, can be read. NotYet after the timeout. LogClosed."""
+        """Return when a record with `offset`, and `version`, can be read.
+
+        Raises:
+            NotYet: the timeout has passed.
+            LogClosed: the log was closed.
+        """
         try:
             async with asyncio.timeout(timeout_seconds):
                 if offset is not None and offset >= view_of().next_offset:
@@ -40,7 +49,7 @@ class ViewWaiters:
     def _waiter(self, waiters: _Heap, target: int) -> asyncio.Future[None]:
         if self._closed is not None:
             raise LogClosed(path=self._closed)
-        # Those who gave up are still here: forget them when they are the many.
+        # Waits that timed out are still in the heap: remove them when they are the majority.
         if len(waiters) > 64 and sum(waiter.done() for _, _, waiter in waiters) > len(waiters) // 2:
             waiters[:] = [entry for entry in waiters if not entry[2].done()]
             heapq.heapify(waiters)
@@ -49,12 +58,12 @@ class ViewWaiters:
         return future
 
     def wake(self, view: View) -> None:
-        """Tell those whose wait is over."""
+        """Wake the calls whose offset or version has been reached."""
         _wake(self._offsets, view.next_offset - 1)
         _wake(self._versions, view.version)
 
     def close(self, path: str) -> None:
-        """Nothing more will come: LogClosed for all who wait."""
+        """Fail all waiting calls with LogClosed."""
         self._closed = path
         for _, _, waiter in self._offsets + self._versions:
             if not waiter.done():

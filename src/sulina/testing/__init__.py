@@ -1,4 +1,4 @@
-"""Fakes of everything that Sulina needs of the world: seeded, faulty on demand, and fast."""
+"""Fakes of the outside world: seeded, faulty on demand, and fast."""
 
 from sulina.testing.clock import VirtualClock
 from sulina.testing.files import Crashed, SimulatedFile, SimulatedFiles

@@ -1,10 +1,10 @@
 """A disk in memory that knows what is durable, and shows what a power cut may leave of the rest.
 
 Invariants:
-- What was synced is in every later image: contents and size after a sync of the file, names after a sync of
+- Everything that was synced is in every later image: contents and size after a sync of the file, names after a sync of
   the directory. Neither includes the other.
-- What was not synced may be there, gone, or there in part. Each unsynced change has its own fate, so a later
-  one can be kept while an earlier one is lost. Those kept are applied in the order in which they were made.
+- Unsynced changes may be there, gone, or there in part. Each has its own fate, so a later one can be kept while an
+  earlier one is lost. Those kept are applied in the order in which they were made.
     - A write: all of it, a prefix, any subset of its 512-byte sectors, or nothing. Where it was to lengthen
       the file, the size may have grown with zeros instead; where it was to overwrite, stale bytes remain.
     - A truncate: done or not.
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 SECTOR_BYTES = 512
 
-# What a power cut does to unsynced writes: the shares that are kept whole and torn; the rest is lost.
+# What a power cut does to unsynced writes: the shares that are kept whole and torn; the others are lost.
 _WRITE_FATES = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.25), (0.1, 0.3), (0.9, 0.05), (0.0, 1.0))
 _NAME_SHARES_KEPT = (0.0, 0.1, 0.5, 0.9, 1.0)
 
@@ -49,7 +49,7 @@ class Inode:
     contents: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[_UnsyncedWrite | _Truncate] = field(default_factory=list)
-    shared: bool = False  # with another image, or with each other: copy both before a change
+    shared: bool = False  # with another image, or with each other: copy before a change
 
     def write(self, position: int, data: bytes) -> None:
         if data:
@@ -140,11 +140,11 @@ def _resize(image: bytearray, size_bytes: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _NameChange:
-    """One atomic change of a directory: each name gets a file, or none."""
+    """One atomic change of a directory: each name gets a file, or is removed."""
 
     directory: str
     names: tuple[tuple[str, Inode | None], ...]
-    after: "_NameChange | None" = None  # when that one is lost, so is this one
+    after: "_NameChange | None" = None  # if that one is lost, this one is too
 
     def apply(self, entries: dict[str, Inode]) -> None:
         for name, inode in self.names:
@@ -161,7 +161,7 @@ class _Directory:
 
 
 class Disk:
-    """Directories and inodes: what they are, what of it is durable, and what is not yet."""
+    """Directories and inodes, and which of their changes are durable."""
 
     def __init__(self) -> None:
         self.directories = {"/": _Directory()}
@@ -216,7 +216,7 @@ class Disk:
         self.sync_names(parent)
 
     def directory(self, path: str) -> str:
-        """The normal form of the path of an existing directory."""
+        """Return the normal form of the path of an existing directory."""
         directory = _normal(path)
         if directory not in self.directories:
             raise os_error(errno.ENOTDIR if self.has(path) else errno.ENOENT, path)
@@ -234,7 +234,7 @@ class Disk:
         ]
 
     def overflow_bytes(self, growth_bytes: int) -> int:
-        """How much of a file's growth has no room."""
+        """Return how many bytes of a file's growth do not fit."""
         if self.capacity_bytes is None or growth_bytes <= 0:
             return 0
         inodes = {inode for directory in self.directories.values() for inode in directory.entries.values()}
@@ -242,7 +242,7 @@ class Disk:
         return max(0, used_bytes + growth_bytes - self.capacity_bytes)
 
     def sync_names(self, directory: str) -> None:
-        # A removed name must not become durable without the name that a rename gave instead, elsewhere.
+        # A removed name must not become durable before the name that a rename made elsewhere.
         directories, more = set[str](), {directory}
         while more:
             directories |= more
@@ -253,8 +253,8 @@ class Disk:
                 change.apply(self.directories[change.directory].durable)
         self.unsynced = [change for change in self.unsynced if change.directory not in directories]
 
-    def forget_unsynced_names(self, directory: str) -> None:
-        """They stay visible, but no sync makes them durable; nor the removals that rely on one of them."""
+    def drop_unsynced_names(self, directory: str) -> None:
+        """Make unsynced names volatile: they stay visible, but no sync saves them, nor removals that rely on them."""
         forgotten: set[_NameChange | None] = set()
         for change in self.unsynced:
             if change.directory == directory or change.after in forgotten:
@@ -288,7 +288,7 @@ class Disk:
         return disk
 
     def _locate(self, path: str) -> tuple[str, str]:
-        """The directory, which exists, and the name in it, which may not."""
+        """Return the directory of a path, which exists, and the name in it, which may not."""
         directory, name = posixpath.split(_normal(path))
         return (directory if directory in self.directories else self.directory(directory)), name
 
@@ -303,7 +303,7 @@ class Disk:
         self.unsynced.append(change)
 
     def _unsynced_origin(self, path: str, inode: Inode) -> _NameChange | None:
-        """The unsynced change that gave this file this name."""
+        """Return the unsynced change that gave this file this name."""
         directory, name = self._locate(path)
         for change in reversed(self.unsynced):
             if change.directory == directory and (name, inode) in change.names:
@@ -331,5 +331,5 @@ def _normal(path: str) -> str:
 
 
 def os_error(code: int, path: str) -> OSError:
-    """The subclass of OSError that fits the code."""
+    """Return the subclass of OSError for an error code."""
     return OSError(code, os.strerror(code), path)

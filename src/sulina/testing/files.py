@@ -1,8 +1,8 @@
-"""A file system in memory, with faults to order and images of what would be left after a crash.
+"""A file system in memory, with faults on demand and images of what a crash would leave.
 
-What is durable when, and what a power cut can do to the rest, is said in `disk.py`. Here is the process: its
-open files, its locks, and what shall go wrong. A fault is chosen by the path under which a file was opened.
-Closing a file makes nothing durable. Calls may come from several threads.
+`disk.py` defines what is durable when, and what a power cut can do to the rest. Here is the process: its open files,
+its locks, and the faults that it meets. A fault is chosen by the path under which a file was opened. Closing a file
+makes nothing durable. Calls may come from several threads.
 """
 
 import errno as errors
@@ -26,7 +26,7 @@ class Crashed(BaseException):
 
 
 class SimulatedFiles:
-    """A `ports.Files`, with faults to order and images of what would be left after a crash."""
+    """A `ports.Files`, with faults on demand and images of what a crash would leave."""
 
     def __init__(self, *, capacity_bytes: int | None = None, disk: Disk | None = None) -> None:
         self._disk = Disk() if disk is None else disk
@@ -81,7 +81,7 @@ class SimulatedFiles:
             try:
                 self._process.raise_fault("sync_directory", path)
             except OSError:
-                self._disk.forget_unsynced_names(directory)
+                self._disk.drop_unsynced_names(directory)
                 raise
             if not self._process.lies("sync_directory", path):
                 self._disk.sync_names(directory)
@@ -94,17 +94,17 @@ class SimulatedFiles:
     # Crashes.
 
     def crash(self, rng: random.Random) -> "SimulatedFiles":
-        """What the disk may hold after a power cut, without faults, locks and limits. This one goes on."""
+        """Return what the disk may hold after a power cut, without faults, locks and limits. This one stays usable."""
         with self._process.mutex:
             return SimulatedFiles(disk=self._disk.after_power_cut(rng))
 
     def kill(self) -> "SimulatedFiles":
-        """After the death of the process alone: all contents are there, and what was unsynced still is."""
+        """Return what the disk holds after the process died: all contents are there, unsynced changes stay unsynced."""
         with self._process.mutex:
             return SimulatedFiles(disk=self._disk.copy())
 
     def clone(self) -> "SimulatedFiles":
-        """As `kill`, with the same faults and capacity."""
+        """Return a copy as `kill` does, with the same faults and capacity."""
         copy = self.kill()
         copy.capacity_bytes = self.capacity_bytes
         copy._process.faults = [replace(fault) for fault in self._process.faults]  # noqa: SLF001 - our own class
@@ -112,18 +112,18 @@ class SimulatedFiles:
 
     @property
     def operations(self) -> int:
-        """How many mutating calls were made, failed ones too: all but open, close, list, size and reads."""
+        """Number of mutating calls, with failed ones: all but open, close, list, size and reads."""
         return self._process.operations
 
     @property
     def trace(self) -> "deque[tuple[str, str]]":
-        """The last of them, as (operation, path)."""
+        """Newest mutating calls, as (operation, path)."""
         return self._process.trace
 
     def stop_after(self, operations: int, rng: random.Random | None = None) -> None:
         """Raise `Crashed` in the N-th mutating call from now on, and in every call after it, except `close`.
 
-        The N-th is not done at all; but with `rng`, a write leaves a prefix, from nothing up to all of it.
+        The N-th call does nothing; but with `rng`, a write leaves a prefix, from nothing up to all of it.
         """
         assert operations >= 1
         self._process.stop_at, self._process.stop_rng = self._process.operations + operations, rng
@@ -131,46 +131,46 @@ class SimulatedFiles:
     # Faults.
 
     def fail_sync(self, where: Where, *, errno: int = errors.EIO, times: int = 1) -> None:
-        """Let syncs of files or directories fail, as on Linux: what was unsynced stays visible, but is never
-        written, and later syncs succeed without it."""
+        """Make syncs of files or directories fail, as on Linux: unsynced changes stay visible, but are never written,
+        and later syncs succeed without them."""
         self._process.faults.append(_Fault(_SYNCS, where, errno=errno, times=times))
 
     def fail_write(self, where: Where, *, errno: int = errors.EIO, times: int = 1) -> None:
-        """Let writes fail before their first byte."""
+        """Make writes fail before their first byte."""
         self._process.faults.append(_Fault(frozenset({"write"}), where, errno=errno, times=times))
 
     def drop_syncs(self, where: Where, *, files: bool = True, directories: bool = True) -> None:
-        """A disk that lies: syncs return at once, and what was unsynced still is."""
+        """Make syncs return without syncing, as a disk that lies does."""
         operations = {name for name, lies in (("sync", files), ("sync_directory", directories)) if lies}
         self._process.faults.append(_Fault(frozenset(operations), where, errno=None, times=None))
 
     def flip_bit(self, path: str, bit_index: int) -> None:
-        """Damage a stored byte, on disk and in memory."""
+        """Flip a bit of a stored byte, on disk and in memory."""
         with self._process.mutex:
             self._disk.find(path).flip_bit(bit_index)
 
     @property
     def capacity_bytes(self) -> int | None:
-        """What all files together may hold. A write past it is done in part, then raises OSError (ENOSPC)."""
+        """Capacity of all files together. A write past it is done in part, then raises OSError (ENOSPC)."""
         return self._disk.capacity_bytes
 
     @capacity_bytes.setter
     def capacity_bytes(self, capacity_bytes: int | None) -> None:
         self._disk.capacity_bytes = capacity_bytes
 
-    # For the eyes of tests: not counted, and possible after a crash.
+    # For tests: not counted, and possible after a crash.
 
     def read(self, path: str) -> bytes:
-        """The current contents."""
+        """Return the current contents of a file."""
         with self._process.mutex:
             return bytes(self._disk.find(path).contents)
 
     def size(self, path: str) -> int:
-        """The current size in bytes."""
+        """Return the current size of a file in bytes."""
         return len(self._disk.find(path).contents)
 
     def paths(self) -> Names:
-        """Every file, sorted."""
+        """List every file, sorted."""
         with self._process.mutex:
             return sorted(self._disk.paths())
 
@@ -181,11 +181,11 @@ class SimulatedFiles:
 class SimulatedFile:
     """A `ports.File`. Calls after `close` raise OSError (EBADF)."""
 
-    __slots__ = ("_disk", "_inode", "_locks", "_open", "_path", "_process")
+    __slots__ = ("_disk", "_inode", "_locks", "_process", "is_open", "path")
 
     def __init__(self, process: "_Process", disk: Disk, inode: Inode, path: str, locks: bool) -> None:
         self._process, self._disk, self._inode = process, disk, inode
-        self._path, self._locks, self._open = path, locks, True
+        self.path, self._locks, self.is_open = path, locks, True
 
     def read(self, position: int, size_bytes: int) -> bytes:
         with self._process.mutex:
@@ -196,33 +196,33 @@ class SimulatedFile:
         with self._process.mutex:
             self._check_usable(position)
             data = b"".join(buffers)
-            if self._process.is_last("write", self._path):
+            if self._process.is_last("write", self.path):
                 self._inode.write(position, data[: self._process.bytes_done_of(len(data))])
                 self._process.check_alive()
-            self._process.raise_fault("write", self._path)
+            self._process.raise_fault("write", self.path)
             overflow = self._disk.overflow_bytes(position + len(data) - len(self._inode.contents))
             self._inode.write(position, data[: max(0, len(data) - overflow)])
             if overflow > 0:
-                raise os_error(errors.ENOSPC, self._path)
+                raise os_error(errors.ENOSPC, self.path)
 
     def sync(self) -> None:
         with self._process.mutex:
             self._check_usable()
-            self._process.begin("sync", self._path)
+            self._process.begin("sync", self.path)
             try:
-                self._process.raise_fault("sync", self._path)
+                self._process.raise_fault("sync", self.path)
             except OSError:
                 self._inode.unsynced.clear()
                 raise
-            if not self._process.lies("sync", self._path):
+            if not self._process.lies("sync", self.path):
                 self._inode.sync()
 
     def truncate(self, size_bytes: int) -> None:
         with self._process.mutex:
             self._check_usable(size_bytes)
-            self._process.begin("truncate", self._path)
+            self._process.begin("truncate", self.path)
             if self._disk.overflow_bytes(size_bytes - len(self._inode.contents)) > 0:
-                raise os_error(errors.ENOSPC, self._path)
+                raise os_error(errors.ENOSPC, self.path)
             self._inode.truncate(size_bytes)
 
     def size(self) -> int:
@@ -232,15 +232,15 @@ class SimulatedFile:
 
     def close(self) -> None:
         with self._process.mutex:
-            if self._open and self._locks:
+            if self.is_open and self._locks:
                 self._process.locked.discard(self._inode)
-            self._open = False
+            self.is_open = False
 
     def _check_usable(self, position: int = 0) -> None:
         assert position >= 0
         self._process.check_alive()
-        if not self._open:
-            raise os_error(errors.EBADF, self._path)
+        if not self.is_open:
+            raise os_error(errors.EBADF, self.path)
 
 
 _SYNCS = frozenset({"sync", "sync_directory"})
@@ -250,12 +250,12 @@ _SYNCS = frozenset({"sync", "sync_directory"})
 class _Fault:
     operations: frozenset[str]
     where: Where
-    errno: int | None  # None: it only pretends to succeed
+    errno: int | None  # None: the call returns without an effect
     times: int | None  # left; None: for ever
 
 
 class _Process:
-    """The side of a `SimulatedFiles` that dies: calls, locks, and what shall go wrong."""
+    """The part of a `SimulatedFiles` that dies: calls, locks, and faults."""
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
@@ -271,7 +271,7 @@ class _Process:
             self.check_alive()
 
     def is_last(self, operation: str, path: str) -> bool:
-        """Count an operation, and say whether the world stops in it."""
+        """Count an operation, and return whether the world stops in it."""
         self.check_alive()
         self.operations += 1
         self.trace.append((operation, path))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch, Unassigned
+from sulina.core.cluster.entries import EpochEntry, Unassigned
 from sulina.core.cluster.recovery import (
     ClaimSeen,
     EpochAhead,
@@ -42,9 +42,9 @@ def seen(broker: str = "a", *, generation: int = 1, revision: int = 100, mark: i
         (None, 500, {"a": 7}, "it is empty"),
         (Identity(cluster_id="c"), 100, {"a": 7}, None),
         (Identity(cluster_id="c"), 500, {"a": 9}, None),
-        (Identity(cluster_id="c"), 99, {"a": 7}, "it is at revision 99, broker a has seen 100"),
-        (Identity(cluster_id="c"), 500, {"a": 6}, "broker a had written its mark 7, it has 6"),
-        (Identity(cluster_id="c"), 500, {}, "it has none"),
+        (Identity(cluster_id="c"), 99, {"a": 7}, "it is at revision 99, but broker a has seen 100"),
+        (Identity(cluster_id="c"), 500, {"a": 6}, "broker a has written mark 7, but the store has 6 of it"),
+        (Identity(cluster_id="c"), 500, {}, "the store has no mark of it"),
         (Identity(cluster_id="c", generation=2), 3, {}, None),  # recovered since: nothing can be compared
     ],
 )
@@ -78,7 +78,7 @@ def text(value: Any) -> str:
 
 
 def epoch(number: int, broker: str = "a", *, is_archived: bool = False) -> dict[str, str]:
-    entry = Epoch(epoch=number, broker_id=broker, store_id=f"disk-{broker}", is_archived=is_archived)
+    entry = EpochEntry(epoch=number, broker_id=broker, store_id=f"disk-{broker}", is_archived=is_archived)
     return {keys.epoch(PARTITION): text(entry)}
 
 
@@ -93,9 +93,9 @@ def planned(
     return plan_recovery(identity, {key: value.encode() for key, value in stored.items()}, memories, claims, now_ms=1)
 
 
-def waiting(recovery: Recovery) -> tuple[Epoch, Unassigned]:
+def waiting(recovery: Recovery) -> tuple[EpochEntry, Unassigned]:
     return (
-        msgspec.json.decode(recovery.puts[keys.epoch(PARTITION)], type=Epoch),
+        msgspec.json.decode(recovery.puts[keys.epoch(PARTITION)], type=EpochEntry),
         msgspec.json.decode(recovery.puts[keys.unassigned(PARTITION)], type=Unassigned),
     )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sulina.core.delivery.attempts import REMEMBERED_MAX, Hand, NodeAttempts, SendReport
+from sulina.core.delivery.attempts import REMEMBERED_MAX, DeliverTo, NodeAttempts, SendReport
 from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
 
 
@@ -17,29 +17,31 @@ def attempts_of(*handles: int, is_reliable: bool = False, offset: int = 0, **con
 
 def deliver(
     attempts: NodeAttempts, attempt: int, *handles: int, start: int | None = None, size: int = 10, now: float = 0.0
-) -> list[Hand | SendReport]:
+) -> list[DeliverTo | SendReport]:
     """Batches of ten records, one for each attempt."""
     start = 10 * (attempt - 1) if start is None else start
     return attempts.deliver(attempt, start, 10 * attempt, size, handles, now)
 
 
-def handed(steps: list[Hand | SendReport]) -> list[int]:
-    return [step.handle for step in steps if isinstance(step, Hand)]
+def handed(steps: list[DeliverTo | SendReport]) -> list[int]:
+    return [step.handle for step in steps if isinstance(step, DeliverTo)]
 
 
-def failures(steps: list[Hand | SendReport] | list[SendReport]) -> list[tuple[int, list[tuple[int, DeliveryStatus]]]]:
+def failures(
+    steps: list[DeliverTo | SendReport] | list[SendReport],
+) -> list[tuple[int, list[tuple[int, DeliveryStatus]]]]:
     """By attempt, who failed how; without those that only name who is slow."""
     reports = [step.report for step in steps if isinstance(step, SendReport)]
     return [(one.attempt, [(f.handle, f.status) for f in one.failed]) for one in reports if one.attempt]
 
 
-def slow(steps: list[Hand | SendReport] | list[SendReport]) -> list[tuple[int, ...]]:
+def slow(steps: list[DeliverTo | SendReport] | list[SendReport]) -> list[tuple[int, ...]]:
     return [step.report.slow for step in steps if isinstance(step, SendReport) and step.report.attempt == 0]
 
 
 def test_an_attempt_is_reported_once_when_everybody_has_acked_it_p6_p7() -> None:
     attempts = attempts_of(1, 2)
-    assert deliver(attempts, 1, 1, 2) == [Hand(1, 1, 0), Hand(2, 1, 0)]
+    assert deliver(attempts, 1, 1, 2) == [DeliverTo(1, 1, 0), DeliverTo(2, 1, 0)]
     assert attempts.acked(1, 1, 0.0) == []
     assert attempts.acked(2, 1, 0.0) == [SendReport(DeliveryReport(1))]
     assert attempts.next_tick() is None
@@ -138,7 +140,7 @@ def test_who_raises_or_is_gone_fails_in_its_own_way_p7() -> None:
     attempts = attempts_of(1, 2, 3)
     deliver(attempts, 1, 1, 2, 3, 4)
     attempts.failed(1, 1, "division by zero", 0.0)
-    attempts.gone(2, 0.0)
+    attempts.disconnected(2, 0.0)
     found = attempts.acked(3, 1, 0.0)[0].report.failed
     assert [(failure.handle, failure.status) for failure in found] == [
         (4, DeliveryStatus.SUBSCRIBER_UNREACHABLE),
@@ -146,7 +148,7 @@ def test_who_raises_or_is_gone_fails_in_its_own_way_p7() -> None:
         (2, DeliveryStatus.SUBSCRIBER_UNREACHABLE),
     ]
     assert found[1].reason == "division by zero"
-    assert found[2].reason == "its connection is lost"
+    assert found[2].reason == "its connection was lost"
     assert attempts.failed(3, 1, "too late", 0.0) == []
 
 
@@ -174,7 +176,7 @@ def test_who_leaves_on_purpose_has_not_failed() -> None:
 
 def test_who_is_gone_and_back_before_anybody_notices_goes_on() -> None:
     attempts = attempts_of(1)
-    assert attempts.gone(1, 0.0) == []
+    assert attempts.disconnected(1, 0.0) == []
     attempts.add(1, None)
     assert handed(deliver(attempts, 1, 1)) == [1]
 
@@ -182,7 +184,7 @@ def test_who_is_gone_and_back_before_anybody_notices_goes_on() -> None:
 def test_who_has_been_reported_is_not_back_before_the_owner_says_so() -> None:
     attempts = attempts_of(1)
     deliver(attempts, 1, 1)
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     attempts.add(1, None)
     assert failures(deliver(attempts, 2, 1)) == [(2, [(1, DeliveryStatus.SUBSCRIBER_UNREACHABLE)])]
     deliver(attempts, 3, 9)
@@ -207,7 +209,7 @@ def test_who_is_resumed_may_be_gone_and_back_before_anybody_notices() -> None:
     deliver(attempts, 1, 1)
     attempts.failed(1, 1, "it raised", 0.0)
     attempts.resume([1])
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     attempts.add(1, None)
     assert handed(deliver(attempts, 2, 1)) == [1]
 
@@ -270,8 +272,8 @@ def test_what_is_remembered_of_failures_is_bounded() -> None:
     attempts = attempts_of()
     for attempt in range(1, REMEMBERED_MAX + 100):
         deliver(attempts, attempt, attempt)
-    assert len(attempts._failures) == len(attempts._unknown) == REMEMBERED_MAX
-    assert next(iter(attempts._failures)) == next(iter(attempts._unknown)) == 100, "the oldest go"
+    assert len(attempts.remembered_failures) == len(attempts.unknown_handles) == REMEMBERED_MAX
+    assert attempts.remembered_failures[0] == attempts.unknown_handles[0] == 100, "the oldest go"
 
 
 # A reliable topic
@@ -286,7 +288,7 @@ def test_the_position_is_where_everything_before_is_acked() -> None:
     assert attempts.position(1) == 0
     attempts.acked(1, 1, 0.0)
     assert attempts.position(1) == 20
-    assert attempts._subscribers[1].acked is None, "what lies before the position is not remembered"
+    assert attempts.acked_out_of_order(1) == [], "what lies before the position is not remembered"
     attempts.acked(1, 3, 0.0)
     assert attempts.position(1) == 30
     assert attempts.position(9) is None
@@ -299,24 +301,24 @@ def test_what_was_acked_does_not_come_again_whatever_the_owner_sends_p7() -> Non
         deliver(attempts, attempt, 1)
     for attempt in (1, 3):
         attempts.acked(1, attempt, 0.0)
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     assert attempts.position(1) == 10
     attempts.resume([1])
     assert failures(attempts.deliver(5, 0, 10, 10, [1], 0.0)) == [(5, [])], "it has acked all of it"
-    assert attempts.deliver(6, 0, 40, 10, [1], 0.0) == [Hand(1, 6, 10, ((20, 30),))]
+    assert attempts.deliver(6, 0, 40, 10, [1], 0.0) == [DeliverTo(1, 6, 10, ((20, 30),))]
     assert failures(attempts.acked(1, 6, 0.0)) == [(6, [])]
     assert attempts.position(1) == 40
 
 
 def test_a_batch_that_is_acked_but_for_its_end_is_given_from_there_on() -> None:
     attempts = attempts_of(1, is_reliable=True, offset=15)
-    assert attempts.deliver(1, 10, 20, 10, [1], 0.0) == [Hand(1, 1, 15)]
+    assert attempts.deliver(1, 10, 20, 10, [1], 0.0) == [DeliverTo(1, 1, 15)]
     for attempt in (2, 3):
         deliver(attempts, attempt, 1, start=10 * attempt, size=1)
     attempts.acked(1, 2, 0.0)
-    attempts.gone(1, 0.0)
+    attempts.disconnected(1, 0.0)
     attempts.resume([1])
-    assert attempts.deliver(4, 15, 20, 10, [1], 0.0) == [Hand(1, 4, 15)]
+    assert attempts.deliver(4, 15, 20, 10, [1], 0.0) == [DeliverTo(1, 4, 15)]
     assert attempts.position(1) == 15
 
 
@@ -327,7 +329,7 @@ def test_a_resume_takes_back_what_is_not_acked_and_reports_for_the_others() -> N
     assert failures(attempts.resume([1])) == [(1, [])]
     assert attempts.acked(1, 1, 0.0) == []
     assert attempts.late_acks == 1
-    assert attempts.deliver(2, 0, 10, 10, [1], 0.0) == [Hand(1, 2, 0)]
+    assert attempts.deliver(2, 0, 10, 10, [1], 0.0) == [DeliverTo(1, 2, 0)]
 
 
 def test_a_resume_reports_for_all_whom_it_names_and_passes_over_who_is_not_here() -> None:
@@ -348,7 +350,7 @@ def test_who_has_less_than_a_quarter_of_what_it_may_have_is_not_behind_p3() -> N
 
 def test_what_retention_took_is_passed_over() -> None:
     attempts = attempts_of(1, is_reliable=True)
-    assert attempts.deliver(1, 50, 60, 10, [1], 0.0) == [Hand(1, 1, 50)]
+    assert attempts.deliver(1, 50, 60, 10, [1], 0.0) == [DeliverTo(1, 1, 50)]
     attempts.acked(1, 1, 0.0)
     assert attempts.position(1) == 60
 

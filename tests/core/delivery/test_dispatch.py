@@ -66,7 +66,7 @@ def test_failover_goes_to_the_next_in_the_order_of_offsets_p12() -> None:
     batches = [Batch(n, n + 1) for n in range(8)]
     assert [(s.member, s.ranges) for s in pump(dispatch, batches)] == [(first, [(0, 4)])]
     dispatch.ack(first, [(1, 2)])
-    dispatch._members.detach(first)
+    dispatch.members.detach(first)
     dispatch.detach(first)
     sent = [(low, high) for sending in pump(dispatch, batches) for low, high in sending.ranges]
     assert sent == [(0, 1), (2, 4), (4, 8)]
@@ -124,7 +124,7 @@ def test_a_record_dies_after_so_many_deliveries_and_leaving_does_not_count_p12()
     dispatch.nack(member, [(0, 1)], due=0.0)
     assert list(dispatch.dying) == [(0, 1)]
     dispatch.tick(1000.0)
-    dispatch.buried(0, 1)
+    dispatch.dead_lettered(0, 1)
     assert dispatch.cursor.offset == 1
 
 
@@ -135,7 +135,7 @@ def test_a_record_that_could_not_be_buried_is_delivered_once_more_p12() -> None:
     pump(dispatch, batches)
     dispatch.nack(member, [(0, 3)], due=0.0)
     assert list(dispatch.dying) == [(0, 3)]
-    dispatch.spared(1, 2, due=5.0)
+    dispatch.dead_letter_failed(1, 2, due=5.0)
     assert list(dispatch.dying) == [(0, 1), (2, 3)]
     dispatch.tick(4.9)
     assert dispatch.want(4) is None
@@ -150,13 +150,13 @@ def test_buried_records_hold_no_key_and_no_place_p12() -> None:
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, member, deliveries_max=1)
     pump(dispatch, [Batch(10, 14, [1, 2, 1, 2])])
     dispatch.nack(member, [(10, 13)], due=0.0)
-    dispatch.buried(11, 13)
+    dispatch.dead_lettered(11, 13)
     assert list(dispatch.dying) == [(10, 11)]
-    assert sorted(dispatch._slots) == [10, 13]
+    assert sorted(dispatch.slots) == [10, 13]
     assert dispatch.cursor.unacked(10, 14) == [(10, 11), (13, 14)]
-    dispatch.buried(10, 11)
+    dispatch.dead_lettered(10, 11)
     assert dispatch.ack(member, [(13, 14)]) == 1
-    assert (dispatch._slots, dispatch._holders) == ({}, {})
+    assert (dispatch.slots, dispatch.slot_holders) == ({}, {})
 
 
 def test_a_shorter_time_to_ack_counts_also_for_what_was_sent_and_a_longer_one_only_after_p7() -> None:
@@ -195,14 +195,14 @@ def test_what_retention_took_is_neither_ready_nor_dying() -> None:
     pump(dispatch, [Batch(0, 8)])
     dispatch.nack(member, [(0, 1), (1, 2), (6, 7)], due=0.0)
     dispatch.detach(member)
-    assert list(dispatch._ready) == [(2, 6), (7, 8)]
+    assert list(dispatch.ready) == [(2, 6), (7, 8)]
     assert dispatch.skip_to(4) == 4
-    assert (list(dispatch._ready), list(dispatch.dying)) == ([(4, 6), (7, 8)], [(6, 7)])
+    assert (list(dispatch.ready), list(dispatch.dying)) == ([(4, 6), (7, 8)], [(6, 7)])
     dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member)
     pump(dispatch, [Batch(0, 8)])
     dispatch.detach(member)
     assert dispatch.skip_to(20) == 20, "also what was never read"
-    assert (list(dispatch._ready), dispatch.want(20), dispatch.want(21)) == ([], None, (20, 2**63 - 1))
+    assert (list(dispatch.ready), dispatch.want(20), dispatch.want(21)) == ([], None, (20, 2**63 - 1))
 
 
 def test_nothing_new_is_read_while_too_much_is_unacked() -> None:
@@ -265,8 +265,8 @@ def test_a_key_waits_for_its_former_consumer_p12() -> None:
     batches = [Batch(0, 20, slots), Batch(20, 40, slots)]
     pump(dispatch, batches[:1])
     second = Member("b", credit=100)
-    dispatch._members.attach(second)
-    moved = [n for n in range(20) if dispatch._members.owner_of(slots[n]) is second]
+    dispatch.members.attach(second)
+    moved = [n for n in range(20) if dispatch.members.owner_of(slots[n]) is second]
     assert moved
     sent = pump(dispatch, batches)
     assert {s.member for s in sent} == {first}, "what has moved waits"
@@ -281,11 +281,11 @@ def test_records_of_a_key_are_let_go_one_by_one_p12() -> None:
     [sent] = pump(dispatch, [Batch(0, 2, [7, 7]), Batch(2, 5, [7, 8, 7])])
     assert (sent.ranges, sent.batches) == ([(0, 5)], [0, 1])
     dispatch.ack(member, [(2, 3)])
-    assert sorted(dispatch._slots) == [0, 1, 3, 4]
-    assert dispatch._holders == {7: (member, 3), 8: (member, 1)}
+    assert sorted(dispatch.slots) == [0, 1, 3, 4]
+    assert dispatch.slot_holders == {7: (member, 3), 8: (member, 1)}
     dispatch.detach(member)
-    assert (dispatch._holders, dispatch._held) == ({}, {})
-    assert list(dispatch._ready) == [(0, 2), (3, 5)]
+    assert (dispatch.slot_holders, dispatch.held_by(member)) == ({}, [])
+    assert list(dispatch.ready) == [(0, 2), (3, 5)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -307,7 +307,7 @@ def waiting_for_a_key() -> tuple[Dispatch, Member, int]:
     stays = next(slot for slot in range(SLOTS) if both.owner_of(slot) is first)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, first)
     pump(dispatch, [Batch(0, 3, [moves, stays, stays])])
-    dispatch._members.attach(second)
+    dispatch.members.attach(second)
     assert dispatch.take((3, 2**63), [Batch(3, 4, [moves])], 0.0) == []
     return dispatch, first, stays
 
@@ -468,17 +468,17 @@ class Deliveries(RuleBasedStateMachine):
         self.holder = {offset: who for offset, who in self.holder.items() if offset in held}
 
     def _held(self, member: Member) -> list[int]:
-        return [o for low, high, _ in self.dispatch._held.get(member, ()) for o in range(low, high)]
+        return [o for part in self.dispatch.held_by(member) for o in range(*part)]
 
     @precondition(lambda self: self.dispatch.dying)
     @rule(works=st.booleans())
     def bury(self, works: bool) -> None:
         start, end = next(iter(self.dispatch.dying))
         if works:
-            self.dispatch.buried(start, end)
+            self.dispatch.dead_lettered(start, end)
             self.acked |= set(range(start, end))
         else:
-            self.dispatch.spared(start, end, self.now + 1)
+            self.dispatch.dead_letter_failed(start, end, self.now + 1)
 
     @rule()
     def restart(self) -> None:
@@ -496,10 +496,10 @@ class Deliveries(RuleBasedStateMachine):
             return
         dispatch = self.dispatch
         assert {o for o in range(self.end) if not dispatch.cursor.unacked(o, o + 1)} == self.acked
-        places = [o for part in dispatch._ready for o in range(*part)]
+        places = [o for part in dispatch.ready for o in range(*part)]
         places += [o for part in dispatch.dying for o in range(*part)]
         places += list(self.holder)
-        places += [o for _, low, high in dispatch._delayed for o in range(low, high)]
+        places += [o for part in dispatch.delayed for o in range(*part)]
         assert sorted(places) == [o for o in range(dispatch.read_offset) if o not in self.acked]
         assert dispatch.in_flight == len(self.holder)
 
@@ -508,7 +508,7 @@ class Deliveries(RuleBasedStateMachine):
         if not hasattr(self, "dispatch") or self.dispatch.want(self.end) is not None:
             return
         able = [member for member in self.members.timely if self.dispatch.can_take(member)]
-        ready = [o for part in self.dispatch._ready for o in range(*part)]
+        ready = [o for part in self.dispatch.ready for o in range(*part)]
         if self.members.kind == SubscriptionKind.SHARED:
             assert not (able and ready)
         elif self.members.kind != SubscriptionKind.KEY_SHARED:
@@ -531,7 +531,7 @@ class Deliveries(RuleBasedStateMachine):
             self.now += 5
             self.dispatch.tick(self.now)
             for start, end in list(self.dispatch.dying):
-                self.dispatch.buried(start, end)
+                self.dispatch.dead_lettered(start, end)
             wanted = self.dispatch.want(self.end)
             if wanted is not None:
                 found = [batch for batch in self.batches if batch.end > wanted[0]]
@@ -563,7 +563,7 @@ def test_a_record_that_retention_took_holds_nobody_up(kind: SubscriptionKind) ->
 def test_credit_that_comes_while_the_log_is_read_lets_nothing_overtake_p12() -> None:
     poor, rich = Member("a", credit=0), Member("b", credit=100)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich)
-    slot = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    slot = next(slot for slot in range(SLOTS) if dispatch.members.owner_of(slot) is poor)
     batches = [Batch(0, 1, [slot]), Batch(1, 2, [slot])]
     assert pump(dispatch, batches[:1]) == [], "it waits for its consumer"
     wanted = dispatch.want(2)
@@ -590,7 +590,7 @@ def test_a_consumer_that_never_acks_does_not_starve_the_others_p3(kind: Subscrip
             if sending.member is good:
                 dispatch.ack(good, sending.ranges)
                 last = now
-        held = dispatch._holding[bad]
+        held = sum(end - start for start, end in dispatch.held_by(bad))
         assert held <= 50 + 10, "at most half, and the batch that was begun"
         if dispatch.want(2000) is None and dispatch.cursor.offset < 2000:
             due = dispatch.next_tick()
@@ -605,28 +605,28 @@ def test_a_late_consumer_is_tried_again_after_a_time_that_doubles_until_it_acks_
     members = Members(SubscriptionKind.KEY_SHARED, [bad, good])
     slot = next(slot for slot in range(SLOTS) if members.owner_of(slot) is bad)
     for count, now in enumerate((0.0, 100.0, 1000.0)):
-        members.is_late(bad, now, 10)
+        members.set_late(bad, now, 10)
         assert members.owner_of(slot) is good
         assert members.next_try == now + 10 * 2**count
-        members.is_late(bad, now + 1, 10)
+        members.set_late(bad, now + 1, 10)
         assert members.next_try == now + 10 * 2**count, "late once, until it is tried again"
         members.pass_time(now + 10 * 2**count - 0.1)
         assert members.owner_of(slot) is good
         members.pass_time(now + 10 * 2**count)
         assert members.owner_of(slot) is bad
-    members.is_late(bad, 2000.0, 10)
+    members.set_late(bad, 2000.0, 10)
     members.has_acked(bad)
     assert (members.owner_of(slot), members.next_try) == (bad, None)
-    members.is_late(bad, 3000.0, 10)
+    members.set_late(bad, 3000.0, 10)
     assert members.next_try == 3010.0
-    members.is_late(good, 3000.0, 10)
+    members.set_late(good, 3000.0, 10)
     assert members.owner_of(slot) is bad, "where all are late, all are asked"
 
 
 def test_the_keys_of_a_late_consumer_wait_for_what_it_still_holds_p12() -> None:
     bad, good = Member("bad", credit=100), Member("good", credit=100)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, bad, good, ack_timeout_seconds=10, redelivery_delay_seconds=0)
-    one, two = [slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is bad][:2]
+    one, two = [slot for slot in range(SLOTS) if dispatch.members.owner_of(slot) is bad][:2]
     batches = [Batch(0, 2, [one, two]), Batch(2, 4, [one, two]), Batch(4, 6, [one, two])]
     pump(dispatch, batches[:1], 0.0)
     pump(dispatch, batches[:2], 5.0)
@@ -639,14 +639,14 @@ def test_the_keys_of_a_late_consumer_wait_for_what_it_still_holds_p12() -> None:
 def test_what_waits_for_another_consumer_holds_up_its_own_key_only_p12() -> None:
     poor, rich = Member("a", credit=0), Member("b", credit=100)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich)
-    of_poor = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
-    of_rich = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is rich)
+    of_poor = next(slot for slot in range(SLOTS) if dispatch.members.owner_of(slot) is poor)
+    of_rich = next(slot for slot in range(SLOTS) if dispatch.members.owner_of(slot) is rich)
     batches = [Batch(0, 1, [of_rich]), Batch(1, 2, [of_poor]), Batch(2, 3, [of_rich])]
     pump(dispatch, batches)
     dispatch.ack(rich, [(0, 1)])
     dispatch.nack(rich, [(2, 3)], due=1.0)
     dispatch.tick(1.0)
-    assert list(dispatch._ready) == [(1, 3)]
+    assert list(dispatch.ready) == [(1, 3)]
     assert dispatch.want(3) == (2, 3)
     [sent] = dispatch.take((2, 3), batches[2:], 1.0)
     assert (sent.member, sent.ranges, sent.attempt) == (rich, [(2, 3)], 2)
@@ -704,17 +704,17 @@ def test_what_failed_before_keeps_its_place_unless_consumers_share_p12(
     batches = [Batch(0, 3)]
     pump(dispatch, batches)
     dispatch.nack(first, [(0, 1), (2, 3)], due=1.0)
-    dispatch._members.detach(first)
+    dispatch.members.detach(first)
     dispatch.detach(first)
     dispatch.tick(1.0)
-    dispatch._members.attach(Member("b", credit=3))
+    dispatch.members.attach(Member("b", credit=3))
     assert [(sending.attempt, sending.ranges) for sending in pump(dispatch, batches, 1.0)] == sent
 
 
 def test_who_takes_nothing_while_a_key_waits_is_late_after_the_time_to_ack_p3() -> None:
     poor, rich = Member("a", credit=0), Member("b", credit=100)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich, ack_timeout_seconds=10)
-    slot = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    slot = next(slot for slot in range(SLOTS) if dispatch.members.owner_of(slot) is poor)
     batches = [Batch(0, 1, [slot])]
     dispatch.tick(900.0)
     assert dispatch.next_tick() is None, "nothing waits for it"
@@ -730,15 +730,15 @@ def test_who_takes_nothing_while_a_key_waits_is_late_after_the_time_to_ack_p3() 
 def test_who_takes_something_again_has_its_whole_time_again_p3() -> None:
     poor, rich = Member("a", credit=0), Member("b", credit=100)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, poor, rich, ack_timeout_seconds=10)
-    slot = next(slot for slot in range(SLOTS) if dispatch._members.owner_of(slot) is poor)
+    slot = next(slot for slot in range(SLOTS) if dispatch.members.owner_of(slot) is poor)
     dispatch.take((0, 2), [Batch(0, 2, [slot, slot])], 0.0)
     dispatch.tick(0.0)
     poor.credit = 1
     [sent] = dispatch.take((0, 1), [Batch(0, 2, [slot, slot])], 9.0)
     dispatch.ack(poor, sent.ranges)
     dispatch.tick(9.0)
-    assert dispatch._members.owner_of(slot) is poor
+    assert dispatch.members.owner_of(slot) is poor
     dispatch.tick(18.9)
-    assert dispatch._members.owner_of(slot) is poor, "it is ten seconds from its last record on"
+    assert dispatch.members.owner_of(slot) is poor, "it is ten seconds from its last record on"
     dispatch.tick(19.0)
-    assert dispatch._members.owner_of(slot) is rich
+    assert dispatch.members.owner_of(slot) is rich

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import (
     DeliveryPolicy,
     DeliveryReport,
@@ -28,9 +28,9 @@ def fan_out_of(*members: tuple[str, int], is_reliable: bool = False, offset: int
     """With these members, whose nodes are up."""
     fan_out = FanOut(PubSubConfig(**config), is_reliable=is_reliable, local="a", topic="/default/news")
     for node in sorted({node for node, _ in members} - {"a"}):
-        fan_out.node_up(node, 0.0, is_new_life=True)
+        fan_out.node_up(node, 0.0, has_restarted=True)
     for node, handle in members:
-        fan_out.join(SubscriberId(node, handle), f"{node}{handle}", offset if is_reliable else None, 0.0)
+        fan_out.add(SubscriberId(node, handle), f"{node}{handle}", offset if is_reliable else None, 0.0)
     return fan_out
 
 
@@ -48,7 +48,7 @@ def resumed(effects: list[Effect]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def told(effects: list[Effect]) -> list[Event]:
-    return [e.type for e in effects if isinstance(e, Tell)]
+    return [e.type for e in effects if isinstance(e, EmitEvent)]
 
 
 def failing(attempt: int, *handles: int, status: DeliveryStatus = DeliveryStatus.TIMEOUT) -> DeliveryReport:
@@ -84,7 +84,7 @@ def test_a_report_counts_everybody_who_took_the_batch_p10() -> None:
     fan_out.publish(batch(0, 3), WAITS, 1.0)
     effects = fan_out.reported("b", DeliveryReport(1), 1.5)
     facts = {"node": "b", "attempt": 1, "subscribers": 2, "count": 3, "seconds": 0.5}
-    assert effects == [Tell(Event.DELIVERY_SUCCEEDED, facts)]
+    assert effects == [EmitEvent(Event.DELIVERY_SUCCEEDED, facts)]
     assert fan_out.counts.delivered_records == 6
     assert fan_out.reported("b", DeliveryReport(1), 1.5) == [], "once"
     assert fan_out.reported("x", DeliveryReport(1), 1.5) == [], "nobody knows x"
@@ -141,7 +141,7 @@ def test_without_a_success_it_is_removed_and_told_so_without_any_change_of_nodes
     assert effects[0].member == SubscriberId("b", 1)
     assert effects[0].reason == "suspended for more than 10 s (Timeout: no ack)"
     gone: dict[str, object] = {"node": "b", "subscriber": "b1", "reason": effects[0].reason}
-    assert effects[1] == Tell(Event.SUBSCRIBER_REMOVED, gone)
+    assert effects[1] == EmitEvent(Event.SUBSCRIBER_REMOVED, gone)
     assert told(effects) == [Event.SUBSCRIBER_REMOVED]
     assert fan_out.info() == []
 
@@ -163,7 +163,7 @@ def test_nobody_who_could_ever_get_it_means_no_subscribers_p2() -> None:
     fan_out.reported("a", failing(1, 1), 0.0)
     with pytest.raises(NoSubscribers, match="/default/news"):
         fan_out.publish(batch(1, 2), WAITS, 0.0)
-    fan_out.leave(SubscriberId("a", 1), 0.0)
+    fan_out.remove(SubscriberId("a", 1), 0.0)
     with pytest.raises(NoSubscribers):
         fan_out.publish(batch(1, 2), WAITS, 0.0)
     assert fan_out.counts.missed_records == 0, "what is refused nobody misses"
@@ -177,7 +177,7 @@ def test_what_is_for_a_lost_node_waits_and_is_sent_in_order_before_anything_newe
         effects = fan_out.publish(batch(start, start + 1), WAITS, 1.0)
         assert sends(effects) == [("a", start + 1, start, (1,))], "local delivery goes on"
         assert told(effects) == [Event.BATCH_QUEUED]
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert resumed(effects) == [("b", (1,))]
     assert isinstance(effects[0], ResumeAt), "before anything is sent to it"
     assert sends(effects) == [("b", 1, 0, (1,)), ("b", 2, 1, (1,)), ("b", 3, 2, (1,))]
@@ -190,12 +190,12 @@ def test_what_is_new_never_passes_what_still_waits_p6_p9() -> None:
     fan_out.node_down("b", 1.0, "no answer")
     for start in range(4):
         fan_out.publish(batch(start, start + 1), WAITS, 1.0)
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "the rest follows the reports"
     effects = fan_out.publish(batch(4, 5), WAITS, 2.0)
     assert (sends(effects), told(effects)) == ([], [Event.BATCH_QUEUED])
     fan_out.node_down("b", 3.0, "no answer")
-    effects = fan_out.node_up("b", 4.0, is_new_life=False)
+    effects = fan_out.node_up("b", 4.0, has_restarted=False)
     assert [send[1:3] for send in sends(effects)] == [(1, 0), (2, 1)], "what was on its way comes before what waits"
     found = []
     for attempt in range(1, 6):
@@ -207,7 +207,7 @@ def test_only_the_members_of_the_node_that_is_back_are_tried_again_p8() -> None:
     fan_out = fan_out_of(("b", 1), ("c", 2))
     fan_out.node_down("b", 1.0, "no answer")
     fan_out.node_down("c", 1.0, "no answer")
-    fan_out.node_up("c", 2.0, is_new_life=False)
+    fan_out.node_up("c", 2.0, has_restarted=False)
     assert statuses(fan_out) == {1: SubscriberStatus.SUSPENDED, 2: SubscriberStatus.ACTIVE}
 
 
@@ -220,7 +220,7 @@ def test_what_was_on_its_way_is_sent_again_under_its_number_or_counts_as_failed_
     assert told(effects) == [Event.DELIVERY_FAILED, Event.SUBSCRIBER_SUSPENDED]
     assert fan_out.counts.failed_records[DeliveryStatus.SUBSCRIBER_UNREACHABLE] == 2
     fan_out.publish(batch(4, 5), WAITS, 1.0)
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert [send[1:3] for send in sends(effects)] == [(1, 0), (3, 3), (4, 4)]
     assert fan_out.counts.redelivered_batches == 2
 
@@ -231,8 +231,8 @@ def test_without_a_queue_it_is_dropped_and_refused_if_nobody_else_is_reached_p2_
     fan_out.node_down("b", 0.0, "no answer")
     assert told(fan_out.publish(batch(0, 4), options, 0.0)) == [Event.BATCH_DROPPED]
     assert fan_out.counts.dropped_records == 4
-    fan_out.leave(SubscriberId("a", 1), 0.0)
-    fan_out.join(SubscriberId("c", 1), "c1", None, 0.0)
+    fan_out.remove(SubscriberId("a", 1), 0.0)
+    fan_out.add(SubscriberId("c", 1), "c1", None, 0.0)
     with pytest.raises(PartitionDropped, match="only on b, c, which"):
         fan_out.publish(batch(4, 5), options, 0.0)
     assert fan_out.counts.dropped_records == 4
@@ -262,12 +262,12 @@ def test_who_left_meanwhile_is_left_out_and_who_came_later_too_p3() -> None:
     fan_out = fan_out_of(("b", 1), ("b", 2))
     fan_out.node_down("b", 0.0, "no answer")
     fan_out.publish(batch(0, 1), WAITS, 0.0)
-    fan_out.leave(SubscriberId("b", 1), 0.0)
-    fan_out.join(SubscriberId("b", 3), "b3", None, 0.0)
-    fan_out.leave(SubscriberId("b", 2), 0.0)
-    fan_out.join(SubscriberId("b", 2), "b2", None, 0.0)
+    fan_out.remove(SubscriberId("b", 1), 0.0)
+    fan_out.add(SubscriberId("b", 3), "b3", None, 0.0)
+    fan_out.remove(SubscriberId("b", 2), 0.0)
+    fan_out.add(SubscriberId("b", 2), "b2", None, 0.0)
     fan_out.publish(batch(1, 2), WAITS, 0.0)
-    effects = fan_out.node_up("b", 1.0, is_new_life=False)
+    effects = fan_out.node_up("b", 1.0, has_restarted=False)
     assert sends(effects) == [("b", 2, 1, (3, 2))]
     assert Event.BATCH_DROPPED in told(effects)
 
@@ -275,7 +275,7 @@ def test_who_left_meanwhile_is_left_out_and_who_came_later_too_p3() -> None:
 def test_what_is_reported_of_who_has_left_counts_for_nobody_p3() -> None:
     fan_out = fan_out_of(("b", 1), ("b", 2))
     fan_out.publish(batch(0, 1), WAITS, 0.0)
-    fan_out.leave(SubscriberId("b", 1), 0.0)
+    fan_out.remove(SubscriberId("b", 1), 0.0)
     assert told(fan_out.reported("b", failing(1, 1), 1.0)) == [Event.DELIVERY_SUCCEEDED]
     assert fan_out.counts.delivered_records == 1
     assert fan_out.counts.failed_records[DeliveryStatus.TIMEOUT] == 0
@@ -292,13 +292,13 @@ def test_when_the_last_one_is_removed_nothing_waits_any_more() -> None:
 def test_what_waits_and_what_is_dropped_is_told_and_counted_by_its_records_p10() -> None:
     fan_out = fan_out_of(("a", 1), ("b", 1))
     fan_out.node_down("b", 0.0, "no answer")
-    assert fan_out.publish(batch(3, 5), WAITS, 0.0)[1:] == [Tell(Event.BATCH_QUEUED, {"node": "b", "count": 2})]
-    assert fan_out.publish(batch(5, 6), WAITS, 0.0)[1:] == [Tell(Event.BATCH_QUEUED, {"node": "b", "count": 1})]
+    assert fan_out.publish(batch(3, 5), WAITS, 0.0)[1:] == [EmitEvent(Event.BATCH_QUEUED, {"node": "b", "count": 2})]
+    assert fan_out.publish(batch(5, 6), WAITS, 0.0)[1:] == [EmitEvent(Event.BATCH_QUEUED, {"node": "b", "count": 1})]
     assert (fan_out.counts.queued_batches, fan_out.counts.queued_records) == (2, 3)
-    assert fan_out.publish(batch(6, 10), DROPS, 0.0)[1:] == [Tell(Event.BATCH_DROPPED, {"node": "b", "count": 4})]
-    assert fan_out.leave(SubscriberId("b", 1), 0.0)[1:] == [
-        Tell(Event.BATCH_DROPPED, {"node": "b", "count": 2}),
-        Tell(Event.BATCH_DROPPED, {"node": "b", "count": 1}),
+    assert fan_out.publish(batch(6, 10), DROPS, 0.0)[1:] == [EmitEvent(Event.BATCH_DROPPED, {"node": "b", "count": 4})]
+    assert fan_out.remove(SubscriberId("b", 1), 0.0)[1:] == [
+        EmitEvent(Event.BATCH_DROPPED, {"node": "b", "count": 2}),
+        EmitEvent(Event.BATCH_DROPPED, {"node": "b", "count": 1}),
     ]
     assert (fan_out.counts.dropped_batches, fan_out.counts.dropped_records) == (3, 7)
 
@@ -309,7 +309,7 @@ def test_of_what_waits_half_of_what_a_subscriber_may_have_is_sent_at_once(bound:
     fan_out.node_down("b", 0.0, "no answer")
     for start in range(10):
         fan_out.publish(batch(start, start + 1), WAITS, 0.0)
-    assert [send[2] for send in sends(fan_out.node_up("b", 1.0, is_new_life=False))] == [0, 1, 2, 3]
+    assert [send[2] for send in sends(fan_out.node_up("b", 1.0, has_restarted=False))] == [0, 1, 2, 3]
     assert [send[2] for send in sends(fan_out.reported("b", DeliveryReport(1), 1.0))] == [4], "the rest by and by"
 
 
@@ -338,7 +338,7 @@ def test_a_node_that_is_lost_says_why_to_everybody_p10() -> None:
     fan_out = fan_out_of(("b", 1), ("b", 2))
     fan_out.publish(batch(0, 1), ONCE, 0.0)
     effects = fan_out.node_down("b", 1.0, "no answer")
-    assert [effect.fields["reason"] for effect in effects if isinstance(effect, Tell)] == ["no answer"] * 3
+    assert [effect.fields["reason"] for effect in effects if isinstance(effect, EmitEvent)] == ["no answer"] * 3
     assert [(info.name, info.reason, info.offset) for info in fan_out.info()] == [
         ("b1", "no answer", None),
         ("b2", "no answer", None),
@@ -347,10 +347,10 @@ def test_a_node_that_is_lost_says_why_to_everybody_p10() -> None:
 
 def test_who_leaves_is_told_of_once_and_who_was_not_there_not_at_all() -> None:
     fan_out = fan_out_of(("b", 1))
-    gone: dict[str, object] = {"node": "b", "subscriber": "b1", "reason": "it has left"}
-    assert fan_out.leave(SubscriberId("b", 1), 0.0) == [Tell(Event.SUBSCRIBER_REMOVED, gone)]
-    assert fan_out.leave(SubscriberId("b", 1), 0.0) == []
-    assert fan_out.leave(SubscriberId("x", 1), 0.0) == []
+    gone: dict[str, object] = {"node": "b", "subscriber": "b1", "reason": "it has unsubscribed"}
+    assert fan_out.remove(SubscriberId("b", 1), 0.0) == [EmitEvent(Event.SUBSCRIBER_REMOVED, gone)]
+    assert fan_out.remove(SubscriberId("b", 1), 0.0) == []
+    assert fan_out.remove(SubscriberId("x", 1), 0.0) == []
 
 
 def test_what_was_dropped_gives_its_room_back_p9() -> None:
@@ -361,9 +361,9 @@ def test_what_was_dropped_gives_its_room_back_p9() -> None:
             fan_out.publish(batch(number, number + 1), WAITS, 0.0)
         with pytest.raises(DelayQueueFull):
             fan_out.publish(batch(9, 10), WAITS, 0.0)
-        fan_out.leave(SubscriberId("b", 1), 0.0)
+        fan_out.remove(SubscriberId("b", 1), 0.0)
         assert fan_out.waiting_bytes == 0
-        fan_out.join(SubscriberId("b", 1), "b1", None, 0.0)
+        fan_out.add(SubscriberId("b", 1), "b1", None, 0.0)
 
 
 def test_a_partition_that_leaves_its_owner_gives_up_what_waits_and_says_so_p10() -> None:
@@ -375,14 +375,14 @@ def test_a_partition_that_leaves_its_owner_gives_up_what_waits_and_says_so_p10()
     effects = fan_out.close("moved")
     lost = {"node": "b", "status": DeliveryStatus.SUBSCRIBER_UNREACHABLE, "reason": "moved", "subscribers": 2}
     removed = [("a", "a1"), ("b", "b1"), ("b", "b2"), ("c", "c1")]
-    assert [e.fields for e in effects if isinstance(e, Tell) and e.type == Event.DELIVERY_FAILED] == [
+    assert [e.fields for e in effects if isinstance(e, EmitEvent) and e.type == Event.DELIVERY_FAILED] == [
         {**lost, "attempt": 1, "count": 2},
         {**lost, "attempt": 2, "count": 3},
     ]
-    assert [e.fields for e in effects if isinstance(e, Tell) and e.type == Event.BATCH_DROPPED] == [
+    assert [e.fields for e in effects if isinstance(e, EmitEvent) and e.type == Event.BATCH_DROPPED] == [
         {"node": "c", "count": 3}
     ]
-    assert [e.fields for e in effects if isinstance(e, Tell) and e.type == Event.SUBSCRIBER_REMOVED] == [
+    assert [e.fields for e in effects if isinstance(e, EmitEvent) and e.type == Event.SUBSCRIBER_REMOVED] == [
         {"node": node, "subscriber": name, "reason": "moved"} for node, name in removed
     ]
     assert fan_out.is_empty
@@ -403,7 +403,7 @@ def test_while_its_node_is_away_a_subscriber_has_all_the_time_there_is_p8() -> N
 def test_in_a_new_life_nobody_is_left_of_the_old_one_p9() -> None:
     fan_out = fan_out_of(("b", 1))
     fan_out.publish(batch(0, 1), WAITS, 0.0)
-    effects = fan_out.node_up("b", 1.0, is_new_life=True)
+    effects = fan_out.node_up("b", 1.0, has_restarted=True)
     assert sends(effects) == []
     assert Event.SUBSCRIBER_REMOVED in told(effects)
     assert fan_out.info() == []
@@ -430,22 +430,22 @@ def test_who_fails_while_the_connection_is_full_still_gets_what_waits_for_it() -
 
 def test_a_member_of_a_node_that_is_not_up_waits_for_it_p8() -> None:
     fan_out = fan_out_of()
-    assert told(fan_out.join(SubscriberId("b", 1), "b1", None, 0.0)) == [
+    assert told(fan_out.add(SubscriberId("b", 1), "b1", None, 0.0)) == [
         Event.SUBSCRIBER_ADDED,
         Event.SUBSCRIBER_SUSPENDED,
     ]
     fan_out.publish(batch(0, 1), WAITS, 0.0)
-    assert sends(fan_out.node_up("b", 1.0, is_new_life=False)) == [("b", 1, 0, (1,))]
+    assert sends(fan_out.node_up("b", 1.0, has_restarted=False)) == [("b", 1, 0, (1,))]
 
 
 def test_there_may_be_only_so_many_and_who_comes_back_is_no_other() -> None:
     fan_out = fan_out_of(("a", 1), subscribers_max=1)
     with pytest.raises(LimitReached):
-        fan_out.join(SubscriberId("a", 2), "a2", None, 0.0)
-    assert fan_out.join(SubscriberId("a", 1), "a1", None, 0.0) == []
+        fan_out.add(SubscriberId("a", 2), "a2", None, 0.0)
+    assert fan_out.add(SubscriberId("a", 1), "a1", None, 0.0) == []
     fan_out.publish(batch(0, 1), WAITS, 0.0)
     fan_out.reported("a", failing(1, 1), 0.0)
-    assert resumed(fan_out.join(SubscriberId("a", 1), "a1", None, 0.1)) == [("a", (1,))], "before its backoff"
+    assert resumed(fan_out.add(SubscriberId("a", 1), "a1", None, 0.1)) == [("a", (1,))], "before its backoff"
 
 
 def test_timers_do_not_pile_up() -> None:
@@ -453,8 +453,8 @@ def test_timers_do_not_pile_up() -> None:
     for attempt in range(1, 1000):
         fan_out.publish(batch(0, 1), WAITS, 0.0)
         fan_out.reported("a", failing(attempt, 1), attempt / 1e6)
-        fan_out.join(SubscriberId("a", 1), "a1", None, 0.0)
-    assert len(fan_out._timers) < 200
+        fan_out.add(SubscriberId("a", 1), "a1", None, 0.0)
+    assert fan_out.timers < 200
 
 
 # A reliable topic
@@ -471,7 +471,7 @@ def test_subscribers_at_one_position_are_sent_to_together_p6() -> None:
 
 def test_who_catches_up_and_who_is_at_the_end_take_turns_p3() -> None:
     fan_out = fan_out_of(("a", 1), is_reliable=True, offset=10)
-    fan_out.join(SubscriberId("a", 2), "a2", 0, 0.0)
+    fan_out.add(SubscriberId("a", 2), "a2", 0, 0.0)
     turns = []
     for end in range(11, 16):
         for _ in range(2):
@@ -484,7 +484,7 @@ def test_who_catches_up_and_who_is_at_the_end_take_turns_p3() -> None:
 
 def test_who_has_caught_up_goes_on_with_the_others_p6() -> None:
     fan_out = fan_out_of(("a", 1), is_reliable=True, offset=2)
-    fan_out.join(SubscriberId("a", 2), "a2", 0, 0.0)
+    fan_out.add(SubscriberId("a", 2), "a2", 0, 0.0)
     assert read_all(fan_out, 2) == [("a", 1, 0, (2,)), ("a", 2, 1, (2,))]
     assert [send[2:] for send in read_all(fan_out, 3)] == [(2, (1, 2))]
 
@@ -517,7 +517,7 @@ def test_a_lost_node_goes_back_to_what_it_has_not_reported_p9() -> None:
     fan_out.reported("b", DeliveryReport(1), 0.0)
     fan_out.node_down("b", 1.0, "no answer")
     assert [send[0] for send in read_all(fan_out, 4)] == ["a"]
-    effects = fan_out.node_up("b", 2.0, is_new_life=False)
+    effects = fan_out.node_up("b", 2.0, has_restarted=False)
     assert resumed(effects) == [("b", (1,))]
     assert [send[:3] for send in read_all(fan_out, 4)] == [("b", 4, 1), ("b", 5, 2), ("b", 6, 3)]
 
@@ -526,10 +526,10 @@ def test_who_joins_again_after_a_break_goes_on_where_its_node_says() -> None:
     fan_out = fan_out_of(("b", 1), is_reliable=True)
     read_all(fan_out, 3)
     fan_out.node_down("b", 1.0, "no answer")
-    assert fan_out.join(SubscriberId("b", 1), "b1", 2, 1.5) == [], "it still waits for its node"
-    fan_out.node_up("b", 2.0, is_new_life=False)
+    assert fan_out.add(SubscriberId("b", 1), "b1", 2, 1.5) == [], "it still waits for its node"
+    fan_out.node_up("b", 2.0, has_restarted=False)
     assert [send[2] for send in read_all(fan_out, 4)] == [2, 3]
-    assert fan_out.join(SubscriberId("b", 1), "b1", 3, 2.0) == [], "it is being sent that already"
+    assert fan_out.add(SubscriberId("b", 1), "b1", 3, 2.0) == [], "it is being sent that already"
     assert read_all(fan_out, 4) == []
 
 
@@ -538,7 +538,7 @@ def test_who_joins_again_further_back_is_sent_it_again_and_what_was_on_its_way_i
     read_all(fan_out, 3)
     for attempt in (1, 2):
         fan_out.reported("b", DeliveryReport(attempt), 0.0)
-    assert resumed(fan_out.join(SubscriberId("b", 1), "b1", 1, 0.0)) == [("b", (1,))]
+    assert resumed(fan_out.add(SubscriberId("b", 1), "b1", 1, 0.0)) == [("b", (1,))]
     delivered = fan_out.counts.delivered_records
     fan_out.reported("b", failing(3, 1), 0.0)
     assert statuses(fan_out) == {1: SubscriberStatus.ACTIVE}
@@ -548,7 +548,7 @@ def test_who_joins_again_further_back_is_sent_it_again_and_what_was_on_its_way_i
 
 def test_retention_moves_everybody_up_and_counts_what_they_lost() -> None:
     fan_out = fan_out_of(("a", 1), ("a", 2), ("b", 2), is_reliable=True)
-    fan_out.join(SubscriberId("a", 3), "a3", 5, 0.0)
+    fan_out.add(SubscriberId("a", 3), "a3", 5, 0.0)
     fan_out.node_down("b", 0.0, "no answer")
     assert fan_out.skip_to(4) == 12
     assert [info.offset for info in fan_out.info()] == [4, 4, 5, 4]
@@ -607,7 +607,7 @@ def test_who_is_known_to_be_slow_is_left_behind_when_the_others_would_wait_p3() 
 def test_groups_that_meet_wait_together_only_if_neither_holds_up_the_other() -> None:
     fan_out = fan_out_of(("b", 1), is_reliable=True, offset=4, unacked_batches_max=12)
     read_all(fan_out, 6)  # two of its batches are not reported
-    fan_out.join(SubscriberId("b", 2), "b2", 4, 0.0)
+    fan_out.add(SubscriberId("b", 2), "b2", 4, 0.0)
     read_all(fan_out, 6)  # nor are two of the other one's, at the same place: together they would have to wait
     assert [send[3] for send in read_all(fan_out, 7)] == [(1,)]
 
@@ -615,10 +615,10 @@ def test_groups_that_meet_wait_together_only_if_neither_holds_up_the_other() -> 
 def test_groups_that_have_met_share_what_may_be_unreported() -> None:
     fan_out = fan_out_of(("b", 1), is_reliable=True, offset=4, unacked_batches_max=12)
     read_all(fan_out, 5)
-    fan_out.join(SubscriberId("b", 2), "b2", 4, 0.0)
+    fan_out.add(SubscriberId("b", 2), "b2", 4, 0.0)
     read_all(fan_out, 5)
     assert [set(send[3]) for send in read_all(fan_out, 100)] == [{1, 2}] * 2
-    assert sum(len(node.pending) for node in fan_out._nodes.values()) == 4, "a third of twelve"
+    assert sum(len(node.pending) for node in fan_out.nodes.values()) == 4, "a third of twelve"
 
 
 def test_a_blocked_node_is_read_for_again_when_it_is_ready_p3() -> None:

@@ -40,5 +40,5 @@ def test_p4_a_publish_goes_before_its_topic_which_stays_as_it_is(
 
 def test_a_time_or_bound_of_zero_is_refused_by_its_name() -> None:
     for field in dataclasses.fields(PubSubConfig):
-        with pytest.raises(InvalidSettings, match=f"^{field.name} cannot be 0$"):
+        with pytest.raises(InvalidSettings, match=f"^{field.name} is 0: it must be greater than 0$"):
             PubSubConfig(**{field.name: 0})

@@ -107,8 +107,8 @@ def test_s7_an_expired_reader_is_shown_for_a_day_then_forgotten() -> None:
     reader = RegisteredReader("a", ORDERS, {0: at(17)})
     just = on(0) + int(EXPIRES_SECONDS * 1000)
     assert (reader.is_expired(just), reader.is_expired(just + 1)) == (False, True)
-    assert not reader.is_forgotten(just + SHOWN_SECONDS * 1000)
-    assert reader.is_forgotten(just + SHOWN_SECONDS * 1000 + 1)
+    assert not reader.is_deletable(just + SHOWN_SECONDS * 1000)
+    assert reader.is_deletable(just + SHOWN_SECONDS * 1000 + 1)
 
 
 def test_s7_a_position_that_cannot_be_read_holds_everything() -> None:

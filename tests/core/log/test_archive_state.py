@@ -171,7 +171,7 @@ def test_l15_slices_go_from_the_oldest_on_and_the_newest_state_never() -> None:
         size=only.size,
         object=only.object,
     )
-    with pytest.raises(CorruptCommit, match="no state"):
+    with pytest.raises(CorruptCommit, match="the last state"):
         log.commit(last)
 
 
@@ -266,7 +266,7 @@ def test_a_merge_that_is_not_what_it_says_is_refused(changes: dict[str, Any]) ->
 
 def test_a_merge_that_swallows_the_only_state_is_refused() -> None:
     log = Log(a_slice(0, 5, (0, 1), state=True), a_slice(5, 9, (1, 2)), a_slice(9, 10, (2, 3)))
-    with pytest.raises(CorruptCommit, match="no state"):
+    with pytest.raises(CorruptCommit, match="the last state"):
         log.commit(merge_of(log, 0, 2))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sulina.core.log.commit import Add, Claim, Commit, Remove, timestamp_text
 from sulina.core.log.log_state import RUNS_KEPT_MAX, Appended, LogState
-from sulina.core.log.plan import EPOCHS, Append, Placement, Plan, checkpoint_due, next_commit
+from sulina.core.log.plan import EPOCHS, Append, BatchPlacement, Plan, checkpoint_due, next_commit
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.segment import SegmentLimits, segment_name
 from sulina.core.records.batch import SEQUENCES, BatchHeader, split
@@ -58,9 +58,9 @@ def test_requests_are_placed_in_the_order_of_their_arrival_l2() -> None:
     assert plan.answers == [Appended(Offset(0), Offset(3), Version(1)), Appended(Offset(3), Offset(6), Version(1))]
     sizes = [header(count).size_bytes for count in (3, 2, 1)]
     assert plan.placements == [
-        Placement(0, 0, Offset(0), 0, Offset(0)),
-        Placement(1, 0, Offset(0), sizes[0], Offset(3)),
-        Placement(1, 1, Offset(0), sizes[0] + sizes[1], Offset(5)),
+        BatchPlacement(0, 0, Offset(0), 0, Offset(0)),
+        BatchPlacement(1, 0, Offset(0), sizes[0], Offset(3)),
+        BatchPlacement(1, 1, Offset(0), sizes[0] + sizes[1], Offset(5)),
     ]
 
 
@@ -244,11 +244,11 @@ def test_half_a_repeat_is_refused_l16() -> None:
 def test_a_fenced_owner_commits_nothing() -> None:
     state = log()
     state.apply(next_commit(state, [Claim(epoch=Epoch(4), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4)))
-    with pytest.raises(StaleEpoch, match="epoch 3 is fenced by 4"):
+    with pytest.raises(StaleEpoch, match="epoch 3 is fenced by epoch 4"):
         next_commit(state, [], txn_id="t", now=0.0, epoch=Epoch(3))
-    with pytest.raises(StaleEpoch, match="epoch 2 is fenced by 4"):
+    with pytest.raises(StaleEpoch, match="epoch 2 is fenced by epoch 4"):
         next_commit(state, [Claim(epoch=Epoch(2), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4))
-    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by 4"):
+    with pytest.raises(StaleEpoch, match="epoch 4 is fenced by epoch 4"):
         next_commit(state, [Claim(epoch=Epoch(4), broker_id="b")], txn_id="t", now=0.0, epoch=Epoch(4))
 
 

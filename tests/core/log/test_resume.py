@@ -12,7 +12,7 @@ from sulina.core.log.resume import (
     check_continues,
     check_joins,
     check_witnesses,
-    standing,
+    directory_state,
     witnesses,
 )
 from sulina.errors import CorruptLog, LogIncomplete
@@ -41,12 +41,12 @@ OURS = Stamp(topic_id="t1", holder="h1")
 def test_u8_precedence_is_by_claim_not_by_file_age(
     exists: bool, stamp: Stamp | None, claimed_by: str | None, is_adopted: bool, expected: DirectoryState
 ) -> None:
-    found = standing(exists=exists, stamp=stamp, topic_id="t1", claimed_by=claimed_by, is_adopted=is_adopted)
+    found = directory_state(exists=exists, stamp=stamp, topic_id="t1", claimed_by=claimed_by, is_adopted=is_adopted)
     assert found is expected
 
 
 def test_u8_a_directory_without_stamp_is_adopted_only_where_that_is_said() -> None:
-    assert standing(exists=True, stamp=None, topic_id="t1", claimed_by=None) is DirectoryState.FOREIGN
+    assert directory_state(exists=True, stamp=None, topic_id="t1", claimed_by=None) is DirectoryState.FOREIGN
 
 
 def archive(next_offset: int, log_version: int) -> ArchiveView:
@@ -72,7 +72,7 @@ def test_u8_a_directory_that_has_all_that_came_from_it_goes_on(next_offset: int,
 
 @pytest.mark.parametrize(("next_offset", "version"), [(9, 4), (0, -1), (10, 3), (9, 9)])
 def test_u7_a_directory_that_has_less_than_came_from_it_never_goes_on(next_offset: int, version: int) -> None:
-    said = f"in some/dir .*ends at offset {next_offset}, version {version}, but 10, 4 came from it into the archive"
+    said = f"in some/dir .*ends at offset {next_offset}, version {version}, but offset 10, version 4 of it was archived"
     with pytest.raises(CorruptLog, match=said):
         check_continues("some/dir", local(next_offset, version), archive(10, 4), None)
 

@@ -79,7 +79,7 @@ def test_sightings_are_bounded_and_claim_no_more_than_was_seen() -> None:
     looks = 5 * SIGHTINGS_MAX
     for number in range(looks):
         sightings.note(Offset(number), float(number))
-    assert len(sightings._ends) <= SIGHTINGS_MAX
+    assert len(sightings) <= SIGHTINGS_MAX
     for number in range(0, looks, 97):
         least, most = sightings.age_bounds(Offset(number), float(looks))
         assert least <= looks - number <= most

@@ -128,7 +128,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("at", "form", "values"), WRONG)
 def test_a_batch_that_is_not_what_the_commits_say_is_never_given_l8(at: int, form: str, values: dict[int, int]) -> None:
-    with pytest.raises(CorruptSegment, match=r"some.log .*byte 1000 .offset 10.: it says .*; epoch 3 is right"):
+    with pytest.raises(
+        CorruptSegment, match=r"some.log .*byte 1000 .offset 10.: it has .*; expected offset 10, epoch 3"
+    ):
         run(data=changed(0, at, form, values[0]))
     later = changed(1, at, form, values[1])
     assert run(data=later) == (0, STARTS[1], 10, 13), "what comes before it is sound"
@@ -140,7 +142,7 @@ def test_a_batch_that_is_not_what_the_commits_say_is_never_given_l8(at: int, for
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_error_says_what_was_found(number: int) -> None:
     wanted = [10, 13][number]
-    with pytest.raises(CorruptSegment, match=f"it says offset 99, epoch 3, format 2, {SIZES[number] - 12} bytes"):
+    with pytest.raises(CorruptSegment, match=f"it has offset 99, epoch 3, format 2, {SIZES[number] - 12} bytes"):
         run(wanted, data=changed(number, 0, ">q", 99))
     crc = struct.unpack_from(">I", DATA, STARTS[number] + 17)[0]
     with pytest.raises(CorruptSegment, match=f"its CRC32C is {crc:#010x}, its header says {crc ^ 1:#010x}"):

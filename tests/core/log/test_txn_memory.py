@@ -21,7 +21,7 @@ def txn(name: str, at: int = 0, *, version: int = 1, log_ms: int = 0, count: int
 
 
 def commit(memory: TxnMemory, txn: TxnRef, limits: TxnLimits = LIMITS) -> None:
-    memory.forget(txn.log_ms, limits)
+    memory.remove_expired(txn.log_ms, limits)
     memory.remember(txn)
     memory.seal(limits)
 
@@ -48,11 +48,11 @@ def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
         """Forgets what is over just before a run is looked up by its number."""
 
         def get(self, number: int, default: TxnRun | None = None) -> TxnRun | None:  # type: ignore[override]
-            memory.forget(901_000, LIMITS)
+            memory.remove_expired(901_000, LIMITS)
             return super().get(number, default)
 
     memory = filled(1)
-    memory._runs = Forgetting(memory._runs)
+    memory.runs = Forgetting(memory.runs)
     assert memory.find("t0", 0, LIMITS) is None
 
 
@@ -89,8 +89,8 @@ def test_runs_that_are_over_go_and_make_room_l13() -> None:
 
 def test_what_is_forgotten_takes_no_memory_l13() -> None:
     memory = filled(1000, every_ms=MINUTE_MS)
-    assert sum(map(len, memory._shards)) == len(memory) <= 15 + 1 + LIMITS.run_max
-    assert len(memory._runs) == len(memory.sealed) + 1
+    assert sum(map(len, memory.shards)) == len(memory) <= 15 + 1 + LIMITS.run_max
+    assert len(memory.runs) == len(memory.sealed) + 1
 
 
 def test_a_run_that_is_over_before_it_is_full_goes_too_l13() -> None:
@@ -119,7 +119,7 @@ def test_a_txn_id_that_comes_again_after_its_time_is_what_it_wrote_last_l13() ->
     memory = filled(8)
     memory.remember(txn("t0", 99, version=9, log_ms=900_001))
     assert memory.find("t0", 900_001, LIMITS) == txn("t0", 99, version=9, log_ms=900_001)
-    memory.forget(900_001, LIMITS)
+    memory.remove_expired(900_001, LIMITS)
     assert memory.find("t0", 900_001, LIMITS) == txn("t0", 99, version=9, log_ms=900_001)
     assert memory.find("t1", 900_001, LIMITS) is None
     assert len(memory) == 1

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sulina.core.records import _kernels
+from sulina.core.records import kernels
 from sulina.core.records.batch import HEADER_BYTES, BatchHeader, BatchLimits, parse_header, split, validate, walk
 from sulina.core.records.columns import decode_columns
 from sulina.core.records.compression import Codec, compress, decompress
@@ -70,7 +70,7 @@ def walkers_agree(body: bytes, count: int, base_timestamp: int = 0) -> bool:
     header = BatchHeader._make(struct.unpack(">qiibIhiqqqhii", bytes(HEADER_BYTES)))
     header = header._replace(record_count=count, base_timestamp=base_timestamp)
     python = outcome(lambda: list(walk(body, header)))
-    kernel = outcome(lambda: _kernels.check(body, header))
+    kernel = outcome(lambda: kernels.check(body, header))
     assert python == kernel
     return python == "accepted"
 

@@ -71,7 +71,7 @@ def test_decoding_starts_at_a_position_and_stops_at_the_end_of_the_batch() -> No
     assert [record.value for record in decode(both)] == [b"a"]
     assert decode(both, position=len(first)) == [StoredRecord(value=b"b", offset=1)]
     assert decode(both, parse_header(both, len(first)), len(first)) == [StoredRecord(value=b"b", offset=1)]
-    with pytest.raises(InvalidBatch, match="there are"):
+    with pytest.raises(InvalidBatch, match="are there"):
         decode(both[:-1], position=len(first))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sulina.core.records import _kernels  # noqa: F401 from here on kernels are used
+from sulina.core.records import kernels  # noqa: F401 from here on kernels are used
 from sulina.core.records.batch import BatchLimits, split, validate
 from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows

@@ -1,22 +1,22 @@
-"""The control plane: who is there, who leads, who owns what. It moves no records.
+"""The control plane: which brokers there are, which one leads, and which one owns each partition. It moves no records.
 
-`Cluster` puts the parts together: `Membership` (a lease, and what may be answered while it lasts), `ClusterView`
-(everything under `/cluster/`), `Election` (who leads), `LoadManager` (what the leader does).
+`Cluster` puts the parts together: `Membership` (the registration and its lease), `ClusterView` (everything under
+`/cluster/`), `Election` (which broker leads), `LoadManager` (what the leader does).
 """
 
+from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.membership import Membership
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.owner import Owner, TopicsThatExist
-from sulina.broker.cluster.view import ClusterView, Held, Ownership
+from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
 
 __all__ = [
     "Cluster",
     "ClusterOptions",
     "ClusterView",
-    "Held",
+    "ExistingTopics",
     "Membership",
-    "Owner",
     "Ownership",
-    "TopicsThatExist",
+    "PartitionAssignee",
+    "Versioned",
 ]

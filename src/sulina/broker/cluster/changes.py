@@ -1,6 +1,6 @@
-"""The changes of ownership, each as what one transaction compares, puts and deletes. They touch `/cluster/` only.
+"""Changes of ownership, each as the compares, puts and deletes of one transaction. They touch `/cluster/` only.
 
-Those of a leader are written in groups, and each transaction compares the leader's key as well.
+A leader writes its changes in groups, and each transaction compares the leader's key too.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -10,9 +10,9 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from sulina.broker.cluster.view import ClusterView, Held, Ownership
+from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, Epoch, Registration, Unassigned, Unload
+from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, EpochEntry, Registration, Unassigned, UnloadRequest
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 
@@ -21,15 +21,15 @@ _logger = structlog.get_logger("sulina.cluster")
 
 @dataclass(frozen=True, slots=True)
 class OwnershipChange:
-    """One change, to be made whole or not at all."""
+    """One change, which is made as a whole or not at all."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
 
 
-def waits(partition: PartitionName, entry: Unassigned, epoch: Held[Epoch] | None) -> OwnershipChange:
-    """A partition that nobody has comes to wait for an owner."""
+def add_unassigned(partition: PartitionName, entry: Unassigned, epoch: Versioned[EpochEntry] | None) -> OwnershipChange:
+    """Let a partition without an owner wait for one."""
     return OwnershipChange(
         compares=(
             Compare(keys.unassigned(partition), NO_REVISION),
@@ -41,23 +41,23 @@ def waits(partition: PartitionName, entry: Unassigned, epoch: Held[Epoch] | None
 
 def assign(
     partition: PartitionName,
-    waiting: Held[Unassigned],
-    epoch: Held[Epoch] | None,
-    broker: Held[Registration],
+    waiting: Versioned[Unassigned],
+    epoch: Versioned[EpochEntry] | None,
+    broker: Versioned[Registration],
     *,
     topic_id: str | None,
     deleted: Container[str] = (),
     now_ms: int,
 ) -> OwnershipChange:
-    """A partition that waits gets its owner, with a new epoch.
+    """Assign a waiting partition to a broker, with a new epoch.
 
-    A broker that may have the partition without its last owner's disk has everything that counts in the archive.
-    `topic_id` is what the leader knows of its topic, which may be old: what the store has of the partition comes first,
-    unless it is left over from one of the topics that were `deleted`.
+    A broker that may get the partition without the disk of its last owner finds everything acknowledged in the archive.
+    `topic_id` is what the leader knows, which may be old: the id that the store has for the partition comes first,
+    unless it is that of a topic in `deleted`.
     """
     before = epoch.value if epoch else None
     stored_id = before.topic_id if before else waiting.value.topic_id
-    raised = Epoch(
+    raised = EpochEntry(
         epoch=before.epoch + 1 if before else FIRST_EPOCH,
         broker_id=broker.value.broker_id,
         store_id=broker.value.store_id,
@@ -80,19 +80,19 @@ def assign(
     )
 
 
-def take_away(
+def unassign(
     partition: PartitionName,
     owned: Ownership,
     entry: Unassigned,
     *,
-    epoch: Held[Epoch] | None,
-    registration: Held[Registration] | None,
+    epoch: Versioned[EpochEntry] | None,
+    registration: Versioned[Registration] | None,
     sealed_revision: int | None,
     has_unload: bool,
 ) -> OwnershipChange:
-    """A partition is taken from a broker that is gone, and only while it is: it may be back by now.
+    """Unassign a partition from a broker that is not registered, and only if it still is not.
 
-    `sealed_revision`: of the sealed state that the entry was decided by; None when it did not matter.
+    `sealed_revision` is that of the sealed state on which the entry was based; None: it did not matter.
     """
     compares = [
         Compare(keys.register(owned.broker_id), registration.revision if registration else NO_REVISION),
@@ -108,10 +108,10 @@ def take_away(
     )
 
 
-def want_unload(
-    partition: PartitionName, owned: Ownership, unload: Unload, before: Held[Unload] | None
+def put_unload_request(
+    partition: PartitionName, owned: Ownership, unload: UnloadRequest, before: Versioned[UnloadRequest] | None
 ) -> OwnershipChange:
-    """A wish, for as long as this assignment lasts."""
+    """Write an unload request, which is valid for this assignment only."""
     return OwnershipChange(
         compares=(
             Compare(keys.assignment(owned.broker_id, partition), owned.revision),
@@ -121,18 +121,18 @@ def want_unload(
     )
 
 
-def sweep(topic: TopicName, gone: Sequence[str]) -> OwnershipChange:
-    """What a topic has left behind goes, if it really is gone."""
+def delete_leftovers(topic: TopicName, gone: Sequence[str]) -> OwnershipChange:
+    """Delete what is left of a topic, if it does not exist."""
     return OwnershipChange(compares=(Compare(keys.delivery(topic), NO_REVISION),), deletes=tuple(gone))
 
 
-def forget_broker(broker_id: str) -> OwnershipChange:
-    """The last load report of a broker that has been gone for long."""
+def delete_load_report(broker_id: str) -> OwnershipChange:
+    """Delete the last load report of a broker, if it is not registered."""
     return OwnershipChange(compares=(Compare(keys.register(broker_id), NO_REVISION),), deletes=(keys.load(broker_id),))
 
 
 def keys_of(view: ClusterView, partition: PartitionName) -> list[str]:
-    """Everything that the cluster knows of a partition."""
+    """Return the keys of everything that the cluster knows about a partition."""
     owned, found = view.assignments.get(partition), []
     if owned is not None:
         found.append(keys.assignment(owned.broker_id, partition))
@@ -145,34 +145,37 @@ def keys_of(view: ClusterView, partition: PartitionName) -> list[str]:
     return found
 
 
-def new_unload(now_ms: int, *, force: bool, to: str | None, requested_by: str) -> Unload:
-    """A wish that nobody has begun with."""
-    return Unload(unload_id=uuid4().hex, force=force, requested_ms=now_ms, requested_by=requested_by, to=to)
+def new_unload_request(now_ms: int, *, force: bool, to: str | None, requested_by: str) -> UnloadRequest:
+    """Return a new unload request."""
+    return UnloadRequest(unload_id=uuid4().hex, force=force, requested_ms=now_ms, requested_by=requested_by, to=to)
 
 
-def may_recover_only(epoch: Epoch | None, *, is_reliable: bool, sealed_epoch: int | None) -> bool:
-    """Whether the broker that a partition was taken from alone has all that was acknowledged."""
+def may_recover_only(epoch: EpochEntry | None, *, is_reliable: bool, sealed_epoch: int | None) -> bool:
+    """Return whether only the last owner of a partition may have everything that was acknowledged."""
     if epoch is None or not is_reliable or epoch.is_archived:
         return False
     return sealed_epoch != epoch.epoch
 
 
 class NotLeading(Exception):
-    """Another leader was elected, or our lease has ended; nothing was written."""
+    """This broker does not lead any more: another leader was elected, or the lease has ended. Nothing was written."""
 
 
 class LeaderWriter:
-    """Writes changes, many in one transaction, each only while the leader leads."""
+    """Writes changes, many in one transaction, only while this broker leads."""
 
     def __init__(self, metadata: MetadataStore, leader_revision: int) -> None:
         self._metadata = metadata
         self._leader = Compare(keys.LEADER, leader_revision)
 
     async def write(self, changes: Sequence[OwnershipChange], *, is_split: bool = True) -> int:
-        """The revision after it; `NO_REVISION` when nothing was written.
+        """Write changes; return the revision after them, or `NO_REVISION` if nothing was written.
 
-        A change whose compares do not hold is left out: with `is_split` those that share its transaction are tried
-        without it, else they are left out too. NotLeading.
+        A change whose compares do not hold is left out. With `is_split` the others of its transaction are tried without
+        it, else they are left out too.
+
+        Raises:
+            NotLeading: this broker does not lead any more.
         """
         done = await self._metadata.txn(
             compares=list(dict.fromkeys([self._leader, *(one for change in changes for one in change.compares)])),
@@ -185,14 +188,14 @@ class LeaderWriter:
         if leader is None or leader.revision != self._leader.revision:
             raise NotLeading("this broker does not lead any more")
         if not is_split or len(changes) == 1:
-            _logger.debug("ownership_change_outrun", keys=[put.key for put in changes[0].puts])
+            _logger.debug("ownership_change_conflicted", keys=[put.key for put in changes[0].puts])
             return NO_REVISION
         half = len(changes) // 2
         return max(await self.write(changes[:half]), await self.write(changes[half:]))
 
 
 def grouped(changes: Sequence[OwnershipChange]) -> Iterator[list[OwnershipChange]]:
-    """In their order, as many together as one transaction takes."""
+    """Group changes, in their order, as many as fit into one transaction."""
     group: list[OwnershipChange] = []
     compares = writes = 0
     for change in changes:

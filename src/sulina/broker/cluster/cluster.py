@@ -1,7 +1,7 @@
-"""A broker's part in a cluster: it is a member, sees what the others do, may lead, and hears what it is to serve.
+"""The part of a broker in a cluster: its membership, its view of the others, its assignments, and perhaps the lead.
 
-What is written here is written in the owner's or an operator's name: each change is one transaction that compares what
-it was decided by. What the leader writes is in `load_manager`.
+This module writes what owners and operators change: each change is one transaction that compares the entries on which
+it is based. What the leader writes is in `load_manager`.
 """
 
 import asyncio
@@ -13,26 +13,27 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster import changes
+from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
 from sulina.broker.cluster.changes import OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
 from sulina.broker.cluster.membership import Membership, nothing_to_verify
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.owner import Owner, TopicsThatExist
 from sulina.broker.cluster.upkeep import MetadataUpkeep
-from sulina.broker.cluster.view import ClusterView, Held, Ownership, Touched
+from sulina.broker.cluster.view import ClusterView, Ownership, Touched, Versioned
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
     BrokerMode,
     BrokerState,
-    Epoch,
+    EpochEntry,
     GivenUp,
+    LoadReport,
     Reason,
     Registration,
-    Step,
     Unassigned,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
@@ -40,47 +41,51 @@ from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, Metada
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
 
-CONFLICTS_MAX = 10  # how often others may be first before it is told
-VIEW_SECONDS = 5.0  # for the view to show what was written
-OUTRUN_SECONDS = 0.5  # for it to show what others wrote
+CONFLICTS_MAX = 10  # attempts of a transaction while others change the same entries
+VIEW_SECONDS = 5.0  # how long to wait for the view to show what was written
+CONFLICT_SECONDS = 0.5  # how long to wait for the view to show what others wrote
 
 _logger = structlog.get_logger("sulina.cluster")
 
 
 class Cluster:
-    """`start` it, then `stop` it. `view` may be read at any time; `membership.may_ack` says what may be answered."""
+    """`start` it, then `stop` it. `view` can be read at any time; `membership.may_ack` is asked before each ack."""
 
     def __init__(
         self,
         metadata: MetadataStore,
         *,
         registration: Registration,
-        owner: Owner,
-        topics: TopicsThatExist,
+        view: ClusterView,
+        topics: ExistingTopics,
+        load: Callable[[], LoadReport],
         events: EventStream,
         clock: Clock,
         options: ClusterOptions,
         verify: Callable[[], Awaitable[None]] = nothing_to_verify,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
-        """`verify` is asked before each registration whether the metadata store can be believed."""
+        """Connect the parts.
+
+        `load` makes load reports; `verify` is called before each registration, and raises if the store went back.
+        """
         self._metadata = metadata
-        self._owner = owner
+        self._load = load
         self._events = events
         self._topics = topics
         self._clock = clock
         self._options = options
         self._tasks: list[asyncio.Task[None]] = []
         self._report = asyncio.Event()
-        self._is_telling = False
-        self._mine: dict[PartitionName, Ownership] = {}  # what the owner was told
-        self._told: dict[PartitionName, int] = {}  # the unloads that it was told of, by their revision
-        self.view = ClusterView(metadata, events=events, clock=clock, waiters_max=options.waiters_max)
+        self._assignee: PartitionAssignee | None = None  # from `start` to `stop`
+        self._mine: dict[PartitionName, Ownership] = {}  # assignments that the assignee knows
+        self._told: dict[PartitionName, int] = {}  # revisions of the unload requests that it knows
+        self.view = view
         self.membership = Membership(
             metadata,
             registration,
             self.view,
-            load=owner.load,
+            load=load,
             events=events,
             clock=clock,
             options=options,
@@ -105,38 +110,44 @@ class Cluster:
 
     @property
     def history(self) -> StoreHistory:
-        """Tell whether the metadata store still has what it once had."""
+        """Whether the metadata store still has everything that it had before."""
         return self._metadata.history
 
     @property
     def broker_id(self) -> str:
-        """Who we are."""
+        """The id of this broker."""
         return self.membership.broker_id
 
-    async def start(self) -> None:
-        """Join. On return the view is loaded, we are registered, and the owner knows what it has.
+    async def start(self, assignee: PartitionAssignee, *, url: str | None = None, peer: str | None = None) -> None:
+        """Join the cluster: load the view, register, and pass the assignments of this broker to the assignee.
 
-        InvalidSettings when the broker id is another's, MetadataFailed, NotServing.
+        `url` and `peer` are where this broker takes connections, if the registration does not say so.
+
+        Raises:
+            InvalidSettings: another broker has the same id.
+            MetadataFailed: the metadata store cannot be reached.
+            NotServing: the metadata store does not deliver changes.
         """
+        self.membership.announce(url=url, peer=peer)
         try:
             await self.view.load()
             self._run(self.view.follow(), "cluster-view")
             await self.membership.register()
             self._run(self.membership.run(), "cluster-membership")
             if not await self.view.wait_for(lambda _: self.membership.may_ack(), self.membership.ttl):
-                raise NotServing(reason="the metadata store does not tell what changes")
+                raise NotServing(reason="the metadata store does not deliver changes")
         except BaseException:
-            await self._end_tasks()
+            await self.stop_tasks()
             raise
-        self._is_telling = True
-        self._tell_owner(self.view.assigned_to.get(self.broker_id, set()))
+        self._assignee = assignee
+        self._tell_assignee(assignee, self.view.assigned_to.get(self.broker_id, set()))
         self._run(self.election.run(), "cluster-election")
         self._run(self._load_manager.run(), "cluster-load-manager")
         self._run(self._report_load(), "cluster-load-report")
         self._run(self.upkeep.run(), "cluster-metadata-upkeep")
 
-    async def leaving(self) -> None:
-        """From now on nothing is assigned to us; what we have is ours until we give it back. Then `stop`."""
+    async def announce_leaving(self) -> None:
+        """Announce that this broker will `stop`: it is assigned nothing more, and keeps what it has until then."""
         try:
             async with asyncio.timeout(self._options.stop_seconds):
                 await self.membership.announce_leaving()
@@ -144,52 +155,68 @@ class Cluster:
             _logger.warning("leaving_not_announced", broker_id=self.broker_id, error=str(error) or "no answer in time")
 
     async def stop(self) -> None:
-        """Leave: the others see it at once, and what is still assigned here goes to them. Nothing is told any more."""
-        self._is_telling = False
+        """Leave the cluster: others notice at once, and partitions that are still assigned here go to them."""
         leads_by = self.election.revision
-        await self._end_tasks()
+        await self.stop_tasks()
         try:
             async with asyncio.timeout(self._options.stop_seconds):
-                await self.membership.leave(leads_by)
+                await self.membership.unregister(leads_by)
         except Exception as error:  # noqa: BLE001
-            _logger.warning("not_left", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            _logger.warning(
+                "broker_not_unregistered", broker_id=self.broker_id, error=str(error) or "no answer in time"
+            )
+
+    async def stop_tasks(self) -> None:
+        """Stop all tasks, and call the assignee no more; the registration stays until its lease expires."""
+        self._assignee = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def report_load_soon(self) -> None:
-        """Write the load report at once: something was gained or lost."""
+        """Write the load report at once: a partition was acquired or released."""
         self._report.set()
 
     def topics_changed(self, partitions: Iterable[PartitionName]) -> None:
-        """These are new, or gone: a leader looks at once, and not only when it next looks at everything."""
+        """Have the leader look at once at partitions that were created or deleted."""
         self._load_manager.topics_changed(partitions)
 
-    # Wishes of operators
+    # Requests of operators
 
     async def request_unload(
         self, partition: PartitionName, *, force: bool, to: str | None, requested_by: str, give_up: bool = False
-    ) -> Unload:
-        """Wish that a partition leaves its owner, who carries it out. The same wish again is the same wish.
+    ) -> UnloadRequest:
+        """Request that the owner of a partition unloads it. A request that is there already is returned or extended.
 
-        InvalidSettings (`to` takes no partitions), NotOwner (nobody has it), AlreadyExists (it is going elsewhere).
+        Raises:
+            InvalidSettings: `to` is not an active broker.
+            NotOwner: the partition has no owner.
+            AlreadyExists: it is being moved to another broker.
         """
         self._check_target(to)
         for _ in range(CONFLICTS_MAX):
             owned, before = self._owned(partition), self.view.unloads.get(partition)
-            unload = self._wish(partition, before, force=force, to=to, requested_by=requested_by)
+            unload = self._unload_request(partition, before, force=force, to=to, requested_by=requested_by)
             unload = replace(unload, give_up=unload.give_up or give_up)
             if before is not None and unload == before.value:
                 return unload
-            if await self._write(changes.want_unload(partition, owned, unload, before)):
+            if await self._write(changes.put_unload_request(partition, owned, unload, before)):
                 return unload
             await self._wait_past(partition)
-        raise self._outrun(partition)
+        raise self._too_many_conflicts(partition)
 
-    async def force(self, partition: PartitionName, to: str | None, given_up: GivenUp) -> None:
-        """Give up what only a lost broker has: anybody may have the partition, or `to`. InvalidSettings."""
+    async def force_recovery(self, partition: PartitionName, to: str | None, given_up: GivenUp) -> None:
+        """Give up the records that only a lost broker has, so that the partition can be assigned to any broker or `to`.
+
+        Raises:
+            InvalidSettings: the partition is not recovering, or `to` is not an active broker.
+        """
         self._check_target(to)
         for _ in range(CONFLICTS_MAX):
             waiting = self.view.unassigned.get(partition)
             if waiting is None:
-                raise InvalidSettings(f"{partition} waits for no broker")
+                raise InvalidSettings(f"partition {partition} is not recovering, so there is nothing to force")
             forced = replace(waiting.value, reason=Reason.FORCED, since_ms=self._now_ms(), to=to, is_recovering=False)
             change = OwnershipChange(
                 compares=(Compare(keys.unassigned(partition), waiting.revision),),
@@ -201,59 +228,67 @@ class Cluster:
             if await self._write(change):
                 return
             await self._wait_past(partition)
-        raise self._outrun(partition)
+        raise self._too_many_conflicts(partition)
 
     async def set_mode(self, broker_id: str, mode: BrokerMode) -> None:
-        """Drain a broker, or let it take partitions again. BrokerNotFound."""
+        """Set whether a broker gets partitions, or is drained.
+
+        Raises:
+            BrokerNotFound: there is no such broker.
+        """
         names = [broker.broker_id for broker in self.view.brokers()]
         if broker_id not in names and broker_id not in self.view.modes:
             raise BrokerNotFound(broker=broker_id, brokers=", ".join(names))
         put = Put(keys.broker_state(broker_id), msgspec.json.encode(BrokerState(state=mode)))
         await self._write(OwnershipChange(compares=(), puts=(put,)))
 
-    async def rebalance(self) -> list[tuple[PartitionName, Unload]]:
-        """Wish for the moves that make the active brokers even; what was wished for."""
-        wished = []
+    async def rebalance(self) -> list[tuple[PartitionName, UnloadRequest]]:
+        """Request the moves that make the active brokers even; return the requests."""
+        requested = []
         by = f"broker {self.broker_id}: rebalance"
         for move in plan_rebalance(self.view, moves_max=self._options.rebalance_moves_max, only_if_uneven=False):
             owned = self.view.owner(move.partition)
-            unload = changes.new_unload(self._now_ms(), force=True, to=move.target, requested_by=by)
-            if owned is not None and await self._write(changes.want_unload(move.partition, owned, unload, None)):
-                wished.append((move.partition, unload))
-        return wished
+            unload = changes.new_unload_request(self._now_ms(), force=True, to=move.target, requested_by=by)
+            if owned is not None and await self._write(changes.put_unload_request(move.partition, owned, unload, None)):
+                requested.append((move.partition, unload))
+        return requested
 
-    async def forget(self, topic: TopicName, partitions: int, mark: Compare) -> None:
-        """Nothing about a topic that is being deleted stays here: one made anew begins with nothing.
+    async def delete_topic(self, topic: TopicName, partitions: int, mark: Compare) -> None:
+        """Delete everything about a topic under `/cluster/`, so that a later topic of the same name finds nothing.
 
-        `mark` says that it is being deleted. Where that no longer holds, somebody else was quicker.
+        `mark` holds while the topic is being deleted. If it does not hold any more, another broker was faster.
         """
         names = [PartitionName(topic, number) for number in range(partitions)]
         together = TXN_OPERATIONS_MAX // 4
         for first in range(0, partitions, together):
-            await self._forget(names[first : first + together], mark)
+            await self._delete_partitions(names[first : first + together], mark)
 
-    # What an owner writes
+    # Changes by owners
 
     async def advance_unload(
         self,
         partition: PartitionName,
-        unload: Unload,
+        unload: UnloadRequest,
         revision: int,
-        step: Step | None = None,
+        step: UnloadStep | None = None,
         *,
         error: str | None = None,
     ) -> int:
-        """How far an unload has come, or what went wrong with it; its new revision.
+        """Write the step that an unload has reached, or its error; return the new revision of the request.
 
-        Whoever changed the wish meanwhile is heard: only step and error are replaced. NotOwner, VersionConflict.
+        Only step and error are replaced: other changes of the request since then are kept.
+
+        Raises:
+            NotOwner: the partition is not assigned to this broker any more.
+            VersionConflict: the request was deleted.
         """
         mine = self._mine.get(partition)
         for _ in range(CONFLICTS_MAX):
             if mine is None:
                 break
             advanced = replace(unload, step=step or unload.step, error=error)
-            before = Held(unload, revision)
-            done = await self._txn(changes.want_unload(partition, mine, advanced, before))
+            before = Versioned(unload, revision)
+            done = await self._txn(changes.put_unload_request(partition, mine, advanced, before))
             if done.is_done:
                 return done.revision
             assignment = await self._metadata.get(keys.assignment(self.broker_id, partition))
@@ -262,20 +297,20 @@ class Cluster:
                 break
             if entry is None:
                 raise VersionConflict(expected=revision, current=NO_REVISION)
-            unload, revision = msgspec.json.decode(entry.value, type=Unload), entry.revision
+            unload, revision = msgspec.json.decode(entry.value, type=UnloadRequest), entry.revision
         raise self._not_owner(partition)
 
     async def fail_unload(self, partition: PartitionName, error: str) -> None:
-        """Say what went wrong with an unload that is tried again; the partition is served meanwhile."""
+        """Write the error of an unload that is tried again later; the partition is served meanwhile."""
         entry = await self._metadata.get(keys.unload(partition))
         if entry is None:
             return
-        unload = msgspec.json.decode(entry.value, type=Unload)
-        if (unload.error, unload.step) != (error, Step.REQUESTED):
-            await self.advance_unload(partition, unload, entry.revision, step=Step.REQUESTED, error=error)
+        unload = msgspec.json.decode(entry.value, type=UnloadRequest)
+        if (unload.error, unload.step) != (error, UnloadStep.REQUESTED):
+            await self.advance_unload(partition, unload, entry.revision, step=UnloadStep.REQUESTED, error=error)
 
-    async def cancel_unload(self, partition: PartitionName) -> Unload | None:
-        """Take a wish back; None: there is none, because it was carried out, or never was. The owner serves on."""
+    async def cancel_unload(self, partition: PartitionName) -> UnloadRequest | None:
+        """Delete an unload request and return it; None: there is no request, perhaps because it was carried out."""
         for _ in range(CONFLICTS_MAX):
             held = self.view.unloads.get(partition)
             if held is None:
@@ -285,10 +320,10 @@ class Cluster:
                 self._events.emit("unload_cancelled", partition.topic, partition=partition.partition)
                 return held.value
             await self._wait_past(partition)
-        raise self._outrun(partition)
+        raise self._too_many_conflicts(partition)
 
     async def refuse_unload(self, partition: PartitionName, revision: int, reason: str) -> None:
-        """Take a wish back that cannot be granted as it is; nothing happens when it was changed meanwhile."""
+        """Delete an unload request that the owner refuses, unless it was changed meanwhile."""
         key = keys.unload(partition)
         if (await self._txn(OwnershipChange(compares=(Compare(key, revision),), deletes=(key,)))).is_done:
             self._events.emit("unload_refused", partition.topic, partition=partition.partition, reason=reason)
@@ -304,21 +339,21 @@ class Cluster:
         puts: Sequence[Put] = (),
         deletes: Sequence[str] = (),
     ) -> bool:
-        """Give a partition back; False when it is not ours any more, also when it was we who gave it back before.
+        """Give a partition back; False: it is not assigned to this broker, perhaps because it was given back before.
 
-        With any reason but `unloaded`, which promises that everything is in the archive, it can only return to this
-        broker as long as something is on its disk alone. `is_on_disk` says whether something is; None: as is known.
+        The reason `unloaded` promises that everything is archived. With other reasons the partition can only return to
+        this broker while records are on its disk alone; `is_on_disk` says whether some are, None: decide by the epoch.
         """
         epoch = await self._metadata.get(keys.epoch(partition))
-        newest = msgspec.json.decode(epoch.value, type=Epoch) if epoch and reason != Reason.UNLOADED else None
-        wish = self.view.unloads.get(partition)
+        newest = msgspec.json.decode(epoch.value, type=EpochEntry) if epoch and reason != Reason.UNLOADED else None
+        request = self.view.unloads.get(partition)
         is_reliable = self._topics.is_reliable(partition) is not False
         entry = Unassigned(
             reason=reason,
             since_ms=self._now_ms(),
             from_broker=self.broker_id,
             from_store=self.membership.store_id,
-            to=to or (wish.value.to if wish else None),
+            to=to or (request.value.to if request else None),
             is_recovering=changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
             if is_on_disk is None
             else is_on_disk,
@@ -344,76 +379,72 @@ class Cluster:
         puts: tuple[Put, ...] = (),
         deletes: tuple[str, ...] = (),
     ) -> None:
-        """Say whether everything acknowledged is in the archive, and write what belongs to that together with it.
+        """Write whether everything acknowledged is archived, with `puts` and `deletes` in the same transaction.
 
-        Whatever was said or given back before, and has not come yet, cannot come after it. NotOwner when it is not ours
-        any more.
+        Earlier writes of this flag that are still on their way fail after it.
+
+        Raises:
+            NotOwner: the partition is not assigned to this broker any more.
         """
         assignment, key = keys.assignment(self.broker_id, partition), keys.epoch(partition)
         held = self.view.epochs.get(partition)
         for _ in range(CONFLICTS_MAX):
             if held is not None:
-                said = replace(held.value, is_archived=is_archived)
+                changed = replace(held.value, is_archived=is_archived)
                 change = OwnershipChange(
                     compares=(Compare(assignment, assignment_revision), Compare(key, held.revision)),
-                    puts=(Put(key, msgspec.json.encode(said)), *puts),
+                    puts=(Put(key, msgspec.json.encode(changed)), *puts),
                     deletes=deletes,
                 )
                 if (await self._txn(change)).is_done:
                     return
-            # Our view of it was old, or it is not ours.
+            # The view was behind, or the partition is not assigned to this broker.
             owned = await self._metadata.get(assignment)
             entry = await self._metadata.get(key)
             if owned is None or owned.revision != assignment_revision or entry is None:
                 break
-            held = Held(msgspec.json.decode(entry.value, type=Epoch), entry.revision)
+            held = Versioned(msgspec.json.decode(entry.value, type=EpochEntry), entry.revision)
         raise self._not_owner(partition)
 
-    # Inside
+    # Internals
 
     def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(coroutine, name=name))
 
-    async def _end_tasks(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     def _view_changed(self, touched: Touched) -> None:
-        # First what was lost: the membership may say that the rest is ours again.
-        if self._is_telling:
-            self._tell_owner(touched.partitions)
+        # Lost assignments first: the membership may make the other ones valid again.
+        if self._assignee is not None:
+            self._tell_assignee(self._assignee, touched.partitions)
         self.membership.look()
         if touched.is_leader or self.broker_id in touched.brokers:
             self.election.look()
         self._load_manager.look(touched)
 
     def _history_changed(self) -> None:
-        """Stop acknowledging at once when the store went back; look at everything when it was recovered."""
+        """Stop acknowledging at once when the store went back; load everything again when it was recovered."""
         if (error := self._metadata.history.went_back) is not None:
             self._events.emit("metadata_went_back", broker_id=self.broker_id, reason=str(error))
             self.membership.lost("the metadata store went back")
         else:
-            self.view.begin_again()
+            self.view.expect_other_history()
 
     def _won(self) -> None:
         self._load_manager.wake()
 
     def _membership_changed(self) -> None:
-        if self._is_telling:
-            self._tell_owner(self.view.assigned_to.get(self.broker_id, set()))
+        if self._assignee is not None:
+            self._tell_assignee(self._assignee, self.view.assigned_to.get(self.broker_id, set()))
         self.election.look()
         self._load_manager.wake()
 
-    def _tell_owner(self, partitions: Iterable[PartitionName]) -> None:
+    def _tell_assignee(self, assignee: PartitionAssignee, partitions: Iterable[PartitionName]) -> None:
         for partition in sorted(partitions):
             try:
-                self._tell(partition)
+                self._tell(assignee, partition)
             except Exception:
-                _logger.exception("owner_failed", partition=str(partition))
+                _logger.exception("assignee_failed", partition=str(partition))
 
-    def _tell(self, partition: PartitionName) -> None:
+    def _tell(self, assignee: PartitionAssignee, partition: PartitionName) -> None:
         owned, epoch = self.view.assignments.get(partition), self.view.epochs.get(partition)
         if owned is None or epoch is None or not self._is_ours(owned, epoch.value):
             owned = epoch = None
@@ -422,22 +453,22 @@ class Cluster:
             del self._mine[partition]
             self._told.pop(partition, None)
             self._report.set()
-            self._owner.lost(partition)
+            assignee.lost(partition)
         if owned is None or epoch is None:
             return
         if partition not in self._mine:
             if not self.membership.may_ack():
-                return  # what was assigned before we were cut off may be another's by now; told once we know
+                return  # the assignment may be old; `_membership_changed` passes it on when the lease is valid again
             self._mine[partition] = owned
             self._report.set()
-            self._owner.assigned(partition, epoch.value, owned.revision)
+            assignee.assigned(partition, epoch.value, owned.revision)
         unload = self.view.unloads.get(partition)
         if unload is not None and self._told.get(partition) != unload.revision:
             self._told[partition] = unload.revision
-            self._owner.unload_wanted(partition, unload.value, unload.revision)
+            assignee.unload_requested(partition, unload.value, unload.revision)
 
-    def _is_ours(self, owned: Ownership, epoch: Epoch) -> bool:
-        """An assignment that was made for another data directory is not: the leader takes it away."""
+    def _is_ours(self, owned: Ownership, epoch: EpochEntry) -> bool:
+        """Return whether an assignment is for this broker and its data directory; the leader removes others."""
         is_for_us = owned.broker_id == self.broker_id and epoch.store_id == self.membership.store_id
         return is_for_us and owned.epoch == epoch.epoch
 
@@ -448,9 +479,9 @@ class Cluster:
             revision = self.membership.revision
             if revision == NO_REVISION:
                 continue
-            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._owner.load()))
+            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._load()))
             try:
-                # A report without a registration would say that we are unreachable.
+                # A report without a registration would show this broker as unreachable.
                 await self._metadata.txn(compares=[Compare(keys.register(self.broker_id), revision)], puts=[put])
             except Exception as error:  # noqa: BLE001
                 _logger.warning("load_not_reported", broker_id=self.broker_id, error=str(error))
@@ -459,13 +490,13 @@ class Cluster:
         return await self._metadata.txn(compares=change.compares, puts=change.puts, deletes=change.deletes)
 
     async def _write(self, change: OwnershipChange) -> bool:
-        """Whether it was done; then the view shows it, unless it is far behind."""
+        """Write a change and wait for the view to show it; return whether it was written."""
         done = await self._txn(change)
         if done.is_done:
             await self.view.wait_for(lambda view: view.shows(change.puts, change.deletes, done.revision), VIEW_SECONDS)
         return done.is_done
 
-    async def _forget(self, partitions: list[PartitionName], mark: Compare) -> None:
+    async def _delete_partitions(self, partitions: list[PartitionName], mark: Compare) -> None:
         for _ in range(CONFLICTS_MAX):
             epochs = {partition: self.view.epochs.get(partition) for partition in partitions}
             compares = [
@@ -479,12 +510,12 @@ class Cluster:
             if (marked.revision if marked else NO_REVISION) != mark.revision:
                 return
             await self._wait_past(*partitions)
-        raise NotServing(reason=f"the owners of {partitions[0].topic} change all the time")
+        raise NotServing(reason=f"the owners of {partitions[0].topic} keep changing: try again")
 
     async def _wait_past(self, *partitions: PartitionName) -> None:
-        """Until the view shows something new of them: we were outrun, so it will."""
+        """Wait until the view shows a change of these partitions: another broker has written one."""
         seen = self._seen(partitions)
-        await self.view.wait_for(lambda _: self._seen(partitions) != seen, OUTRUN_SECONDS)
+        await self.view.wait_for(lambda _: self._seen(partitions) != seen, CONFLICT_SECONDS)
 
     def _seen(self, partitions: Sequence[PartitionName]) -> list[object]:
         view = self.view
@@ -495,22 +526,28 @@ class Cluster:
         epoch = self.view.epochs.get(partition)
         return keys.given_up(partition, epoch.value.epoch if epoch is not None else 0)
 
-    def _wish(
-        self, partition: PartitionName, before: Held[Unload] | None, *, force: bool, to: str | None, requested_by: str
-    ) -> Unload:
+    def _unload_request(
+        self,
+        partition: PartitionName,
+        before: Versioned[UnloadRequest] | None,
+        *,
+        force: bool,
+        to: str | None,
+        requested_by: str,
+    ) -> UnloadRequest:
         if before is None:
-            return changes.new_unload(self._now_ms(), force=force, to=to, requested_by=requested_by)
+            return changes.new_unload_request(self._now_ms(), force=force, to=to, requested_by=requested_by)
         under_way = before.value
         if to is not None and under_way.to not in (None, to):
             raise AlreadyExists(
-                kind="unload", name=str(partition), difference=f"it goes to {under_way.to}, not to {to}"
+                kind="unload", name=str(partition), difference=f"it is being moved to {under_way.to}, not to {to}"
             )
         return replace(under_way, force=under_way.force or force, to=under_way.to or to)
 
     def _check_target(self, to: str | None) -> None:
         if to is not None and to not in self.view.active():
             active = ", ".join(self.view.active()) or "none"
-            raise InvalidSettings(f"broker {to} takes no partitions; those that do: {active}")
+            raise InvalidSettings(f"broker {to} is not active, so it gets no partitions; active brokers: {active}")
 
     def _owned(self, partition: PartitionName) -> Ownership:
         owned = self.view.owner(partition)
@@ -526,8 +563,8 @@ class Cluster:
             topic=str(partition.topic), partition=partition.partition, owner=owner, url=self.view.url(owner)
         )
 
-    def _outrun(self, partition: PartitionName) -> NotServing:
-        return NotServing(reason=f"the owner of {partition} changes all the time")
+    def _too_many_conflicts(self, partition: PartitionName) -> NotServing:
+        return NotServing(reason=f"the owner of {partition} keeps changing: try again")
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)

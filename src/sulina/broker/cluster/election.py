@@ -1,8 +1,8 @@
-"""Who leads: whoever holds `/cluster/leader`, which goes with its holder's lease.
+"""The election of the leader: the broker that holds `/cluster/leader`, which is deleted with the lease of its holder.
 
-A leader acts only on a view that shows its election. Everything that leaders before it wrote lies before that revision,
-and nothing that they still try can succeed, since every one of their transactions compares the key. So there is never
-more than one leader whose writes count.
+A leader acts only on a view that shows its election. Everything that former leaders wrote lies before that revision,
+and nothing that they still try can succeed, because each of their transactions compares the key. So only the writes of
+one leader count.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, Compare, MetadataStore, Put
 
 RETRY_SECONDS = 0.2
-ANSWER_SECONDS = 5.0  # then it is tried again
+ANSWER_SECONDS = 5.0  # how long to wait for the store before trying again
 
 _logger = structlog.get_logger("sulina.cluster")
 
 
 class Election:
-    """`run` campaigns whenever nobody leads."""
+    """`run` tries to become the leader whenever the cluster has no leader."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class Election:
         self._metadata = metadata
         self._membership = membership
         self._view = view
-        self._told = won  # called when we lead and the view shows it
+        self._on_won = won  # called when this broker leads and the view shows it
         self._reach = failpoints
         self._won: tuple[int, int] | None = None  # the revision of our election, and the lease it goes with
         self._wake = asyncio.Event()
 
     @property
     def revision(self) -> int | None:
-        """The revision of our election while we lead, else None: what every transaction of a leader compares."""
+        """The revision of our election, which the transactions of a leader compare; None: this broker does not lead."""
         if self._won is None or not self._membership.may_ack():
             return None
         revision, lease_id = self._won
@@ -56,11 +56,11 @@ class Election:
         return revision if is_ours else None
 
     def look(self) -> None:
-        """Something about members or the leader has changed."""
+        """Check again whether there is a leader."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Campaign, for ever."""
+        """Try to become the leader whenever the cluster has no leader."""
         while True:
             self._wake.clear()
             if not self._is_free():
@@ -70,13 +70,13 @@ class Election:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._campaign()
             except LeaseLost:
-                self._membership.lost("the store says so")
+                self._membership.lost("the metadata store has ended it")
             except Exception as error:  # noqa: BLE001
                 _logger.warning("campaign_failed", error=str(error) or "no answer in time")
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _is_free(self) -> bool:
-        """Nobody leads, or our former self does, by a lease that nobody keeps alive any more."""
+        """Return whether there is no leader, or only a former process of this broker, whose lease is not kept alive."""
         if not self._membership.may_ack():
             return False
         leader = self._view.leader
@@ -99,4 +99,4 @@ class Election:
         self._won = (done.revision, lease_id)
         self._reach(Failpoint.LEADER_ELECTED)
         await self._view.wait_for(lambda view: view.revision >= done.revision, ANSWER_SECONDS)
-        self._told()  # the view may have shown it before we knew that it was us
+        self._on_won()  # the view may have shown it before the answer came

@@ -1,8 +1,8 @@
-"""The leader's work: every partition of every topic gets an owner that is there, by load.
+"""The work of the leader: every partition of every topic gets an owner that is registered, by load.
 
-It works on what it is told, and looks at everything now and then, so that nothing stays undone because a change was
-missed. It never acts on a view that lacks what it wrote itself. Every transaction compares the leader's key and
-whatever it was decided by: what was overtaken meanwhile fails, and is decided anew.
+It reacts to changes, and regularly looks at everything, so that a missed change does not matter. It never acts on a
+view that lacks its own writes. Every transaction compares the leader's key and the entries on which it is based: if
+they have changed, it fails, and the leader decides again.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ import msgspec
 import structlog
 
 from sulina.broker.cluster import changes
+from sulina.broker.cluster.assignee import ExistingTopics
 from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.owner import TopicsThatExist
 from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.core.cluster import balance, keys
 from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition
@@ -26,25 +26,25 @@ from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Entry, Metadata
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
 
-HINTS_MAX = 10_000  # partitions to look at; beyond it, all of them
+HINTS_MAX = 10_000  # partitions to look at; for more, look at everything
 READS_AT_ONCE = 32
 SWEPT_PARTITIONS_MAX = 1_000  # in one look at everything
-SWEEP_GROUP_PARTITIONS = TXN_OPERATIONS_MAX // 4  # which have four keys at most
-VIEW_SECONDS = 5.0  # for the view to show what was written
+SWEEP_GROUP_PARTITIONS = TXN_OPERATIONS_MAX // 4  # a partition has at most four keys
+VIEW_SECONDS = 5.0  # how long to wait for the view to show what was written
 RETRY_SECONDS = 0.5
 
 _logger = structlog.get_logger("sulina.cluster")
 
 
 class LoadManager:
-    """`run` it on every broker; it works while its broker leads."""
+    """Runs on every broker, and works while its broker leads."""
 
     def __init__(
         self,
         metadata: MetadataStore,
         view: ClusterView,
         election: Election,
-        topics: TopicsThatExist,
+        topics: ExistingTopics,
         *,
         broker_id: str,
         clock: Clock,
@@ -60,21 +60,21 @@ class LoadManager:
         self._options = options
         self._reach = failpoints
         self._wake = asyncio.Event()
-        self._hints: set[PartitionName] = set()  # new or gone, as somebody said
-        self._returned: set[str] = set()  # brokers that may have come back with another data directory
-        self._led = NO_REVISION  # the election that everything was looked at for
+        self._hints: set[PartitionName] = set()  # partitions that were created or deleted
+        self._returned: set[str] = set()  # brokers that may have another data directory now
+        self._led = NO_REVISION  # the election for which everything was looked at
         self._is_all_due = False
         self._rescan_at = 0.0
         self._rebalance_at = 0.0
 
     def look(self, touched: Touched) -> None:
-        """The view has changed."""
+        """Wake up if a change of the view concerns the leader."""
         self._returned |= touched.brokers
         if touched.is_leader or touched.brokers or any(self._is_work(one) for one in touched.partitions):
             self._wake.set()
 
     def topics_changed(self, partitions: Iterable[PartitionName]) -> None:
-        """These are new, or gone."""
+        """Look at partitions that were created or deleted."""
         self._hints.update(partitions)
         if self._election.revision is None or len(self._hints) > HINTS_MAX:
             self._hints.clear()
@@ -82,16 +82,16 @@ class LoadManager:
         self._wake.set()
 
     def wake(self) -> None:
-        """Something else may have changed: whether we lead."""
+        """Wake up: this broker may lead now."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Work whenever there is something to do."""
+        """Do the work of the leader, while this broker leads."""
         while True:
             revision = self._election.revision
             if revision is None:
                 self._returned.clear()
-                self._is_all_due = True  # whoever comes to lead looks at everything
+                self._is_all_due = True  # a new leader looks at everything
                 await self._pause(None)
                 continue
             try:
@@ -100,14 +100,14 @@ class LoadManager:
                 _logger.info("leader_deposed", broker_id=self._broker_id)
                 await self._pause(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001
-                # Whatever it is: topics without an owner are worth more attempts.
+                # Whatever the error is, try again: partitions may have no owner.
                 _logger.warning("load_manager_failed", error=str(error) or type(error).__name__)
                 self._is_all_due = True
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 await self._pause(self._seconds_left())
 
-    # The rounds
+    # Rounds
 
     async def _pause(self, seconds: float | None) -> None:
         await wait_or_timeout(self._wake, seconds)
@@ -131,8 +131,8 @@ class LoadManager:
             self._is_all_due = False
         self._led = revision
         existing = set(self._topics.partitions()) if is_all else None
-        await self._adopt(existing if existing is not None else hints)
-        await self._take_from_the_dead(set(self._view.registrations) if is_all else returned)
+        await self._add_unknown(existing if existing is not None else hints)
+        await self._unassign_from_dead(set(self._view.registrations) if is_all else returned)
         await self._assign()
         await self._drain()
         if self._options.rebalance_seconds is not None and now >= self._rebalance_at:
@@ -142,7 +142,11 @@ class LoadManager:
             await self._sweep(existing)
 
     async def _write(self, wanted: Sequence[OwnershipChange], step: Failpoint, *, is_split: bool = True) -> None:
-        """All of it, in groups; returns when the view shows it. NotLeading."""
+        """Write changes in groups, and wait for the view to show them.
+
+        Raises:
+            NotLeading: this broker does not lead any more.
+        """
         newest = NO_REVISION
         for group in changes.grouped(wanted):
             if self._election.revision != self._led:
@@ -156,25 +160,27 @@ class LoadManager:
         if newest == NO_REVISION:
             return
         if not await self._view.wait_for(lambda view: view.shows(puts, deletes, newest), VIEW_SECONDS):
-            raise TimeoutError(f"the view is behind revision {newest}")
+            raise TimeoutError(f"the view has not reached revision {newest} in {VIEW_SECONDS:g} s")
 
-    # What the rounds do
+    # Parts of a round
 
-    async def _adopt(self, partitions: set[PartitionName]) -> None:
-        """Partitions that nobody knows of come to wait for an owner."""
+    async def _add_unknown(self, partitions: set[PartitionName]) -> None:
+        """Let partitions wait for an owner that are neither assigned nor waiting."""
         if not partitions:
             return
         unknown = partitions - set(self._view.assignments) - set(self._view.unassigned)
         wanted = [
-            changes.waits(partition, await self._found(partition), self._view.epochs.get(partition))
+            changes.add_unassigned(
+                partition, await self._entry_without_owner(partition), self._view.epochs.get(partition)
+            )
             for partition in sorted(unknown)
             if self._topics.is_reliable(partition) is not None
         ]
         if wanted:
             await self._write(wanted, Failpoint.LEADER_CREATED)
 
-    async def _found(self, partition: PartitionName) -> Unassigned:
-        """What to write about one that has no owner: new; or, when it had one, whatever that one's death means."""
+    async def _entry_without_owner(self, partition: PartitionName) -> Unassigned:
+        """Return the entry for a partition without an owner: a new one, or one whose owner is dead."""
         epoch = self._view.epochs.get(partition)
         if epoch is None:
             known = self._topics.topic_id(partition)
@@ -182,8 +188,8 @@ class LoadManager:
         sealed = (await self._sealed([partition])).get(partition)
         return self._entry(partition, Reason.DEAD, sealed)
 
-    async def _take_from_the_dead(self, returned: set[str]) -> None:
-        """What brokers have that are not there; or that are, but with another data directory."""
+    async def _unassign_from_dead(self, returned: set[str]) -> None:
+        """Unassign the partitions of brokers that are not registered, or that have another data directory now."""
         for broker in sorted(self._view.assigned_to):
             is_there = broker in self._view.registrations
             lost = sorted(self._lost_with(broker)) if not is_there or broker in returned else []
@@ -196,7 +202,7 @@ class LoadManager:
             reason = Reason.DEAD if broker in self._view.loads else Reason.STOPPED
             registration = self._view.registrations.get(broker)
             wanted = [
-                changes.take_away(
+                changes.unassign(
                     partition,
                     owned,
                     self._entry(partition, reason, sealed.get(partition), reported.get(partition)),
@@ -211,7 +217,7 @@ class LoadManager:
             await self._write(wanted, Failpoint.LEADER_UNASSIGNED)
 
     def _lost_with(self, broker: str) -> list[PartitionName]:
-        """What a broker cannot serve: all, when it is not there; what another data directory had, when it is."""
+        """Return the partitions that a broker cannot serve: all, or those of another data directory."""
         held = self._view.registrations.get(broker)
         mine = self._view.assigned_to.get(broker, set())
         if held is None:
@@ -226,7 +232,7 @@ class LoadManager:
         )
 
     def _is_reliable(self, partition: PartitionName) -> bool:
-        return self._topics.is_reliable(partition) is not False  # a topic that is not known yet may be
+        return self._topics.is_reliable(partition) is not False  # a topic that is not known here may be
 
     def _entry(
         self, partition: PartitionName, reason: Reason, sealed: Entry | None, reported: tuple[int, int] | None = None
@@ -246,7 +252,7 @@ class LoadManager:
         )
 
     async def _reported(self, partitions: Sequence[PartitionName]) -> dict[PartitionName, tuple[int, int]]:
-        """Return where archive and log of partitions ended when their owner last said so, for those who ask."""
+        """Return the ends of archive and log of partitions as their owners last reported them; they are only shown."""
         found: dict[PartitionName, tuple[int, int]] = {}
         for partition, entry in (await self._read(partitions, keys.archive_current)).items():
             if entry is not None:
@@ -269,17 +275,17 @@ class LoadManager:
         return found
 
     async def _assign(self) -> None:
-        """Everything that waits, and may be had by somebody who is there, gets an owner."""
+        """Assign every waiting partition that a registered broker may get."""
         view = self._view
         active = view.active()
-        takers = active or view.staying()  # better served by one that drains than by nobody
+        takers = active or view.staying()  # a draining broker is better than none
         targets: dict[PartitionName, str] = {}
         anywhere: list[UnownedPartition] = []
         deleted_at = self._deleted_at()
         for partition, held in view.unassigned.items():
             waiting = held.value
             if self._topics.is_reliable(partition) is None and self._is_left_over(partition, deleted_at):
-                continue  # it is swept; a newer epoch would keep it from that
+                continue  # it is about to be deleted; a newer epoch would prevent that
             if waiting.is_recovering:
                 there = view.registrations.get(waiting.from_broker or "")
                 if there and there.value.store_id == waiting.from_store and not there.value.is_leaving:
@@ -314,7 +320,7 @@ class LoadManager:
             await self._write(wanted, Failpoint.LEADER_ASSIGNED)
 
     async def _drain(self) -> None:
-        """Some more of what a draining broker has is to leave, as long as somebody can take it."""
+        """Request some more unloads of draining brokers, if another broker can get the partitions."""
         view = self._view
         wanted = []
         for broker, mode in sorted(view.modes.items()):
@@ -323,29 +329,31 @@ class LoadManager:
             mine = view.assigned_to.get(broker, set())
             room = self._options.moves_at_once - sum(partition in view.unloads for partition in mine)
             chosen = sorted(partition for partition in mine if partition not in view.unloads)[: max(0, room)]
-            wanted += [self._unload(partition, None, "drain") for partition in chosen]
+            wanted += [self._unload_change(partition, None, "drain") for partition in chosen]
         if wanted:
-            await self._write(wanted, Failpoint.LEADER_UNLOADS_WANTED)
+            await self._write(wanted, Failpoint.LEADER_UNLOADS_REQUESTED)
 
     async def _rebalance(self) -> None:
-        """A few moves, if brokers differ much, and nothing waits for an owner that could have one."""
+        """Request a few moves if brokers differ much, unless a partition waits for an owner."""
         if any(not held.value.is_recovering for held in self._view.unassigned.values()):
             return
         room = self._options.moves_at_once - len(self._view.unloads)
         moves = plan_rebalance(self._view, moves_max=room, only_if_uneven=True)
         if moves:
-            wanted = [self._unload(move.partition, move.target, "rebalance") for move in moves]
-            await self._write(wanted, Failpoint.LEADER_UNLOADS_WANTED)
+            wanted = [self._unload_change(move.partition, move.target, "rebalance") for move in moves]
+            await self._write(wanted, Failpoint.LEADER_UNLOADS_REQUESTED)
 
-    def _unload(self, partition: PartitionName, to: str | None, why: str) -> OwnershipChange:
+    def _unload_change(self, partition: PartitionName, to: str | None, why: str) -> OwnershipChange:
         owned = self._view.assignments[partition]
-        unload = changes.new_unload(self._now_ms(), force=True, to=to, requested_by=f"leader {self._broker_id}: {why}")
-        return changes.want_unload(partition, owned, unload, None)
+        unload = changes.new_unload_request(
+            self._now_ms(), force=True, to=to, requested_by=f"leader {self._broker_id}: {why}"
+        )
+        return changes.put_unload_request(partition, owned, unload, None)
 
     async def _sweep(self, existing: set[PartitionName]) -> None:
-        """What is left of topics that were deleted goes, a bounded part at a time; and what is left of brokers.
+        """Delete what is left of deleted topics, a bounded part at a time, and of brokers that are long gone.
 
-        A topic that is not there and has no delete mark may return: its epochs stay.
+        A topic that is missing but has no delete mark may return: its epochs stay.
         """
         view = self._view
         gone: dict[TopicName, list[PartitionName]] = {}
@@ -358,23 +366,23 @@ class LoadManager:
             for first in range(0, len(partitions), SWEEP_GROUP_PARTITIONS):
                 some = partitions[first : first + SWEEP_GROUP_PARTITIONS]
                 left = [key for partition in some for key in changes.keys_of(view, partition)]
-                await self._write([changes.sweep(topic, left)], Failpoint.LEADER_SWEPT, is_split=False)
-        before_ms = self._now_ms() - int(self._options.forget_seconds * 1000)
+                await self._write([changes.delete_leftovers(topic, left)], Failpoint.LEADER_SWEPT, is_split=False)
+        before_ms = self._now_ms() - int(self._options.unreachable_seconds * 1000)
         for broker, load in list(view.loads.items()):
             if broker not in view.registrations and broker not in view.assigned_to and load.at_ms < before_ms:
-                await self._write([changes.forget_broker(broker)], Failpoint.LEADER_SWEPT)
+                await self._write([changes.delete_load_report(broker)], Failpoint.LEADER_SWEPT)
 
     def _deleted_at(self) -> dict[str, int]:
-        """Return the revision at which the newest deleted topic of each name was deleted."""
+        """Return for each name the revision at which its last topic was deleted."""
         found: dict[str, int] = {}
         for mark in self._view.deleted.values():
             found[mark.value.topic] = max(mark.revision, found.get(mark.value.topic, NO_REVISION))
         return found
 
     def _is_left_over(self, partition: PartitionName, deleted_at: Mapping[str, int]) -> bool:
-        """Return whether a partition is of a deleted topic, not of a later one of the same name, which may return.
+        """Return whether a partition belongs to a deleted topic, and not to a later one of the same name.
 
-        The id of its topic decides. A leader that had not heard of the delete may have assigned it once more since.
+        The topic id decides. A leader that did not know of the delete may have assigned the partition once more since.
         """
         epoch, waiting = self._view.epochs.get(partition), self._view.unassigned.get(partition)
         held = epoch if epoch is not None else waiting
@@ -384,7 +392,7 @@ class LoadManager:
         return mark is not None and (epoch is None or epoch.revision < mark)
 
     def _is_work(self, partition: PartitionName) -> bool:
-        """Whether a change of this partition may ask something of the leader: it waits, or has just left."""
+        """Return whether the leader may have to act on a partition: no owner, or one that is draining or dead."""
         owned = self._view.assignments.get(partition)
         if owned is None:
             return True
@@ -397,7 +405,7 @@ class LoadManager:
 
 
 def broker_loads(view: ClusterView, brokers: Iterable[str]) -> list[Load]:
-    """What these brokers have to do, with what is on its way counted where it goes."""
+    """Return the loads of brokers; partitions that are being moved count where they go."""
     counts = {broker: len(view.assigned_to.get(broker, ())) for broker in brokers}
     for partition, held in view.unloads.items():
         owned = view.assignments.get(partition)
@@ -413,7 +421,7 @@ def broker_loads(view: ClusterView, brokers: Iterable[str]) -> list[Load]:
 
 
 def plan_rebalance(view: ClusterView, *, moves_max: int, only_if_uneven: bool) -> list[PlannedMove]:
-    """The moves between active brokers that would even them out."""
+    """Return the moves between active brokers that make them even."""
     active = view.active()
     movable = {
         broker: [partition for partition in view.assigned_to.get(broker, ()) if partition not in view.unloads]
@@ -429,7 +437,7 @@ def _revision(entry: Entry | None) -> int:
 
 
 def _sealed_epoch(entry: Entry | None) -> int | None:
-    """The epoch that was sealed. What cannot be read proves nothing."""
+    """Return the sealed epoch; None: there is no entry, or it is unreadable."""
     if entry is None:
         return None
     try:

@@ -1,9 +1,9 @@
-"""A broker's place in the cluster: a registration that lives as long as its lease is kept alive.
+"""The membership of a broker in the cluster: a registration that exists while its lease is kept alive.
 
-- The right to acknowledge ends by this machine's monotonic clock alone, a margin before the store can end the lease.
-  So a broker that was stopped, or cut off, knows it before anybody can own what it owned.
-- The right begins only once the view shows the registration. Whatever the leader took from us while we were away lies
-  before it, and the leader takes nothing from a broker that it sees registered.
+- The right to acknowledge ends by this machine's monotonic clock, a margin before the store can end the lease. So a
+  broker that was suspended or disconnected knows it before another broker can own its partitions.
+- The right begins only when the view shows the registration. Everything that the leader unassigned before lies before
+  that revision, and the leader unassigns nothing from a registered broker.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster.options import ClusterOptions
-from sulina.broker.cluster.view import ClusterView, Held
+from sulina.broker.cluster.view import ClusterView, Versioned
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import LoadReport, Registration
@@ -29,22 +29,22 @@ MARGIN_SECONDS_MIN = 0.2
 MARGIN_SHARE = 0.1
 KEEP_ALIVES_PER_LEASE = 3
 RETRY_SECONDS_MAX = 1.0
-CONFLICTS_MAX = 10  # somebody else may write our key that often while we try to
+CONFLICTS_MAX = 10  # attempts to write the registration while others write it
 
 _logger = structlog.get_logger("sulina.cluster")
 
 
 def margin_seconds(ttl_seconds: float) -> float:
-    """How long before the end of a lease its holder stops: clocks run at different speeds, calls take time."""
+    """Return how long before the end of a lease its holder stops: clocks run at different speeds, calls take time."""
     return max(MARGIN_SECONDS_MIN, ttl_seconds * MARGIN_SHARE)
 
 
 async def nothing_to_verify() -> None:
-    """Take the metadata store as it is."""
+    """Accept the metadata store as it is."""
 
 
 class Membership:
-    """`register`, then `run` for as long as the broker lives, then `leave`."""
+    """`register`, then `run` while the broker runs, then `unregister`."""
 
     def __init__(
         self,
@@ -72,38 +72,51 @@ class Membership:
         self._options = options
         self._reach = failpoints
         self._lease: Lease | None = None
-        self._valid_until = -math.inf
+        self.valid_until = -math.inf  # by the monotonic clock
         self._is_seen = False
-        self._is_changing = False  # our registration: until it is done, a new revision of it is no surprise
+        self._is_changing = False  # this broker is writing its registration, so a new revision is expected
         self._wake = asyncio.Event()
-        self.ttl = options.lease_seconds  # as the store granted it
-        self.revision = NO_REVISION  # of the registration; none while there is no lease
-        self.is_replaced = False  # a newer process serves in our name: this one never serves again
+        self.ttl = options.lease_seconds  # in seconds, as the store granted it
+        self.revision = NO_REVISION  # of the registration; NO_REVISION without a lease
+        self.is_replaced = False  # a newer process has this broker id: this one never serves again
 
     @property
     def broker_id(self) -> str:
-        """Who we are."""
+        """The id of this broker."""
         return self._registration.broker_id
 
     @property
     def store_id(self) -> str:
-        """Of our data directory."""
+        """The id of the data directory."""
         return self._registration.store_id
 
     @property
     def lease_id(self) -> int | None:
-        """To put keys with that go when we do; None while there is none."""
+        """The id of the lease, for keys that are deleted with it; None: there is no lease."""
         return self._lease.lease_id if self._lease else None
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the registration, if there is one."""
+        return self._lease
+
     def may_ack(self) -> bool:
-        """Whether what we are assigned is still ours, by the clock. To be asked just before each acknowledgement."""
-        return self._is_seen and self._clock.monotonic() < self._valid_until
+        """Return whether this broker still owns what it was assigned, by the clock; to be called before each ack."""
+        return self._is_seen and self._clock.monotonic() < self.valid_until
+
+    def announce(self, *, url: str | None, peer: str | None) -> None:
+        """Register with these addresses from now on; None: with the one that is known."""
+        known = self._registration
+        self._registration = replace(known, url=url or known.url, peer=peer or known.peer)
 
     async def register(self) -> None:
-        """Become a member, with a new lease. InvalidSettings when the name is another's, MetadataFailed.
+        """Register this broker with a new lease.
 
         Raises:
-            MetadataWentBack: the store has lost what this broker wrote to it.
+            InvalidSettings: another broker has the same id.
+            MetadataWentBack: the store has lost something that this broker wrote to it.
+            MetadataFailed: the store cannot be reached.
+            NotServing: others keep changing the registration.
         """
         await self._verify()
         lease = await self._metadata.lease(self._options.lease_seconds)
@@ -121,45 +134,45 @@ class Membership:
             )
             if done.is_done:
                 self._lease, self.ttl, self.revision = lease, ttl, done.revision
-                self._valid_until = sent + ttl - margin_seconds(ttl)
+                self.valid_until = sent + ttl - margin_seconds(ttl)
                 self._reach(Failpoint.MEMBER_REGISTERED)
                 self.look()  # the view may have been faster than the answer
                 return
-        raise NotServing(reason=f"the registration of broker {self.broker_id} is changed by others all the time")
+        raise NotServing(reason=f"others keep changing the registration of broker {self.broker_id}")
 
     async def run(self) -> None:
-        """Keep the lease alive, and get a new one whenever it is lost. Ends when we are replaced."""
+        """Keep the lease alive, and register again when it is lost. Ends when a newer process has this broker id."""
         while not self.is_replaced:
             if self._lease is None:
                 pause_seconds = await self._register_again()
             else:
-                pause_seconds = await self._keep_alive(self._lease)
+                pause_seconds = await self.keep_alive(self._lease)
             if pause_seconds > 0 and not self.is_replaced:
                 self._wake.clear()
                 await wait_or_timeout(self._wake, pause_seconds)
 
     def look(self) -> None:
-        """Compare with what the cluster sees of us; after every change of the view."""
+        """Compare the registration with the view; to be called after every change of the view."""
         if self._is_changing or self.revision == NO_REVISION or self._view.revision < self.revision:
             return
         held = self._view.registrations.get(self.broker_id)
         if held is not None and held.revision == self.revision:
-            self._valid(self._valid_until, is_seen=True)
+            self._valid(self.valid_until, is_seen=True)
         elif held is not None and held.value.started_ms != self._registration.started_ms:
             self._replaced(held)
         else:
-            self.lost("the registration is gone")
+            self.lost("the registration was deleted")
 
     def lost(self, reason: str) -> None:
-        """The lease has ended, or is as good as ended: register again."""
+        """Give the lease up, because it has ended or soon will; `run` registers again."""
         if self._lease is None:
             return
-        self._forget()
+        self._drop_lease()
         self._events.emit("lease_lost", broker_id=self.broker_id, reason=reason)
         self._wake.set()
 
     async def announce_leaving(self) -> None:
-        """Take nothing more. What we have stays ours, as long as the lease does."""
+        """Announce that this broker will stop: it is assigned nothing more, and keeps what it has."""
         lease, revision = self._lease, self.revision
         if lease is None or self._is_changing:
             return
@@ -174,10 +187,10 @@ class Membership:
             self._is_changing = False
             self.look()
 
-    async def leave(self, leader_revision: int | None) -> None:
-        """Go in good order, and let go of the lead. When the store cannot be reached, the lease ends by itself."""
+    async def unregister(self, leader_revision: int | None) -> None:
+        """Delete the registration, and the leadership if this broker has it; without the store, the lease expires."""
         lease, revision = self._lease, self.revision
-        self._forget()
+        self._drop_lease()
         if lease is None:
             return
         mine, gone = Compare(self._key, revision), [self._key, keys.load(self.broker_id)]
@@ -192,18 +205,18 @@ class Membership:
 
     # Inside
 
-    async def _keep_alive(self, lease: Lease) -> float:
-        """How long to wait before the next one."""
+    async def keep_alive(self, lease: Lease) -> float:
+        """Keep a lease alive once; return how many seconds to wait before the next time."""
         sent = self._clock.monotonic()
         interval = self.ttl / KEEP_ALIVES_PER_LEASE
         try:
             async with asyncio.timeout(interval):
                 ttl = await lease.keep_alive()
         except LeaseLost:
-            self.lost("it was not kept alive in time")
+            self.lost("the lease was not kept alive in time")
             return 0.0
         except Exception as error:  # noqa: BLE001
-            # The store cannot be reached: the clock decides what we may do, and we go on trying.
+            # The store cannot be reached: try again; the clock decides what this broker may do meanwhile.
             _logger.warning("keep_alive_failed", broker_id=self.broker_id, error=str(error) or "no answer in time")
             return self._retry_seconds
         if self._lease is lease:
@@ -216,14 +229,14 @@ class Membership:
             async with asyncio.timeout(self._options.lease_seconds):
                 await self.register()
         except Exception as error:  # noqa: BLE001
-            _logger.warning("not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
+            _logger.warning("broker_not_registered", broker_id=self.broker_id, error=str(error) or "no answer in time")
             return self._retry_seconds
         self._events.emit("lease_renewed", broker_id=self.broker_id)
         return self.ttl / KEEP_ALIVES_PER_LEASE
 
     def _valid(self, until: float, *, is_seen: bool) -> None:
         before = self.may_ack()
-        self._valid_until, self._is_seen = until, is_seen
+        self.valid_until, self._is_seen = until, is_seen
         if self.may_ack() and not before:
             self._changed()
 
@@ -232,25 +245,27 @@ class Membership:
         return min(RETRY_SECONDS_MAX, self._options.lease_seconds / 10)
 
     def _check_name(self, entry: Entry | None) -> None:
-        """Our former self is replaced at once: the lock of the data directory proves that it is dead."""
+        """Refuse the id of another broker. A former process of this one is dead: the directory is not locked."""
         if entry is None:
             return
         try:
             other = msgspec.json.decode(entry.value, type=Registration)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise InvalidSettings(f"broker id {self.broker_id} is in use by something that cannot be read") from None
+            raise InvalidSettings(
+                f"broker id {self.broker_id} has a registration that cannot be read: {self._key}"
+            ) from None
         if other.store_id != self.store_id:
             raise InvalidSettings(
-                f"broker id {self.broker_id} is in use by {other.url}, which has another data directory; "
-                f"choose another id, or wait {self._options.lease_seconds:g} seconds after that one has ended"
+                f"broker id {self.broker_id} is in use by {other.url}, which has another data directory: choose "
+                f"another id, or stop that broker and wait {self._options.lease_seconds:g} seconds"
             )
 
-    def _replaced(self, held: Held[Registration]) -> None:
-        self._forget()
+    def _replaced(self, held: Versioned[Registration]) -> None:
+        self._drop_lease()
         self.is_replaced = True
         self._events.emit("broker_replaced", broker_id=self.broker_id, url=held.value.url)
         self._wake.set()
 
-    def _forget(self) -> None:
+    def _drop_lease(self) -> None:
         self._lease, self.revision = None, NO_REVISION
-        self._valid_until, self._is_seen = -math.inf, False
+        self.valid_until, self._is_seen = -math.inf, False

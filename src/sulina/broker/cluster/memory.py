@@ -1,10 +1,11 @@
-"""What a broker remembers of the metadata store, on its disk and in the archive, and how it notices that it went back.
+"""A broker's copy of the metadata store, on its disk and in the archive, and how it notices that the store went back.
 
-- `join` compares the store with what this broker, and the archive, have seen before. A store that is older is not
-  joined: absence would be taken for deletion, and epochs would be given twice.
+- `join` compares the store with what this broker and the archive have seen before. A broker does not join a store that
+  is older: missing entries would look like deleted ones, and epochs would be used twice.
 - While the broker runs it writes its mark every few seconds, and before it registers again it checks that the store
   still has it. Only this broker writes the mark, so a store that does not have the newest one has lost something.
-- When the store went back, nothing is answered until its identity shows a higher generation: the cluster was recovered.
+- When the store went back, the broker serves nothing until the store's identity has a higher generation, which means
+  that the cluster was recovered.
 """
 
 import asyncio
@@ -28,17 +29,17 @@ from sulina.storage.files import read_whole, write_whole
 from sulina.waiting import wait_or_timeout
 
 SEEN_FILE, MEMORY_FILE = "cluster-seen.json", "cluster-memory.json"
-MARK_SECONDS = 5.0  # between two marks; as long a store may be behind without being noticed at once
-SOON_SECONDS = 0.5  # after a change of topics or owners
-ARCHIVE_SECONDS = 30.0  # between two copies in the archive, which costs money there
-POLL_SECONDS = 0.5  # whether a store that went back was recovered
-SHARE_MAX = 10  # times as long as remembering takes is not spent on it
+MARK_SECONDS = 5.0  # between two marks; a store that went back by less may be noticed later
+SOON_SECONDS = 0.5  # from a change of topics or owners until it is written
+ARCHIVE_SECONDS = 30.0  # between two copies in the archive, where requests cost money
+POLL_SECONDS = 0.5  # between two looks whether the cluster was recovered
+SHARE_MAX = 10  # the pause between two rounds, as a multiple of the time that a round takes
 
 _logger = structlog.get_logger("sulina.cluster")
 
 
 class ClusterMemory:
-    """`join` before anything is believed, then `run`; `verify` before a new lease is used."""
+    """`join` before anything in the store is used, then `run`; `verify` before a new lease is used."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class ClusterMemory:
         entries: Callable[[], Mapping[str, bytes] | None],
         events: EventStream,
     ) -> None:
-        """`entries` gives what is to be remembered, by key; None before it is known."""
+        """Create the memory; `entries` returns what to remember, by key, or None before it is known."""
         self._metadata = metadata
         self._key = keys.mark(broker_id)
         self._files = files
@@ -62,12 +63,12 @@ class ClusterMemory:
         self._events = events
         self._seen = Seen(cluster_id="", generation=0, revision=0, mark=0, broker_id=broker_id, store_id=store_id)
         self._mark_revision = NO_REVISION
-        self._copied_at = float("-inf")  # in the archive
+        self._copied_at = float("-inf")  # to the archive
         self._copied: dict[str, str] = {}  # without cursors
         self._change = asyncio.Event()
-        self._turn = asyncio.Lock()  # for rounds
-        self._kept: Mapping[str, str] = {}  # what is on disk
-        self._at_end: Mapping[str, bytes] = {}  # what was known when the store was found to have gone back
+        self._turn = asyncio.Lock()  # one round at a time
+        self._kept: Mapping[str, str] = {}  # entries on disk
+        self._at_end: Mapping[str, bytes] = {}  # entries that were known when the store was found to have gone back
         metadata.history.listen(self._history_changed)
         metadata.history.confirm_by(self.verify)
 
@@ -76,18 +77,18 @@ class ClusterMemory:
         self._change.set()
 
     def _history_changed(self) -> None:
-        """Look at what is known before partitions are released: the newest subscriptions and acks are here alone."""
+        """Keep the entries before partitions are released: only this broker has its newest subscriptions and acks."""
         if self._metadata.history.went_back is not None:
             self._at_end = self._entries() or {}
         self.changed()
 
     async def join(self, others: Sequence[Seen]) -> None:
-        """Check that the store has everything that was ever seen of it, and take part in its cluster.
+        """Check that the store has everything that was seen in it before, and join its cluster.
 
-        `others` is what brokers have left in the archive.
+        `others` is what brokers have stored in the archive.
 
         Raises:
-            MetadataWentBack: it has not.
+            MetadataWentBack: the store has lost something.
             InvalidSettings: it is the store of another cluster.
         """
         own = await asyncio.to_thread(self._read_seen)
@@ -98,7 +99,7 @@ class ClusterMemory:
             if seen.cluster_id != identity.cluster_id:
                 what = "this data directory" if seen is own else "the object store"
                 raise InvalidSettings(
-                    f"{what} belongs to cluster {seen.cluster_id}, the metadata store to cluster {identity.cluster_id}"
+                    f"{what} belongs to cluster {seen.cluster_id}, but the metadata store to {identity.cluster_id}"
                 )
         listing = await self._metadata.list(keys.MARKS)
         marks = {entry.key.removeprefix(keys.MARKS): entry for entry in listing.entries}
@@ -119,7 +120,7 @@ class ClusterMemory:
         try:
             await self._round()
         except OSError as error:
-            _logger.warning("cluster_not_remembered", error=str(error))  # a full disk: what it has can still be read
+            _logger.warning("cluster_not_remembered", error=str(error))  # a full disk: its records can still be read
 
     async def _identity(self, witnesses: list[Seen]) -> Identity:
         entry = await self._metadata.peek(keys.IDENTITY)
@@ -134,13 +135,13 @@ class ClusterMemory:
         return msgspec.json.decode(entry.value, type=Identity)
 
     async def verify(self) -> None:
-        """Check that the store is of the generation that was joined, and still has the newest mark of this broker.
+        """Check that the store has the generation that was joined, and the newest mark of this broker.
 
         Raises:
-            MetadataWentBack: it is not, or has not.
+            MetadataWentBack: it does not.
         """
         history = self._metadata.history
-        while self._seen.cluster_id:  # it has joined
+        while self._seen.cluster_id:  # empty before `join`
             if history.went_back is not None:
                 raise history.went_back
             accepted = history.accepted
@@ -149,11 +150,11 @@ class ClusterMemory:
                 if found is not None:
                     raise history.declare(found)
                 return
-            # The cluster was recovered while we asked, so the answers are compared with what is known since.
+            # The cluster was recovered meanwhile: compare with what is known since.
 
     async def _missing(self) -> str | None:
-        """Return what shows that the store is another; None: nothing does."""
-        known = self._seen  # before anything is asked: a newer mark may be written meanwhile
+        """Return the evidence that the store has lost something; None: there is no evidence."""
+        known = self._seen  # before the store is asked: a newer mark may be written meanwhile
         entry = await self._metadata.peek(keys.IDENTITY)
         identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
         if identity is None or identity.generation != known.generation:
@@ -164,32 +165,32 @@ class ClusterMemory:
         return f"it has lost mark {known.mark} of broker {known.broker_id}" if number < known.mark else None
 
     async def run(self) -> None:
-        """Remember, for as long as the broker lives; wait for a recovery when the store went back."""
+        """Remember changes while the broker runs; when the store went back, wait for the recovery."""
         while True:
             began = time.monotonic()
             try:
                 if self._metadata.history.went_back is not None:
-                    await self._await_recovery()
+                    await self.wait_recovered()
                 await self._round()
             except (SulinaError, OSError) as error:
                 _logger.warning("cluster_not_remembered", error=str(error))
-                began = time.monotonic()  # waiting for a store that is away is no work
+                began = time.monotonic()  # the time that it took to fail does not count
             await self._pause(SHARE_MAX * (time.monotonic() - began))
 
     async def ensure(self, key: str, value: str) -> None:
-        """Return when an entry is remembered with this value, on disk at least. Many who wait share one round.
+        """Wait until an entry is on disk with this value. Callers that wait at the same time share one round.
 
         Raises:
-            OSError: the disk did not take it.
+            OSError: it could not be written to the disk.
         """
         if self._kept.get(key) != value:
             async with self._turn:
                 if self._kept.get(key) != value:
                     await self._remember()
-            self._change.set()  # the archive gets it soon
+            self._change.set()  # it is copied to the archive soon
 
     async def close(self) -> None:
-        """Remember how things are at the end: what was given back in good order, above all."""
+        """Remember the last state: above all which partitions were given back."""
         if self._metadata.history.went_back is None and self._seen.cluster_id:
             await self._round()
 
@@ -198,7 +199,8 @@ class ClusterMemory:
         await wait_or_timeout(self._change, MARK_SECONDS)
         self._change.clear()
 
-    async def _await_recovery(self) -> None:
+    async def wait_recovered(self) -> None:
+        """Wait until the cluster was recovered, and accept the recovered store."""
         await asyncio.to_thread(self._keep_for_recovery)
         while True:
             entry = await self._metadata.peek(keys.IDENTITY)
@@ -221,7 +223,7 @@ class ClusterMemory:
                 await self.verify()
                 await self._write_mark()
             except MetadataFailed:
-                # The store may not come back as it was.
+                # The store may come back without what it has now.
                 with contextlib.suppress(OSError):
                     await self._remember()
                 raise
@@ -230,10 +232,10 @@ class ClusterMemory:
             try:
                 await asyncio.to_thread(self._copy, self._archives, memory)
             except ArchiveFailed as error:
-                _logger.warning("cluster_memory_not_copied", error=str(error))  # tried again in the next round
+                _logger.warning("cluster_memory_not_copied", error=str(error))  # the next round tries again
 
     async def _remember(self) -> Memory | None:
-        """Write what is known to the disk; None before it is known."""
+        """Write the entries to the disk and return them; None: they are not known yet."""
         self._seen = replace(self._seen, revision=max(self._metadata.history.revision, self._mark_revision))
         known = self._entries()
         if known is None:
@@ -246,7 +248,7 @@ class ClusterMemory:
         put = Put(self._key, msgspec.json.encode(Mark(number=number)))
         done = await self._metadata.txn(compares=[Compare(self._key, self._mark_revision)], puts=[put])
         if not done.is_done:
-            # An answer was lost, or the store went back, or a newer process has our name.
+            # An answer was lost, or the store went back, or a newer process has this broker id.
             await self.verify()
             entry = await self._metadata.get(self._key)
             if entry is not None:
@@ -255,19 +257,19 @@ class ClusterMemory:
             return
         self._mark_revision, self._seen = done.revision, replace(self._seen, mark=number)
 
-    # On disk and in the archive; blocks
+    # Disk and archive; these methods block
 
     def _read_seen(self) -> Seen | None:
         data = read_whole(self._files, os.path.join(self._data, SEEN_FILE))
         try:
             return None if data is None else msgspec.json.decode(data, type=Seen)
         except msgspec.DecodeError as error:
-            # It is a witness only: the archive has another.
+            # The archive has another copy.
             _logger.error("cluster_seen_damaged", error=str(error))
             return None
 
     def _read_kept(self) -> Mapping[str, str]:
-        """Return what this broker remembered in its former life."""
+        """Return the entries that this broker remembered before it was restarted."""
         data = read_whole(self._files, os.path.join(self._data, MEMORY_FILE))
         try:
             return {} if data is None else msgspec.json.decode(data, type=Memory).entries
@@ -276,10 +278,10 @@ class ClusterMemory:
             return {}
 
     def _with_kept(self, known: Mapping[str, bytes]) -> dict[str, str]:
-        """Return what is known, and what only a former life of this broker may know: the time that had been shown, and
-        cursors of partitions that are on their way.
+        """Return the known entries, with those that only the memory may have: the shown time, and cursors of partitions
+        that are being moved.
 
-        Where another broker has a newer cursor, that one has a higher epoch (`core.cluster.recovery.merged`).
+        If another broker has a newer cursor, that one has a higher epoch (`core.cluster.recovery.merged`).
         """
         entries = {key: value.decode("utf-8", "replace") for key, value in known.items()}
         kept = {
@@ -303,20 +305,22 @@ class ClusterMemory:
 
     def _copy(self, archives: Archives, memory: Memory) -> None:
         now = time.monotonic()
-        lasting = {key: text for key, text in memory.entries.items() if not keys.is_cursor(key)}  # cursors can wait
+        lasting = {
+            key: text for key, text in memory.entries.items() if not keys.is_cursor(key)
+        }  # cursors need not be copied at once
         if now - self._copied_at >= ARCHIVE_SECONDS or lasting != self._copied:
             archives.remember(memory)
             self._copied_at, self._copied = now, lasting
 
     def _keep_for_recovery(self) -> None:
-        """Keep the newest of everything where a recovery finds it, and say so.
+        """Store the newest entries where a recovery finds them.
 
-        A disk or an archive that does not take it must not keep this broker from going on.
+        An error of the disk or the archive must not stop this broker.
         """
         revision = max(self._metadata.history.revision, self._mark_revision)
         seen = replace(self._seen, revision=revision)
         memory = Memory(seen=seen, entries=self._with_kept(self._at_end) if self._at_end else dict(self._kept))
-        try:  # the disk first: it is there also while the archive is away
+        try:  # the disk first: the archive may be unreachable
             write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
             self._kept = memory.entries
             if self._archives is not None:

@@ -1,8 +1,8 @@
-"""The upkeep of the metadata store: its history is forgotten in time, and that it is full is noticed and told.
+"""The upkeep of the metadata store: old history is compacted, and an event is emitted when the store is full.
 
-Every broker notes which revisions it has seen, and looks at the store's room. The leader alone compacts, by what it has
-seen itself, so whoever comes to lead goes on at once. When the store is full nobody can be elected: where nobody leads,
-every broker may make room then. Compacting twice, or after having been deposed, harms nobody.
+Every broker notes which revisions it has seen, and looks at the size of the store. Only the leader compacts, by what it
+has seen itself, so a new leader can go on at once. When the store is full no leader can be elected: then, without a
+leader, every broker may compact. Compacting twice, or by a former leader, does no harm.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _logger = structlog.get_logger("sulina.cluster")
 
 
 class MetadataUpkeep:
-    """`run` it on every broker. `space` is what the store last said of itself; None before that."""
+    """Runs on every broker. `space` is the last known size of the store; None: not known yet."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class MetadataUpkeep:
         self.space: StoreSpace | None = None
 
     async def run(self) -> None:
-        """Look, and compact when it is due, for ever."""
+        """Look at the size regularly, and compact when it is due."""
         while True:
             try:
                 await self._round()
             except Exception as error:  # noqa: BLE001
-                # Whatever it is: a store that fills up is worth more attempts.
+                # Whatever the error is, try again: the store may be filling up.
                 _logger.warning("metadata_upkeep_failed", error=str(error) or type(error).__name__)
             await asyncio.sleep(self._pause_seconds)
 

@@ -1,9 +1,9 @@
 """The cluster as one broker sees it: everything under `/cluster/`, as of one revision of the store.
 
-Changes are applied a revision at a time, so what is seen together was written together. Where changes were missed,
-everything is listed again, and the difference is applied as one change. A broker that leaves deletes its registration
-and its load report in one transaction; when its lease runs out, the report stays. So whoever looks, however late, can
-tell one from the other.
+Changes are applied one revision at a time, so entries that were written together are seen together. If changes were
+missed, everything is listed again, and the difference is applied as one change. A broker that is stopped deletes its
+registration and its load report in one transaction; when its lease expires, the report stays. This is how a stopped
+broker is told from a dead one.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from sulina.core.cluster.entries import (
     BrokerMode,
     BrokerState,
     DeleteMark,
-    Epoch,
+    EpochEntry,
     Leader,
     LoadReport,
     Registration,
-    Step,
     Unassigned,
-    Unload,
+    UnloadRequest,
+    UnloadStep,
 )
 from sulina.errors import Compacted, InvalidName, LimitReached, MetadataWentBack
 from sulina.ports import NO_REVISION, Change, Clock, MetadataStore, Put
@@ -43,8 +43,8 @@ from sulina.wire.messages import (
     WaitingPartition,
 )
 
-WAITING_MAX = 100  # partitions without an owner that are named
-RETRY_SECONDS = 0.2  # until a watch that broke is tried again
+WAITING_MAX = 100  # partitions without an owner that `info` lists
+RETRY_SECONDS = 0.2  # before a failed watch is tried again
 
 _logger = structlog.get_logger("sulina.cluster")
 
@@ -53,7 +53,7 @@ Read = TypeVar("Read", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[Value]):
+class Versioned(Generic[Value]):
     """A value with the revision that last changed it."""
 
     value: Value
@@ -62,7 +62,7 @@ class Held(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who owns a partition; the revision is that of the assignment."""
+    """The owner of a partition; the revision is that of the assignment."""
 
     broker_id: str
     epoch: int
@@ -71,9 +71,9 @@ class Ownership:
 
 @dataclass(slots=True)
 class Touched:
-    """What one change of the view was about."""
+    """The brokers and partitions that a change of the view concerns."""
 
-    brokers: set[str] = field(default_factory=set)  # their registration or state
+    brokers: set[str] = field(default_factory=set)  # whose registration or state changed
     partitions: set[PartitionName] = field(default_factory=set)
     is_leader: bool = False
 
@@ -82,7 +82,7 @@ Listener = Callable[[Touched], None]
 
 
 class ClusterView:
-    """`load` it once, then `follow`. Everything is to be read on the event loop, and not to be changed."""
+    """`load` it once, then `follow`. Its attributes are read on the event loop, and must not be changed."""
 
     def __init__(
         self, metadata: MetadataStore, *, events: EventStream, clock: Clock, waiters_max: int = 100_000
@@ -95,51 +95,61 @@ class ClusterView:
         self._listeners: list[Listener] = []
         self._known: dict[str, int] = {}  # every key under the prefix, with its revision
         self._is_loaded = False
-        self._is_other_history = False  # revisions of now and before cannot be compared
+        self._is_other_history = False  # former revisions cannot be compared with those of the store now
         self.revision = NO_REVISION
-        self.leader: Held[Leader] | None = None
-        self.registrations: dict[str, Held[Registration]] = {}
+        self.leader: Versioned[Leader] | None = None
+        self.registrations: dict[str, Versioned[Registration]] = {}
         self.modes: dict[str, BrokerMode] = {}
         self.loads: dict[str, LoadReport] = {}
-        self._reported_at: dict[str, float] = {}  # when these came, by the monotonic clock
+        self._reported_at: dict[str, float] = {}  # when the loads were seen, by the monotonic clock
         self.assignments: dict[PartitionName, Ownership] = {}
         self.assigned_to: dict[str, set[PartitionName]] = {}  # the same by broker, registered or not
-        self.unassigned: dict[PartitionName, Held[Unassigned]] = {}
-        self.epochs: dict[PartitionName, Held[Epoch]] = {}
-        self.unloads: dict[PartitionName, Held[Unload]] = {}
-        self.deleted: dict[str, Held[DeleteMark]] = {}  # topics, by their ids
+        self.unassigned: dict[PartitionName, Versioned[Unassigned]] = {}
+        self.epochs: dict[PartitionName, Versioned[EpochEntry]] = {}
+        self.unloads: dict[PartitionName, Versioned[UnloadRequest]] = {}
+        self.deleted: dict[str, Versioned[DeleteMark]] = {}  # topics, by their ids
 
-    # What it answers
+    @property
+    def waiters(self) -> int:
+        """Number of callers of `wait_for` that are waiting."""
+        return len(self._waiters)
+
+    # Queries
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it was ever read from the metadata store."""
+        return self._is_loaded
 
     def owner(self, partition: PartitionName) -> Ownership | None:
-        """Who owns it, also when that broker is not there at this moment."""
+        """Return the owner of a partition, which may be unreachable; None: the partition has no owner."""
         return self.assignments.get(partition)
 
     def url(self, broker_id: str | None) -> str | None:
-        """Where a broker is reached; None when it is not there."""
+        """Return the URL of a broker; None: it is not registered."""
         held = self.registrations.get(broker_id) if broker_id is not None else None
         return held.value.url if held else None
 
     def mode(self, broker_id: str) -> BrokerMode:
-        """What an operator wants of a broker."""
+        """Return the mode that an operator has set for a broker."""
         return self.modes.get(broker_id, BrokerMode.ACTIVE)
 
     def active(self) -> list[str]:
-        """The brokers that are there and take partitions, sorted."""
+        """Return the registered brokers that get partitions, sorted."""
         return [broker for broker in self.staying() if self.mode(broker) == BrokerMode.ACTIVE]
 
     def staying(self) -> list[str]:
-        """The brokers that are there and not about to leave, sorted."""
+        """Return the registered brokers that are not stopping, sorted."""
         return sorted(broker for broker, held in self.registrations.items() if not held.value.is_leaving)
 
     def placement(self, partition: PartitionName) -> PartitionPlacement:
-        """Where it is served; closed while it waits for an owner, or while its owner is not there."""
+        """Return where a partition is served; it is closed while it has no owner, or its owner is not registered."""
         epoch = self.epochs.get(partition)
         number, newest = partition.partition, epoch.value.epoch if epoch else -1
         owned = self.assignments.get(partition)
         if owned is not None and (url := self.url(owned.broker_id)) is not None:
             unload = self.unloads.get(partition)
-            is_leaving = unload is not None and unload.value.step != Step.REQUESTED
+            is_leaving = unload is not None and unload.value.step != UnloadStep.REQUESTED
             return PartitionPlacement(
                 partition=number,
                 state=TopicState.DRAINING if is_leaving else TopicState.ACTIVE,
@@ -155,20 +165,20 @@ class ClusterView:
         return PartitionPlacement(partition=number, state=TopicState.CLOSED, epoch=newest)
 
     def clocks(self, *, but: str) -> list[float]:
-        """Return what the wall clocks of the other brokers say by now, by their load reports, or a little less."""
+        """Return the wall clocks of the other brokers by their load reports; they may be a little behind."""
         now = self._clock.monotonic()
         there = [name for name in self.loads if name in self.registrations and name != but]
         return [self.loads[name].at_ms / 1000 + now - self._reported_at[name] for name in there]
 
     def brokers(self) -> list[BrokerInfo]:
-        """Those that are there, and those that went without leaving, by name."""
+        """Return the registered and the unreachable brokers, sorted by name."""
         names = sorted({*self.registrations, *self.loads, *(name for name, has in self.assigned_to.items() if has)})
         return [self._broker(name) for name in names]
 
     def info(
         self, *, topics: int, partitions: int, metadata: MetadataInfo | None = None, is_stale: bool = False
     ) -> ClusterInfo:
-        """Return the cluster in the words of the API. How many topics and partitions there are is known elsewhere."""
+        """Return the state of the cluster as clients see it; the caller knows the numbers of topics and partitions."""
         return ClusterInfo(
             brokers=self.brokers(),
             leader=self.leader.value.broker_id if self.leader is not None else None,
@@ -182,8 +192,8 @@ class ClusterView:
             waiting=[self._waiting(name) for name in sorted(self.unassigned)[:WAITING_MAX]],
         )
 
-    def unload_info(self, partition: PartitionName, unload: Unload) -> UnloadInfo:
-        """Return how far an unload has come."""
+    def unload_info(self, partition: PartitionName, unload: UnloadRequest) -> UnloadInfo:
+        """Return the state of an unload as clients see it."""
         owned = self.owner(partition)
         return UnloadInfo(
             topic=str(partition.topic),
@@ -196,13 +206,14 @@ class ClusterView:
         )
 
     def shows(self, puts: Sequence[Put], deletes: Sequence[str], revision: int) -> bool:
-        """Whether what a transaction wrote is here. One that deletes only may have had nothing to delete."""
+        """Return whether the view has what a transaction wrote; one that only deletes may not change the revision."""
         return self.revision >= revision or (not puts and not any(key in self._known for key in deletes))
 
     async def wait_for(self, predicate: "Callable[[ClusterView], bool]", timeout_seconds: float) -> bool:
-        """Whether the predicate held in time. It is asked after every change, so nothing short-lived is missed.
+        """Wait until a predicate holds; return whether it did in time. It is called after every change of the view.
 
-        LimitReached.
+        Raises:
+            LimitReached: too many callers are waiting.
         """
         if predicate(self):
             return True
@@ -219,14 +230,14 @@ class ClusterView:
             self._waiters.pop(waiter, None)
         return True
 
-    # How it stays true
+    # Following the store
 
     def listen(self, listener: Listener) -> None:
-        """To be called after every change, before those who wait are woken."""
+        """Call a listener after every change, before waiting callers are woken."""
         self._listeners.append(listener)
 
     async def load(self) -> None:
-        """List everything, and apply what differs."""
+        """List everything, and apply the differences."""
         listing = await self._metadata.list(keys.CLUSTER)
         there = {entry.key for entry in listing.entries}
         changes = [Change(key, None, listing.revision) for key in self._known if key not in there]
@@ -240,12 +251,12 @@ class ClusterView:
         self.apply(changes, listing.revision)
         self._is_loaded = True
 
-    def begin_again(self) -> None:
-        """Believe nothing that is known when everything is listed next: the store has another history now."""
+    def expect_other_history(self) -> None:
+        """Compare no revisions in the next `load`: the store was recovered and has another history."""
         self._is_other_history = True
 
     async def follow(self) -> None:
-        """Apply what changes, for as long as the store is open. Goes on where it was after any failure."""
+        """Apply changes while the store is open; after a failure go on where it stopped."""
         is_behind = False
         while True:
             try:
@@ -261,12 +272,12 @@ class ClusterView:
                 is_behind = True
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001
-                # Whatever it is: a view that stands still is worth more attempts.
+                # Whatever the error is, try again: a broker with an old view is of no use.
                 _logger.warning("cluster_watch_failed", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     def apply(self, changes: Iterable[Change], revision: int) -> None:
-        """All of these together; the view is as of `revision` then."""
+        """Apply changes together; then the view is as of `revision`."""
         touched, leader = Touched(), self.leader
         before = dict(self.registrations)
         for change in changes:
@@ -277,12 +288,12 @@ class ClusterView:
             self._apply(change, touched)
         self.revision = max(self.revision, revision)
         if self._is_loaded:
-            self._tell(touched.brokers, before, leader)
+            self._emit_events(touched.brokers, before, leader)
         for listener in self._listeners:
             listener(touched)
         self._wake()
 
-    # Inside
+    # Internals
 
     def _since(self, ms: int) -> float:
         return max(0.0, round(self._clock.now() - ms / 1000, 1))
@@ -320,9 +331,11 @@ class ClusterView:
                 if predicate(self):
                     waiter.set_result(None)
             except Exception as error:  # noqa: BLE001
-                waiter.set_exception(error)  # it is the waiter's, and nobody else's
+                waiter.set_exception(error)  # only this waiter gets the error of its predicate
 
-    def _tell(self, brokers: set[str], before: dict[str, Held[Registration]], leader: Held[Leader] | None) -> None:
+    def _emit_events(
+        self, brokers: set[str], before: dict[str, Versioned[Registration]], leader: Versioned[Leader] | None
+    ) -> None:
         for name in sorted(brokers):
             old, new = before.get(name), self.registrations.get(name)
             if new is not None and (old is None or old.value.started_ms != new.value.started_ms):
@@ -363,14 +376,14 @@ class ClusterView:
             case ["unassigned"]:
                 _keep(self.unassigned, partition, _read(change, Unassigned))
             case ["epochs"]:
-                _keep(self.epochs, partition, _read(change, Epoch))
+                _keep(self.epochs, partition, _read(change, EpochEntry))
             case ["unloads"]:
-                _keep(self.unloads, partition, _read(change, Unload))
+                _keep(self.unloads, partition, _read(change, UnloadRequest))
             case _:
                 return False
         return True
 
-    def _assign(self, partition: PartitionName, broker: str, held: Held[Assignment] | None) -> None:
+    def _assign(self, partition: PartitionName, broker: str, held: Versioned[Assignment] | None) -> None:
         owned = self.assignments.get(partition)
         if held is None:
             self.assigned_to.get(broker, set()).discard(partition)
@@ -380,7 +393,7 @@ class ClusterView:
                 self.assigned_to.pop(broker, None)
             return
         if owned is not None and owned.broker_id != broker and owned.epoch > held.value.epoch:
-            return  # two at once cannot be; should they, the newer holds
+            return  # there should never be two; if there are, the newer epoch counts
         if owned is not None and owned.broker_id != broker:
             self._assign(partition, owned.broker_id, None)
         self.assignments[partition] = Ownership(broker, held.value.epoch, held.revision)
@@ -397,12 +410,12 @@ def _keep(values: dict[Key, Value], key: Key, value: Value | None) -> None:
         values[key] = value
 
 
-def _read(change: Change, kind: type[Read]) -> Held[Read] | None:
-    """What a key holds now. What cannot be read counts as absent: then no transaction on it can succeed either."""
+def _read(change: Change, kind: type[Read]) -> Versioned[Read] | None:
+    """Read the value of a change; an unreadable one counts as absent, so no transaction based on it succeeds."""
     if change.value is None:
         return None
     try:
-        return Held(msgspec.json.decode(change.value, type=kind), change.revision)
+        return Versioned(msgspec.json.decode(change.value, type=kind), change.revision)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _logger.error("cluster_key_damaged", key=change.key, error=str(error))
         return None

@@ -1,84 +1,76 @@
-"""The fan-out of one partition at its owner: does what `core.delivery.fan_out` says, and tells it what happens.
+"""The fan-out of one partition at its owner: carries out what `core.delivery.fan_out` decides.
 
-Of a reliable topic one task reads the log, once for all subscribers that are at one place in it. Of a topic that keeps
-nothing, what is published is sent at once.
+On a reliable topic one task reads the log, once for all subscribers that are at the same offset. On a best-effort topic
+a publish is sent at once.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from sulina.broker.events import EventStream
+from sulina.broker.log_reading import FAILURE_PAUSE_SECONDS, read_while_owned
 from sulina.broker.partition import Log, Partition
-from sulina.broker.place import Place
-from sulina.core.delivery.fan_out import Effect, FanOut, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.broker.partition_ownership import PartitionOwnership
+from sulina.broker.pubsub.links import NodeLinks
+from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import DeliveryReport, PubSubConfig, SubscriberId, TopicOptions
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.position import Position
 from sulina.errors import LogClosed, NotServing, OffsetOutOfRange, SubscriberRemoved, SulinaError
 from sulina.ports import Clock
 from sulina.types import Offset
-from sulina.wire.peer import AnyPeerFrame, DeliverBatch, Fence, Removed, Resume, pack_handles
-
-READ_BYTES = 256 << 10
-FAILURE_PAUSE_SECONDS = 1.0
-UNSURE_PAUSE_SECONDS = 0.05
+from sulina.wire.peer import DeliverBatch, Fence, Removed, Resume, pack_handles
 
 _logger = structlog.get_logger("sulina.feed")
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Ways to the nodes. The owner's own is one of them."""
-
-    send: Callable[[str, AnyPeerFrame], bool]
-    is_up: Callable[[str], bool]
-    has_room: Callable[[str], bool]
-
-
-class Feed:
-    """Lives while the partition is served here, from its first subscriber on."""
+class PartitionFeed:
+    """Sends the records of a partition to its subscribers; open from the first one on, while it is served here."""
 
     def __init__(
         self,
-        place: Place,
+        ownership: PartitionOwnership,
         partition: Partition | None,
         *,
         local: str,
         config: PubSubConfig,
-        links: Links,
+        links: NodeLinks,
         clock: Clock,
         events: EventStream,
-        on_closed: Callable[["Feed"], None],
+        on_closed: Callable[["PartitionFeed"], None],
     ) -> None:
-        """`partition` is None where the topic keeps nothing."""
-        self.name = place.name
-        self.fan_out = FanOut(config, is_reliable=partition is not None, local=local, topic=str(place.name.topic))
-        self._place = place
+        """Create the feed; `partition` is None for a best-effort topic."""
+        self.name = ownership.name
+        self.fan_out = FanOut(config, is_reliable=partition is not None, local=local, topic=str(ownership.name.topic))
+        self._ownership = ownership
         self._partition = partition
-        self._revision = place.revision
-        # Whoever counted our attempts before begins anew with another feed, also one of the same epoch.
-        self._fence = (place.epoch.epoch if place.epoch is not None else 0, int(clock.now() * 1_000_000))
-        self._epoch: int = NO_EPOCH  # of the log that is read
+        self._revision = ownership.revision
+        # Nodes number attempts from the start for another fence. A second feed in the same epoch has another time.
+        self._fence = (ownership.epoch.epoch if ownership.epoch is not None else 0, int(clock.now() * 1_000_000))
+        self._epoch: int = NO_EPOCH  # of the log that is being read
         self._on_closed = on_closed
         self._links = links
         self._clock = clock
         self._events = events
-        self._topic = str(place.name.topic)
-        self._packed: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by node, the handles that were sent to last
-        self._turn = asyncio.Lock()  # joins and leaves, in their order
+        self._topic = str(ownership.name.topic)
+        self._packed: dict[str, tuple[tuple[int, ...], bytes]] = {}  # by node: the handles of the last batch
+        self._turn = asyncio.Lock()  # subscribers are added and removed in the order of the requests
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    # Who is there
+    # Subscribers and their nodes
 
-    async def join(self, member: SubscriberId, name: str, position: Position) -> Position | None:
-        """From where it is sent to; None: the topic keeps nothing. NotServing, LimitReached.
+    async def add_subscriber(self, member: SubscriberId, name: str, position: Position) -> Position | None:
+        """Send to a subscriber from now on; return where it begins, or None on a best-effort topic.
 
-        Where something of what it had was given up since, that is where the log goes on.
+        It begins at `position`, or before it where records that it has had were given up since.
+
+        Raises:
+            NotServing: the partition is not served here, or there is no connection with the subscriber's node.
+            LimitReached: the partition has as many subscribers as it may have.
         """
         async with self._turn:
             self._check_open()
@@ -87,41 +79,41 @@ class Feed:
                 begin = Position.at_offset(*await self._partition.locate_with_epoch(position))
             self._check_open()
             if not self._links.is_up(member.node):
-                raise NotServing(reason=f"there is no connection with {member.node}")
+                raise NotServing(reason=f"no connection with broker {member.node}")
             offset = None if begin is None else begin.value
-            self._do(self.fan_out.join(member, name, offset, self._clock.monotonic()))
+            self._do(self.fan_out.add(member, name, offset, self._clock.monotonic()))
             self._start()
             return begin
 
-    async def leave(self, member: SubscriberId) -> None:
-        """It wants no more."""
+    async def remove_subscriber(self, member: SubscriberId) -> None:
+        """Stop sending to a subscriber."""
         async with self._turn:
-            self._do(self.fan_out.leave(member, self._clock.monotonic()))
+            self._do(self.fan_out.remove(member, self._clock.monotonic()))
 
     async def keep_only(self, node: str, live: Collection[int]) -> None:
-        """Who is at home at a node now; others have left, and word of it was lost."""
+        """Remove the subscribers of a node that are not among its `live` handles: their unsubscribe was lost."""
         async with self._turn:
             gone = [info for info in self.fan_out.info() if info.node == node and info.handle not in live]
             for info in gone:
-                self._do(self.fan_out.leave(SubscriberId(node, info.handle), self._clock.monotonic()))
+                self._do(self.fan_out.remove(SubscriberId(node, info.handle), self._clock.monotonic()))
 
-    def node_up(self, node: str, *, is_new_life: bool) -> None:
-        """There is a connection with it again."""
+    def node_up(self, node: str, *, has_restarted: bool) -> None:
+        """Send to a node again: there is a connection with it."""
         is_blocked = not self._links.has_room(node)
         now = self._clock.monotonic()
-        self._do(self.fan_out.node_up(node, now, is_new_life=is_new_life, is_blocked=is_blocked))
+        self._do(self.fan_out.node_up(node, now, has_restarted=has_restarted, is_blocked=is_blocked))
 
     def node_down(self, node: str, reason: str) -> None:
-        """The connection with it is lost."""
+        """Stop sending to a node: the connection with it is lost."""
         self._do(self.fan_out.node_down(node, self._clock.monotonic(), reason))
 
     def node_ready(self, node: str) -> None:
-        """The connection with it takes more again."""
-        if self._links.has_room(node):  # others may have filled it meanwhile: then this is told again
+        """Go on sending to a node: its send queue is not full any more."""
+        if self._links.has_room(node):  # other feeds may have filled it; then this is called again
             self._do(self.fan_out.node_ready(node, self._clock.monotonic()))
 
     def close(self, error: SulinaError) -> None:
-        """The partition is served here no more: its subscribers are let go, and look for it."""
+        """Stop: the partition is not served here any more. Its subscribers are told, and join the next owner."""
         if self._is_closed:
             return
         handles: dict[str, list[int]] = {}
@@ -137,32 +129,36 @@ class Feed:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """To wait for when it is closed."""
+        """The tasks to wait for after `close`."""
         return [] if self._task is None else [self._task]
 
     def _check_open(self) -> None:
-        self._place.check()
+        self._ownership.check()
         if self._is_closed:
-            raise self._place.refusal()
+            raise self._ownership.refusal()
 
-    # What is published
+    # Publishes and reports
 
     def publish(self, payload: Payload, options: TopicOptions) -> None:
-        """Of a topic that keeps nothing. NoSubscribers, PartitionDropped, DelayQueueFull: nobody is sent anything."""
+        """Send a payload of a best-effort topic; when it raises, nothing was sent to anybody.
+
+        Raises:
+            NoSubscribers, PartitionDropped, DelayQueueFull: see `FanOut.publish`.
+        """
         self._do(self.fan_out.publish(payload, options, self._clock.monotonic()))
 
     def reported(self, node: str, fence: Fence, report: DeliveryReport) -> None:
-        """What became of an attempt; of one of another owner, or of another life of this one, nothing."""
+        """Take a node's report on an attempt; reports on attempts of other owners or older feeds are ignored."""
         if tuple(fence) == self._fence:
             self._do(self.fan_out.reported(node, report, self._clock.monotonic()))
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Do what is due at this time."""
         due = self.fan_out.next_tick()
         if due is not None and due <= now:
             self._do(self.fan_out.tick(now))
 
-    # Doing what the rules say
+    # Carrying out effects
 
     def _do(self, effects: Iterable[Effect]) -> None:
         if self._is_closed:
@@ -177,8 +173,8 @@ class Feed:
                 case RemoveSubscriber(member, reason, status):
                     error = SubscriberRemoved(topic=self._topic, reason=reason, status=str(status))
                     self._remove(member.node, [member.handle], error)
-                case Tell(type_, fields):
-                    self._events.tell(type_, self._topic, partition=self.name.partition, **fields)
+                case EmitEvent(type_, fields):
+                    self._events.emit_unlogged(type_, self._topic, partition=self.name.partition, **fields)
         self._wake.set()
 
     def _send(self, effect: Send) -> None:
@@ -198,7 +194,7 @@ class Feed:
             payload.data,
             self._epoch,
         )
-        # One that is lost with its connection is found out when the connection's end is told.
+        # A frame that is lost with its connection is noticed when the connection goes down.
         self._links.send(effect.node, frame)
         if not self._links.has_room(effect.node):
             self.fan_out.node_blocked(effect.node)
@@ -215,21 +211,21 @@ class Feed:
             self._task = asyncio.create_task(self._run(self._partition), name=f"feed {self.name}")
 
     async def _run(self, partition: Partition) -> None:
-        """While there are subscribers: a log that nobody reads may be closed."""
+        """Read the log while there are subscribers: a log that nobody reads may be closed."""
         try:
             while not self._is_closed and not self.fan_out.is_empty:
                 try:
                     await self._read(partition)
                 except (LogClosed, NotServing) as error:
-                    # Whoever took it away lets the subscribers go.
+                    # The partition is being closed or moved; `close` tells the subscribers.
                     _logger.info("feed_waits", partition=str(self.name), reason=str(error))
                     await asyncio.sleep(FAILURE_PAUSE_SECONDS)
                 except Exception:
-                    # Damage, or a bug: say so, and go on trying. One that ended in silence would look idle.
+                    # Damage, or a bug: log it and try again. A task that ended silently would look idle.
                     _logger.exception("feed_failed", partition=str(self.name))
                     await asyncio.sleep(FAILURE_PAUSE_SECONDS)
         finally:
-            self._task = None  # who joins next begins anew
+            self._task = None  # the next subscriber starts another task
 
     async def _read(self, partition: Partition) -> None:
         async with partition.using() as log:
@@ -251,17 +247,15 @@ class Feed:
             self._skip(log)
             return
         try:
-            found = await log.read(Offset(wanted), max_bytes=READ_BYTES)
+            found = await read_while_owned(log, Offset(wanted), lambda: self._ownership.may_ack(self._revision))
         except OffsetOutOfRange:
             self._skip(log)
             return
-        if not self._place.may_ack(self._revision):
-            # Another may be the owner: what we would send is its to say.
-            await asyncio.sleep(UNSURE_PAUSE_SECONDS)
+        if found is None:
             return
         self._do(self.fan_out.read(Payload(wanted, found.next_offset, found.data), self._clock.monotonic()))
 
     def _skip(self, log: Log) -> None:
-        """Retention has overtaken subscribers."""
+        """Move subscribers past records that retention has removed."""
         skipped = self.fan_out.skip_to(log.view.start_offset)
         _logger.warning("records_skipped", partition=str(self.name), count=skipped)

@@ -1,7 +1,7 @@
-"""Snapshots of metrics on the stream of events: of all topics together, and of each topic.
+"""Snapshots of metrics on the stream of events: for all topics together, and for each topic.
 
-A listener that names them is told all of them when it begins. All listeners are told, at every interval, those that
-have changed. While nobody listens there are none. Few go out at a tick, so that they fill nobody's queue.
+A listener that asks for this type of event gets all snapshots when it begins. At every interval all listeners get those
+that have changed. Nothing is emitted while nobody listens. A tick emits few, so that no listener's queue overflows.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ LOOKED_AT_A_TICK = 100  # so that a tick is short however many topics there are
 
 
 class MetricsSnapshots:
-    """Tells snapshots of metrics when it is ticked."""
+    """Emits snapshots of metrics in `tick`."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class MetricsSnapshots:
         self._events = events
         self._told: dict[TopicName | None, PubSubMetrics] = {}
         self._waiting: deque[TopicName | None] = deque()
-        self._due: float | None = None  # nobody listens
+        self._due: float | None = None  # None: there is no listener
         self._asked = 0
 
     def tick(self, now: float) -> None:
-        """Tell what is due at this time."""
-        if not self._events.is_heard:
+        """Emit what is due at this time."""
+        if not self._events.listeners:
             self._told.clear()
             self._waiting.clear()
             self._due = None
@@ -62,7 +62,7 @@ class MetricsSnapshots:
             looked_at += 1
 
     def _tell(self, name: TopicName | None) -> bool:
-        """Tell the metrics of a topic, or of all; False: there is nothing new."""
+        """Emit the metrics of a topic, or of all topics; False: they have not changed."""
         try:
             found = self._metrics(name)
         except TopicNotFound:  # it was deleted since the interval began
@@ -73,5 +73,5 @@ class MetricsSnapshots:
         self._told[name] = found
         fields = asdict(found)
         topic = fields.pop("topic")
-        self._events.tell(PubSubEventType.METRICS_SNAPSHOT, topic, **fields)
+        self._events.emit_unlogged(PubSubEventType.METRICS_SNAPSHOT, topic, **fields)
         return True

@@ -1,4 +1,4 @@
-"""What has become of messages, by topic: of the feeds that are here, and of those that were."""
+"""Counts of publishes and deliveries by topic, over the feeds of this node, open and closed."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, fields
 from sulina.core.delivery.fan_out import FanOut, FanOutCounts
 from sulina.wire.messages import PubSubMetrics
 
-TOPICS_MAX = 10_000  # that are remembered when they are gone
+TOPICS_MAX = 10_000  # whose counts are kept after their feeds are closed
 
 
 @dataclass(slots=True)
-class Taken:
-    """What a topic has taken, and what not."""
+class PublishCounts:
+    """Publishes that a topic has accepted and rejected."""
 
     accepted: int = 0  # records
     rejected: Counter[str] = field(default_factory=Counter)  # publishes, by reason
 
-    def add(self, other: "Taken") -> None:
-        """What another has taken, too."""
+    def add(self, other: "PublishCounts") -> None:
+        """Add the counts of another topic."""
         self.accepted += other.accepted
         self.rejected.update(other.rejected)
 
 
-def added(parts: Iterable[FanOutCounts]) -> FanOutCounts:
-    """All of them together."""
+def sum_counts(parts: Iterable[FanOutCounts]) -> FanOutCounts:
+    """Sum counts up."""
     total = FanOutCounts()
     for part in parts:
         for one in fields(FanOutCounts):
@@ -38,34 +38,36 @@ def added(parts: Iterable[FanOutCounts]) -> FanOutCounts:
     return total
 
 
-class Totals:
-    """Counts of feeds that have been closed are kept, so that no sum ever falls."""
+class FeedTotals:
+    """Keeps the counts of closed feeds, so that no total ever falls."""
 
     def __init__(self) -> None:
         self._past: dict[str, FanOutCounts] = {}
 
-    def closed(self, topic: str, fan_out: FanOut) -> None:
-        """A feed is here no more."""
-        self._past[topic] = added([self._past.pop(topic, FanOutCounts()), fan_out.counts])
+    def add_closed(self, topic: str, fan_out: FanOut) -> None:
+        """Keep the counts of a feed that has been closed."""
+        self._past[topic] = sum_counts([self._past.pop(topic, FanOutCounts()), fan_out.counts])
         if len(self._past) > TOPICS_MAX:
             del self._past[next(iter(self._past))]
 
     def topics(self) -> list[str]:
-        """That had feeds."""
+        """Return the topics of closed feeds."""
         return list(self._past)
 
-    def of(self, topic: str, here: Iterable[FanOut]) -> FanOutCounts:
-        """Of one topic, with the feeds of it that are here."""
-        return added([self._past.get(topic, FanOutCounts()), *(fan_out.counts for fan_out in here)])
+    def total(self, topic: str, feeds: Iterable[FanOut]) -> FanOutCounts:
+        """Return the total of one topic, given its open feeds."""
+        return sum_counts([self._past.get(topic, FanOutCounts()), *(fan_out.counts for fan_out in feeds)])
 
 
-def summed(topic: str | None, taken: Iterable[Taken], counts: FanOutCounts, here: Iterable[FanOut]) -> PubSubMetrics:
-    """As it is shown."""
+def metrics_of(
+    topic: str | None, publishes: Iterable[PublishCounts], counts: FanOutCounts, feeds: Iterable[FanOut]
+) -> PubSubMetrics:
+    """Return the metrics of a topic, or of all topics, as clients see them."""
     accepted, rejected = 0, Counter[str]()
-    for one in taken:
+    for one in publishes:
         accepted += one.accepted
         rejected.update(one.rejected)
-    fan_outs = list(here)
+    fan_outs = list(feeds)
     return PubSubMetrics(
         topic=topic,
         accepted=accepted,

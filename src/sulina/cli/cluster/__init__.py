@@ -1,4 +1,4 @@
-"""`sulina cluster status|rebalance|recover|start`."""
+"""Commands `sulina cluster status|rebalance|recover|start`."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from cyclopts import App, Group, Parameter, validators
 from sulina.cli import terminal
 from sulina.cli.broker import COLUMNS, RIGHT, row
 from sulina.cli.cluster.recover import recover
-from sulina.cli.remote import HERE, Remote
+from sulina.cli.flags.remote import HERE, Remote
 
 if TYPE_CHECKING:
     from sulina.wire.messages import BrokerInfo, MetadataInfo, UnloadInfo
@@ -20,20 +20,22 @@ PORT = 8080
 LEASE_SECONDS = 3.0  # soon enough to watch
 
 app = App(
-    name="cluster", help="Show, rebalance, recover or try out a cluster of brokers.", group_commands=Group("Commands")
+    name="cluster",
+    help="Show, rebalance or recover a cluster, or start one to try out.",
+    group_commands=Group("Commands"),
 )
 app.command(recover)
 
 
 @app.command
 def status(*, remote: Remote = HERE) -> None:
-    """Show the cluster: its brokers, who leads, what has no owner, what is moving."""
+    """Show the cluster: its brokers, its leader, partitions without an owner, moves."""
     cluster = remote.run(lambda client: client.admin.cluster())
     if remote.json:
         return terminal.print_json(cluster)
     terminal.print_facts(
         {
-            "leader": cluster.leader or "none at this moment",
+            "leader": cluster.leader or "none at the moment",
             "topics": cluster.topics,
             "partitions": cluster.partitions,
             "unassigned": cluster.unassigned or None,
@@ -55,14 +57,14 @@ def status(*, remote: Remote = HERE) -> None:
 
 @app.command
 def rebalance(*, remote: Remote = HERE) -> None:
-    """Move partitions from brokers that have much to do to those that have less, a few at a time."""
+    """Move partitions from the most loaded brokers to the least loaded ones, a few at a time."""
     moves = remote.run(lambda client: client.admin.rebalance()).moves
     if remote.json:
         return terminal.print_json({"moves": moves})
     if not moves:
-        return terminal.done("the brokers have their fair shares: nothing is to be moved")
+        return terminal.done("nothing to move: the load of the brokers is even")
     _print_moves(moves)
-    return terminal.say("it goes on by itself; `sulina cluster status` shows how far it is")
+    return terminal.say("the moves continue in the background; `sulina cluster status` shows the progress")
 
 
 @app.command
@@ -75,25 +77,25 @@ def start(
     restart_seconds: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
     json: bool = False,
 ) -> None:
-    """Start a cluster on this machine, to try things out, and show how it is until Ctrl-C.
+    """Start a cluster on this machine to try out, and show its state until Ctrl-C.
 
-    It is an etcd and so many brokers, each a process of its own, with a directory for what they archive. What it holds
-    is kept, and is there again the next time.
+    Starts an etcd and several brokers as processes, with a directory as object store. The data is kept, and is there
+    again when the cluster is started the next time.
 
     Parameters
     ----------
     brokers
-        How many.
+        Number of brokers.
     data
-        The directory for everything.
+        Directory for all data.
     port
-        Of the first broker; the others take the next ones that are free. 0: any that is free.
+        Port of the first broker; the others get the next free ports. 0 picks free ports for all.
     lease_seconds
-        After so long without a word a broker is taken for dead.
+        Time without contact after which a broker is considered dead.
     restart_seconds
-        Start a process that has died again after so long; without it, it stays dead.
+        Restart a process this long after it has died. Default: it stays dead.
     json
-        Say that the cluster is ready as one line of JSON, and nothing else on standard output.
+        Print one line of JSON when the cluster is ready, and nothing else on standard output.
     """
     from sulina.cli.cluster.local import LocalCluster
     from sulina.cli.cluster.run import ClusterRun
@@ -105,7 +107,7 @@ def start(
 
 
 def _metadata(info: "MetadataInfo | None") -> str | None:
-    """What the metadata store says of its room; None where it says nothing."""
+    """Return the size of the metadata store as text; None if it is unknown."""
     if info is None or (info.size_bytes is None and not info.is_full):
         return None
     parts = [] if info.size_bytes is None else [terminal.bytes_text(info.size_bytes)]
@@ -114,16 +116,14 @@ def _metadata(info: "MetadataInfo | None") -> str | None:
     if info.quota_bytes is not None:
         parts.append(f"quota {terminal.bytes_text(info.quota_bytes)}")
     said = ", ".join(parts)
-    return f"FULL, takes no writes, nothing fails over ({said}): docs/guides/operations.md" if info.is_full else said
+    return f"FULL: takes no writes, so nothing fails over ({said}); docs/guides/operations.md" if info.is_full else said
 
 
 def _clock_line(info: "BrokerInfo") -> str:
     off = terminal.seconds_text(abs(info.clock_ahead_seconds))
     if info.clock_ahead_seconds < 0:
-        return f"the clock of {info.broker_id} is {off} behind the others: set it"
-    return (
-        f"the clock of {info.broker_id} is {off} ahead of the time that has been shown: set it; nothing expires by it"
-    )
+        return f"the clock of {info.broker_id} is {off} behind the others: correct it"
+    return f"the clock of {info.broker_id} is {off} ahead of the others: correct it; retention does not trust it"
 
 
 def _print_moves(moves: "list[UnloadInfo]") -> None:

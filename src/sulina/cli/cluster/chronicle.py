@@ -1,4 +1,4 @@
-"""What has happened in a cluster, read out of how it looks from one moment to the next."""
+"""Events of a cluster, found by comparing its state from one moment to the next."""
 
 from collections import deque
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ class Chronicle:
         self._without_owner_since: float | None = None
 
     def note(self, text: str, seconds: float) -> str:
-        """Something that is known otherwise."""
+        """Add an event, and return its text."""
         self.events.append((seconds, text))
         return text
 
     def see(self, cluster: "ClusterInfo", seconds: float) -> list[str]:
-        """What is new since the last time."""
+        """Add what has changed since the last call, and return the texts."""
         before, self.cluster = self.cluster, cluster
         if before is None:
             return []
@@ -43,7 +43,7 @@ class Chronicle:
             texts.append(f"every partition has an owner, after {took:.1f} s")
         if now.recovering > before.recovering:
             count = terminal.counted(now.recovering, "partition")
-            texts.append(f"{count} recovering: only a broker that is away has all of what was acked")
+            texts.append(f"{count} recovering: only the disk of a lost broker has all acknowledged records")
         return texts
 
 

@@ -1,7 +1,7 @@
-"""A cluster on this machine, to try things out: an etcd and brokers, each a real process that can be killed for real.
+"""A cluster on this machine: an etcd and brokers, each a process that can be killed.
 
-Whoever starts it holds a lock on its directory, and so do its processes: a second cluster never runs on the same data,
-also not beside what a killed one has left behind.
+The command that starts it holds a lock on the directory, and so do its processes: a second cluster never runs on the
+same data, even if a killed command has left processes behind.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ ETCD_ATTEMPTS_MAX = 3  # a port that was free may be taken before etcd has it
 STOP_SECONDS_MAX = 60.0
 ASK_SECONDS = 0.05
 WORDS_BYTES = 4096  # of a log, to find the last words
-# It is alone, so it need not wait for others; and leases may be short.
+# A single member need not wait for others, and leases may be short.
 ETCD_FLAGS = ("--heartbeat-interval=20", "--election-timeout=200", "--logger=zap", "--log-level=warn")
 
 
 class Child:
-    """A process with a name and a log, started again and again."""
+    """A process with a name and a log file, which can be started more than once."""
 
     def __init__(self, name: str, directory: str, lock: int) -> None:
         self.name = name
@@ -49,13 +49,13 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None while it is not running."""
+        """Return the process ID, or None while it is not running."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-        """Start the process; what it says goes to its log."""
-        begins_anew = os.O_TRUNC if self._process is None else os.O_APPEND
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | begins_anew, 0o644)
+        """Start the process, with standard error in its log file."""
+        mode = os.O_TRUNC if self._process is None else os.O_APPEND
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | mode, 0o644)
         self.ended, self._is_ending = None, False
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -63,7 +63,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C in the terminal is for whoever started the cluster
+                start_new_session=True,  # a Ctrl-C in the terminal is for the command that started the cluster
                 env=dict(environment),
                 cwd=self._directory,  # away from a sulina.toml of the reader's own
                 pass_fds=[self._lock],
@@ -73,7 +73,7 @@ class Child:
         return self._process
 
     async def wait_died(self) -> None:
-        """Return when the process has ended without being told to; else never."""
+        """Wait until the process ends without a stop or kill; for ever if it was stopped."""
         assert self._process is not None
         code = await self._process.wait()
         if self._is_ending:
@@ -82,11 +82,11 @@ class Child:
         self.ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     async def stop(self) -> None:
-        """As an operator would; by force if that takes too long."""
+        """Stop the process with SIGTERM; kill it if that takes too long."""
         await self._end(signal.SIGTERM)
 
     async def kill(self) -> None:
-        """kill -9."""
+        """Kill the process with SIGKILL."""
         await self._end(signal.SIGKILL)
 
     async def _end(self, number: int) -> None:
@@ -103,25 +103,29 @@ class Child:
             await self._process.wait()
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """Return the last line of the log file."""
         with contextlib.suppress(OSError), open(self.log, "rb") as log:
             log.seek(max(0, os.path.getsize(self.log) - WORDS_BYTES))
             lines = log.read().decode(errors="replace").strip().splitlines()
             if lines:
                 return lines[-1]
-        return f"it said nothing; its log is {self.log}"
+        return f"its log {self.log} is empty"
 
 
 class Etcd(Child):
-    """The one member of an etcd."""
+    """An etcd with one member."""
 
     def __init__(self, directory: str, lock: int, binary: str) -> None:
         super().__init__("etcd", directory, lock)
         self._binary = binary
-        self._ports: list[int] = []  # that it has had
+        self._ports: list[int] = []  # of the first start
 
     async def start(self) -> None:
-        """Return when it answers; from the second time on at the same port. NotServing."""
+        """Start etcd, and wait until it answers. A restart uses the same ports.
+
+        Raises:
+            NotServing: it did not start.
+        """
         for _ in range(ETCD_ATTEMPTS_MAX):
             client, peer = ports = self._ports or free_ports(2)
             own, others = f"http://{HOST}:{client}", f"http://{HOST}:{peer}"
@@ -156,7 +160,7 @@ class Etcd(Child):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """What all brokers of a cluster are told."""
+    """The settings that all brokers of a cluster share."""
 
     metadata: str
     objects: str
@@ -164,14 +168,18 @@ class SharedSettings:
 
 
 class BrokerChild(Child):
-    """`sulina serve`, as a broker of the cluster."""
+    """A `sulina serve` process that is a broker of the cluster."""
 
     def __init__(self, name: str, directory: str, lock: int, port: int) -> None:
         super().__init__(name, directory, lock)
         self._http = f"{HOST}:{port}"
 
     async def start(self, membership: SharedSettings) -> None:
-        """Return when it answers; from the second time on at the same port. NotServing."""
+        """Start the broker, and wait until it answers. A restart uses the same port.
+
+        Raises:
+            NotServing: it did not start.
+        """
         command = [
             *(sys.executable, "-m", "sulina.cli", "serve", "--json", "--broker-id", self.name, "--http", self._http),
             *("--data", os.path.join(self._directory, self.name), "--log-format", "json"),
@@ -194,7 +202,7 @@ class BrokerChild(Child):
 
 
 class LocalCluster:
-    """`start` it; `stop` it. Processes that die are told to `on_event`, and started again if that is wanted."""
+    """An etcd and brokers on this machine. Calls `on_event` when a process dies, and restarts it if asked to."""
 
     def __init__(
         self, directory: str, *, brokers: int, port: int, lease_seconds: float, restart_seconds: float | None
@@ -203,7 +211,7 @@ class LocalCluster:
         self.on_event: Callable[[str], None] = lambda _: None
         self._lease_seconds, self._restart_seconds = lease_seconds, restart_seconds
         binary = find_etcd()
-        self._lock = _locked(directory)  # first: of a cluster that runs there already, the ports are taken too
+        self._lock = _locked(directory)  # before the ports: a cluster that runs there already has them too
         try:
             ports = _ports(port, brokers)
         except InvalidSettings:
@@ -218,12 +226,16 @@ class LocalCluster:
 
     @property
     def membership(self) -> SharedSettings:
-        """As brokers are told now; etcd has another port each time."""
+        """Return the settings of brokers that start now; etcd has another port in each run."""
         objects = f"file://{quote(os.path.join(self.directory, 'objects'))}"
         return SharedSettings(metadata=self.etcd.url, objects=objects, lease_seconds=self._lease_seconds)
 
     async def start(self) -> None:
-        """Return when all answer. NotServing."""
+        """Start etcd and the brokers, and wait until all answer.
+
+        Raises:
+            NotServing: one of them did not start.
+        """
         os.makedirs(os.path.join(self.directory, "objects"), exist_ok=True)
         await self.etcd.start()
         waiting = list(self.brokers)
@@ -237,7 +249,7 @@ class LocalCluster:
         ]
 
     async def stop(self) -> None:
-        """Brokers first, all at once, so that none takes over what another lets go; then etcd."""
+        """Stop the brokers, all at once so that none takes partitions of another, then etcd."""
         for task in self._watching:
             task.cancel()
         if self._watching:
@@ -247,7 +259,7 @@ class LocalCluster:
         os.close(self._lock)
 
     async def kill(self) -> None:
-        """At once."""
+        """Kill all processes."""
         await asyncio.gather(*(child.kill() for child in (*self.brokers, self.etcd)))
 
     async def _look_after(self, child: Child) -> None:
@@ -266,26 +278,30 @@ class LocalCluster:
                 self.on_event(str(error))
                 return
             self._note_processes()
-            self.on_event(f"{child.name} was started again, as process {child.pid}")
+            self.on_event(f"{child.name} was restarted as process {child.pid}")
 
     def _note_processes(self) -> None:
-        """In the lock, for whoever finds it held."""
+        """Write the process IDs into the lock file, for the error of a second start."""
         text = ", ".join(f"{child.name} {child.pid}" for child in (self.etcd, *self.brokers))
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}, {text}".encode(), 0)
 
 
 def find_etcd() -> str:
-    """SULINA_ETCD, the one of the PATH, or the one that `make etcd` put beside this Python. InvalidSettings."""
+    """Return the path of etcd: SULINA_ETCD, the one in PATH, or the one that `make etcd` put beside this Python.
+
+    Raises:
+        InvalidSettings: there is no etcd, or SULINA_ETCD is not a program.
+    """
     given = os.environ.get("SULINA_ETCD")
     if given:
         if not os.access(given, os.X_OK):
-            raise InvalidSettings(f"environment SULINA_ETCD: {given} is no program")
+            raise InvalidSettings(f"SULINA_ETCD={given} is not an executable file")
         return given
     beside = os.path.dirname(sys.executable)
     found = shutil.which("etcd") or shutil.which("etcd", path=beside)
     if found is None:
-        error = InvalidSettings("a cluster needs etcd, and there is none on this machine")
+        error = InvalidSettings("a cluster needs etcd, and etcd is not installed on this machine")
         error.add_note(
             "install etcd 3.4 or newer (Debian, Ubuntu: apt-get install etcd-server), run `make etcd` in a checkout of "
             "Sulina, or set SULINA_ETCD to its path"
@@ -295,7 +311,7 @@ def find_etcd() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports below those of outgoing connections: none of these takes one while its server is down."""
+    """Return free ports below the range of outgoing connections, which could take one while its server is down."""
     chance = random.SystemRandom()
     ports: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -309,12 +325,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def _ports(first: int, count: int) -> list[int]:
-    """One for each broker, the first as it was asked for. InvalidSettings when that one is taken."""
+    """Return a port for each broker, the first one as given.
+
+    Raises:
+        InvalidSettings: the first port is in use.
+    """
     if first == 0:
         return free_ports(count)
     if not _is_free(first):
         error = InvalidSettings(f"--port {first}: {HOST}:{first} is in use by another process")
-        error.add_note("end it, or choose another; port 0 takes any that are free")
+        error.add_note("stop that process, or choose another port (0 picks free ports)")
         raise error
     others = [port if port < 65536 and _is_free(port) else free_ports(1)[0] for port in range(first + 1, first + count)]
     return [first, *others]
@@ -331,7 +351,11 @@ def _is_free(port: int) -> bool:
 
 
 def _locked(directory: str) -> int:
-    """The lock of a directory, made if there is none. InvalidSettings when somebody has it."""
+    """Lock a directory, created if it does not exist, and return the file descriptor of the lock.
+
+    Raises:
+        InvalidSettings: a cluster runs in the directory, or it cannot be written.
+    """
     try:
         os.makedirs(directory, exist_ok=True)
         lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -343,13 +367,13 @@ def _locked(directory: str) -> int:
         holders = os.pread(lock, WORDS_BYTES, 0).decode(errors="replace")
         os.close(lock)
         taken = InvalidSettings(f"--data {directory}: a cluster runs there already ({holders or 'it is starting'})")
-        taken.add_note("end it, or choose another directory")
+        taken.add_note("stop it, or choose another directory")
         raise taken from None
     return lock
 
 
 def fetched(url: str, timeout_seconds: float) -> bytes:
-    """What a URL answers. OSError."""
+    """Return the body of the answer to a GET request; OSError if it is not answered."""
     with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
         body: bytes = answer.read()
         return body

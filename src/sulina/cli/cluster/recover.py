@@ -1,11 +1,13 @@
-"""`sulina cluster recover`: goes on after the metadata store was restored to an older state, or lost."""
+"""Command `sulina cluster recover`: recover a cluster whose metadata store was lost or restored to an older state."""
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from sulina.cli import terminal
-from sulina.cli.cluster_flags import STORES, StoreFlags
+from sulina.cli.flags.cluster import STORES, StoreFlags
 from sulina.config import DEFAULT_BROKER_ID, Settings
 from sulina.config import load as load_settings
 from sulina.errors import InvalidInput, InvalidSettings
@@ -20,31 +22,36 @@ SHOWN_MAX = 20  # topics and partitions, each
 
 def recover(
     *,
-    data: list[str] | None = None,
+    data: Annotated[
+        list[str] | None,
+        Parameter(help="Data directory of a broker that may know more than its copy in the archive; may be repeated."),
+    ] = None,
     stores: StoreFlags = STORES,
     config: str | None = None,
     yes: bool = False,
     json: bool = False,
 ) -> int:
-    """Go on after etcd was restored to an older state, or lost: put back what is missing, raise every epoch.
+    """Recover a cluster whose etcd was lost or restored to an older state: put back missing keys, raise every epoch.
 
-    Shows what brokers and archive know that etcd does not, and asks. Brokers that run go on by themselves afterwards.
+    Shows which topics and epochs the brokers and the archive know and etcd does not, and asks for confirmation.
+    Running brokers continue by themselves afterwards.
 
     Parameters
     ----------
-    data
-        Data directories of brokers whose memory is newer than their copy in the archive; may be given several times.
     config
-        A TOML file, as for `sulina serve`.
+        TOML file with settings, as for `sulina serve`.
     yes
-        Do not ask.
+        Do not ask for confirmation.
     json
-        What was found and done, as JSON.
+        Print what was found and changed as JSON.
+
+    Raises:
+        InvalidSettings: --metadata or --objects is missing.
     """
     flags = {"insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(stores)}
     settings = load_settings(flags, file=config)
     if settings.etcd is None or settings.objects is None:
-        raise InvalidSettings("a cluster is recovered with its --metadata etcd://… and --objects …")
+        raise InvalidSettings("cluster recover needs --metadata etcd://… and --objects URL of the cluster")
     return asyncio.run(_recover(settings, data or [], is_confirmed=yes, as_json=json))
 
 
@@ -62,10 +69,10 @@ async def _recover(settings: Settings, directories: list[str], *, is_confirmed: 
             _show(planned)
         if not is_confirmed:
             if not terminal.can_ask():
-                error = InvalidInput("nobody is there to be asked whether this cluster is to be recovered")
-                error.add_note("say --yes to do it")
+                error = InvalidInput("recovering a cluster needs a confirmation, and standard input is not a terminal")
+                error.add_note("confirm with --yes")
                 raise error
-            if not terminal.is_confirmed("Recover the cluster so?"):
+            if not terminal.is_confirmed("Recover the cluster as shown?"):
                 terminal.say("nothing was changed")
                 return 1
         await recovery.carry_out(metadata, planned)
@@ -75,8 +82,8 @@ async def _recover(settings: Settings, directories: list[str], *, is_confirmed: 
         terminal.print_json(_summary(planned))
     else:
         terminal.done(
-            f"cluster {planned.identity.cluster_id} goes on as generation {planned.identity.generation}; "
-            "start the brokers that do not run"
+            f"recovered cluster {planned.identity.cluster_id}, now generation {planned.identity.generation}; "
+            "start the brokers that are not running"
         )
     return 0
 
@@ -91,7 +98,7 @@ def _show(planned: "Recovery") -> None:
     _print_some(("partition", "epoch in etcd", "used before", "last owner"), epochs)
     _print_some(("partition that stays closed", "its archive is damaged"), [*planned.unreadable])
     if not topics and not epochs:
-        terminal.say("etcd has everything that brokers and archive know of; only who owns what is decided again")
+        terminal.say("etcd lacks nothing that brokers and archive know; only the owners are assigned again")
 
 
 def _print_some(columns: tuple[str, ...], rows: "Sequence[Sequence[object]]") -> None:

@@ -1,4 +1,4 @@
-"""`sulina cluster start` from its beginning to its end: start, show, stop."""
+"""Command `sulina cluster start`: start a local cluster, show it, stop it."""
 
 import asyncio
 import contextlib
@@ -33,23 +33,23 @@ class ClusterRun:
         self._chronicle = Chronicle()
         self._stopping = asyncio.Event()
         self._started = time.monotonic()
-        self._is_stale = False  # nobody answers
+        self._is_stale = False  # no broker answers
 
     async def run(self) -> None:
-        """NotServing, InvalidSettings when it does not start."""
+        """Start the cluster, show it until a signal, and stop it; raises NotServing if it does not start."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
 
         def stop() -> None:
             if self._stopping.is_set():
-                task.cancel()  # whoever asks twice does not want to wait; what is acked is durable
+                task.cancel()  # a second signal does not wait; acknowledged records are durable
             self._stopping.set()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
         self._cluster.on_event = self._note
-        self._say(f"an etcd and {terminal.counted(len(self._cluster.brokers), 'broker')} start …")
+        self._say(f"starting etcd and {terminal.counted(len(self._cluster.brokers), 'broker')} …")
         try:
             starting = asyncio.ensure_future(self._cluster.start())
             stopping = asyncio.ensure_future(self._stopping.wait())
@@ -61,12 +61,12 @@ class ClusterRun:
                 starting.cancel()
                 await asyncio.wait({starting})
             stopping.cancel()
-            self._say("the brokers archive what they have, and stop; Ctrl-C once more does not wait for that")
+            self._say("stopping: the brokers archive their records; press Ctrl-C again to stop at once")
             await self._cluster.stop()
         except BaseException:
             await self._cluster.kill()
             raise
-        self._say(f"all is stopped; what it holds is in {self._cluster.directory}")
+        self._say(f"stopped; the data is kept in {self._cluster.directory}")
 
     async def _show(self) -> None:
         self._tell_ready()
@@ -81,7 +81,7 @@ class ClusterRun:
                 await wait_or_timeout(self._stopping, LOOK_SECONDS)
 
     def _look(self) -> "ClusterInfo | None":
-        """The cluster as the first broker that answers sees it."""
+        """Return the state of the cluster by the first broker that answers; None if none does."""
         from sulina.wire.messages import ClusterInfo
 
         for broker in self._cluster.brokers:
@@ -91,7 +91,7 @@ class ClusterRun:
                     return msgspec.json.decode(body, type=ClusterInfo)
         return None
 
-    # What is said
+    # Output
 
     @property
     def _seconds(self) -> float:
@@ -101,7 +101,7 @@ class ClusterRun:
         self._line(self._chronicle.note(text, self._seconds))
 
     def _line(self, text: str) -> None:
-        """Of an event, where there is no screen to put it on."""
+        """Print an event as a line, if there is no screen that shows it."""
         if not self._as_json and not sys.stdout.isatty():
             terminal.done(f"{self._seconds:7.1f} s  {text}")
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""How `sulina cluster start` looks: what to try, and one screen that is drawn anew."""
+"""The screen of `sulina cluster start`: commands to try, brokers, events."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from sulina.cli import terminal
 from sulina.cli.cluster.chronicle import Chronicle
 from sulina.cli.cluster.local import LocalCluster
-from sulina.cli.remote import DEFAULT_URL
+from sulina.cli.flags.remote import DEFAULT_URL
 
 if TYPE_CHECKING:
     from sulina.cli.cluster.local import BrokerChild
@@ -21,17 +21,17 @@ _COLOURS = {"active": "green", "draining": "yellow", "unreachable": "red"}
 
 
 def next_steps(cluster: LocalCluster, program: str) -> RenderableType:
-    """What to open, and what to type. `program` is how this one is called."""
+    """Return commands to try and pages to open. `program` is the word that starts this program."""
     first, last = cluster.brokers[0], cluster.brokers[-1]
     steps = [
-        (f"export SULINA_URL={first.url}", "so that commands find this cluster"),
-        (f"{program} topic create orders --partitions 6 --ack archived", "a topic that outlives any broker"),
-        (f"{program} produce orders --count 100000 --rate 1000", "records, while you try the rest"),
-        (f"{program} topic lookup orders", "who serves which partition"),
-        (f"{program} topic move orders --to {last.name} --force", "all of it to one broker, while records flow"),
-        (f"{program} broker drain {last.name}", "and away from it again"),
-        (f"kill -9 {last.pid}", f"{last.name} dies; the others take over"),
-        (f"{program} cluster status", "all of this in one look"),
+        (f"export SULINA_URL={first.url}", "let commands find this cluster"),
+        (f"{program} topic create orders --partitions 6 --ack archived", "create a topic that survives any broker"),
+        (f"{program} produce orders --count 100000 --rate 1000", "publish while you try the rest"),
+        (f"{program} topic lookup orders", "show which broker owns each partition"),
+        (f"{program} topic move orders --to {last.name} --force", f"move all partitions to {last.name}"),
+        (f"{program} broker drain {last.name}", f"move them away from {last.name} again"),
+        (f"kill -9 {last.pid}", f"kill {last.name}; the others take its partitions"),
+        (f"{program} cluster status", "show brokers, leader and moves"),
         (f"{first.url}/docs", "the HTTP API"),
     ]
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
@@ -44,7 +44,7 @@ def next_steps(cluster: LocalCluster, program: str) -> RenderableType:
 
 
 def screen(cluster: LocalCluster, chronicle: Chronicle, *, is_stale: bool, seconds: float) -> RenderableType:
-    """Everything, as it is now."""
+    """Return the whole screen with the current state."""
     return Panel(
         Group(
             _facts(cluster, chronicle, is_stale=is_stale),
@@ -69,7 +69,7 @@ def _facts(cluster: LocalCluster, chronicle: Chronicle, *, is_stale: bool) -> Re
     grid.add_row("etcd", told)
     seen = chronicle.cluster
     if seen is None or is_stale:
-        grid.add_row("cluster", Text("no broker answers at this moment", "yellow"))
+        grid.add_row("cluster", Text("no broker answers at the moment", "yellow"))
         return grid
     counts = f"{terminal.counted(seen.partitions, 'partition')} of {terminal.counted(seen.topics, 'topic')}"
     line = Text(counts)
@@ -93,7 +93,7 @@ def _brokers(cluster: LocalCluster, chronicle: Chronicle) -> RenderableType:
     infos = {info.broker_id: info for info in chronicle.cluster.brokers} if chronicle.cluster else {}
     for child in cluster.brokers:
         grid.add_row(*_row(child, infos.pop(child.name, None)))
-    for info in infos.values():  # of an earlier run, with more brokers, or started by hand
+    for info in infos.values():  # from an earlier run with more brokers, or started by hand
         grid.add_row(*_row(None, info))
     return grid
 
@@ -102,7 +102,7 @@ def _row(child: "BrokerChild | None", info: "BrokerInfo | None") -> tuple[Text, 
     if child is None:
         process = Text("-", "dim")
     elif child.pid is None:
-        process = Text("died" if child.ended else "starting", "bold red")  # how, the events say
+        process = Text("died" if child.ended else "starting", "bold red")  # the events say why
     else:
         process = Text(str(child.pid))
     name = child.name if child is not None else info.broker_id if info is not None else "?"

@@ -1,6 +1,6 @@
-"""`sulina demo`: a node at work, live. It is filled, read, killed in the middle, and what was acked is still there.
+"""Command `sulina demo`: a node that takes records, is killed in the middle, and loses none that it acknowledged.
 
-Then a pipeline makes tables of it, while more comes, and a question is asked of them.
+Then a pipeline makes tables of the topic while it grows, and the demo queries them.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from sulina.cli import terminal
-from sulina.cli.remote import client_for
+from sulina.cli.flags.remote import client_for
 from sulina.errors import InvalidSettings
 from sulina.waiting import wait_or_timeout
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from sulina.cli.demo.tables import DemoPipeline, Revenue
     from sulina.client import Client
 
-KILL_AT = 0.4  # of the time that the demo has
+KILL_AT = 0.4  # share of the demo's time
 KILL_SECONDS_MAX = 5.0
-STEADY_SECONDS, AFTER_SECONDS = 1.0, 3.0  # after a restart: latencies count again; the show goes on for
+STEADY_SECONDS, AFTER_SECONDS = 1.0, 3.0  # after a restart: until latencies count again; until the traffic may end
 DRAW_SECONDS = 0.125
 LINE_SECONDS = 1.0
 
@@ -38,34 +38,40 @@ def demo(
     *,
     seconds: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 12,
     rate: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=50_000))] = 1000,
-    data: str | None = None,
+    data: Annotated[
+        str | None,
+        Parameter(
+            help="New directory for the node, the tables and pipeline.toml, which is kept. Default: a temporary "
+            "directory, which is removed at the end."
+        ),
+    ] = None,
     no_tables: bool = False,
     exit_: Annotated[bool, Parameter(name="--exit")] = False,
     svg: str | None = None,
     json: bool = False,
 ) -> int:
-    """See a node at work, live.
+    """Watch a node at work: it takes records, is killed in the middle, and loses none of them.
 
     Parameters
     ----------
     seconds
-        How long records are produced; 0 is until Ctrl-C.
+        Time during which records are produced; 0 runs until Ctrl-C.
     rate
-        Records a second.
-    data
-        A new directory for all of it (node, tables, pipeline.toml), which is kept; without it a temporary one, which
-        is not.
+        Records per second.
     no_tables
-        Leave out the Delta Lake tables that a pipeline on Spark makes at the end.
+        Skip the Delta Lake tables that a pipeline on Spark makes at the end.
     exit_
-        End after the summary, instead of serving on. So it is where standard output is not a terminal.
+        Exit after the summary instead of serving on. Default if standard output is not a terminal.
     svg
-        Save the last screen as a picture.
+        Save the last screen to this file as an SVG picture.
     json
-        The summary as JSON, and nothing else on standard output.
+        Print the summary as JSON, and nothing else on standard output.
+
+    Raises:
+        InvalidSettings: --data is not an empty directory.
     """
     if data is not None and os.path.exists(data) and (not os.path.isdir(data) or os.listdir(data)):
-        raise InvalidSettings(f"--data {data}: the demo begins with nothing, and this is not an empty directory")
+        raise InvalidSettings(f"--data {data} is not an empty directory, which the demo needs")
     root = tempfile.mkdtemp(prefix="sulina-demo-") if data is None else data
     serves_on = sys.stdout.isatty() and not exit_ and not json
     show = Show(seconds=seconds, rate=rate, root=Path(root).absolute(), serves_on=serves_on)
@@ -89,7 +95,7 @@ class Show:
         from sulina.cli.demo.tally import Tally
 
         (root / "node").mkdir(parents=True, exist_ok=True)
-        self.is_silent = False  # but for the summary as JSON
+        self.is_silent = False  # except for the summary as JSON
         self.has_tables = True
         self.svg: str | None = None
         self._seconds, self._rate = seconds, rate
@@ -104,20 +110,20 @@ class Show:
         self._interrupted = asyncio.Event()
 
     async def run(self) -> int:
-        """The exit code: 0 if everything that was promised was seen."""
+        """Run the demo, and return the exit code: 0 if every check has passed."""
         from sulina.cli.demo.node import READY_SECONDS_MAX
         from sulina.client import ClientOptions
 
         self._handle_signals()
         try:
-            self._say("a node starts … (the very first time it compiles its kernels, for some seconds)")
+            self._say("starting a node … (the first start compiles its kernels, which takes some seconds)")
             await self._node.start()
             options = ClientOptions(timeout_seconds=READY_SECONDS_MAX, backoff_seconds_max=0.5)
             async with client_for(self._node.url, options) as client:
                 faults = await self._play(client)
             self._conclude(faults)
             if self._serves_on and not self._interrupted.is_set():
-                terminal.say("the node serves on; Ctrl-C ends it")
+                terminal.say("the node is still serving; Ctrl-C stops it")
                 await self._interrupted.wait()
             return 1 if faults else 0
         finally:
@@ -126,7 +132,7 @@ class Show:
             await self._node.stop()
 
     def _handle_signals(self) -> None:
-        """Ctrl-C ends the traffic, and once more everything; so do SIGTERM and a closed terminal."""
+        """Handle signals: Ctrl-C ends the traffic, a second one ends the demo; so does SIGTERM or a closed terminal."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -142,7 +148,7 @@ class Show:
             loop.add_signal_handler(number, task.cancel)
 
     async def _play(self, client: "Client") -> list[str]:
-        """Produce and consume while the node is killed, then check. What is wrong."""
+        """Produce and consume while the node is killed, then check, and return the faults."""
         from sulina.cli.demo import traffic
         from sulina.cli.demo.tally import Tally
 
@@ -171,12 +177,12 @@ class Show:
                 drawer.cancel()
             stored = await traffic.read_all(client)
             faults += tally.faults(stored)
-            self._note("every record was read again from the log, and checked")
+            self._note("read every record from the log again, and checked it")
             draw()
         return faults
 
     async def _begin_tables(self) -> None:
-        """A pipeline beside the traffic, until its tables are there."""
+        """Start a pipeline beside the traffic, and wait until its tables exist."""
         from sulina.cli.demo.tables import DemoPipeline, why_not
 
         if not self.has_tables or self._ending.is_set():
@@ -188,24 +194,24 @@ class Show:
         self._until = self._tally.seconds
         self._pipeline = DemoPipeline(self._root, self._node.url)
         await self._pipeline.start()
-        self._note("Spark starts, and makes Delta Lake tables of the topic while it grows")
+        self._note("starting Spark, which makes Delta Lake tables of the topic while it grows")
         await self._pipeline.wait_for_tables()
-        self._note("tables are there, and grow")
+        self._note("the tables exist, and grow with the topic")
 
     async def _end_tables(self) -> list[str]:
-        """Ask the last of them. What is wrong."""
+        """Read the gold table, and return the faults."""
         if self._pipeline is None:
             return []
         acked = self._tally.acked.total
         self._answer = await self._pipeline.answer(acked)
         orders = sum(row.orders for row in self._answer)
         if orders != acked:
-            return [f"the tables have {orders:,} orders, and {acked:,} were acked"]
+            return [f"the tables have {orders:,} orders, but {acked:,} were acknowledged"]
         self._note(f"the tables have all {acked:,} orders, each once")
         return []
 
     async def _kill_in_the_middle(self) -> None:
-        """kill -9, and a new process on the same data and port. The client is not told."""
+        """Kill the node, and start a new process on the same data and port. The client is not told."""
         moment = min(KILL_AT * self._seconds or KILL_SECONDS_MAX, KILL_SECONDS_MAX)
         if await self._wait_ending(moment - self._tally.seconds):
             return
@@ -213,20 +219,20 @@ class Show:
         pid = self._node.pid
         await self._node.kill()
         acked = self._tally.acked.total
-        self._note(f"kill -9 {pid}, after {acked:,} acked records")
+        self._note(f"kill -9 {pid}, after {acked:,} acknowledged records")
         await self._node.start()
         self._note(f"a new process serves the same data after {self._node.start_seconds:.1f} s")
         await self._tally.wait_until(lambda: self._tally.acked.total > acked)
-        self._note("the client has reconnected by itself, and goes on")
+        self._note("the client has reconnected, and continues")
         self._until = max(self._until, self._tally.seconds + AFTER_SECONDS)
         await self._wait_ending(STEADY_SECONDS)
         self._tally.is_steady = True
 
     async def _wait_ending(self, seconds: float | None) -> bool:
-        """Whether the end was called for before the time was over; None is no time."""
+        """Wait, without a limit for None, and return whether the end was called for before the time was over."""
         return await wait_or_timeout(self._ending, None if seconds is None else max(seconds, 0))
 
-    # What is shown
+    # Output
 
     def _say(self, text: str) -> None:
         if not self.is_silent:
@@ -240,7 +246,7 @@ class Show:
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[Callable[[], None]]:
-        """A way to show how things are now: a screen in a terminal, else a line."""
+        """Yield a function that shows the current state: a screen in a terminal, else a line."""
         from sulina.cli.demo import view
 
         if self.is_silent:

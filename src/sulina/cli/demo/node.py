@@ -1,4 +1,4 @@
-"""The node of the demo: a real process, `sulina serve`, that can be killed for real."""
+"""The node of the demo: a `sulina serve` process that can be killed."""
 
 import asyncio
 import contextlib
@@ -36,11 +36,15 @@ class ChildNode:
 
     @property
     def pid(self) -> int | None:
-        """None while it is not running."""
+        """Return the process ID, or None while it is not running."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Return when the node answers; from the second time on at the same port. NotServing says why not."""
+        """Start the node, and wait until it answers. A restart uses the same port.
+
+        Raises:
+            NotServing: it did not start.
+        """
         started = time.monotonic()
         command = [sys.executable, "-m", "sulina.cli", "serve", "--json", "--data", self.data, "--http", self._http]
         self._process = process = await asyncio.create_subprocess_exec(
@@ -49,7 +53,7 @@ class ChildNode:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the demo, which then ends the node
+            start_new_session=True,  # a Ctrl-C in the terminal is for the demo, which then stops the node
             env={name: value for name, value in os.environ.items() if not name.startswith("SULINA_")},
             cwd=Path(self.data).parent,  # away from a sulina.toml of the reader's own
         )
@@ -61,7 +65,7 @@ class ChildNode:
             line = b""
         if not line:
             await self.kill()
-            raise NotServing(reason=f"it did not start: {self._last_words()}")
+            raise NotServing(reason=f"the demo's node did not start: {self._last_words()}")
         self.url = msgspec.json.decode(line)["url"]
         self._http = self.url.removeprefix("http://")
         self.is_serving = True
@@ -69,11 +73,11 @@ class ChildNode:
         self.start_seconds = time.monotonic() - started
 
     async def kill(self) -> None:
-        """kill -9: nothing is flushed, nothing is said."""
+        """Kill the node with SIGKILL: it can neither flush nor say goodbye."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """As an operator would."""
+        """Stop the node with SIGTERM; kill it if that takes too long."""
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self._end(signal.SIGTERM)
@@ -90,14 +94,14 @@ class ChildNode:
         self._process = None
 
     def _last_words(self) -> str:
-        """The last line of its log."""
+        """Return the last line of its log."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
 
 def usual_address() -> str:
-    """Where every command looks for a node, if nobody is there; else any port."""
+    """Return the address at which commands look for a node by default, or any port if that one is in use."""
     host, _, port = DEFAULT_HTTP.partition(":")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

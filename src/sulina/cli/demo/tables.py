@@ -1,6 +1,6 @@
 """The tables of the demo: `sulina pipeline run` as a process of its own, beside the traffic.
 
-The gold table is asked how many orders it has: it is right when it has every acked one, and no other.
+The gold table is correct when it counts every acknowledged order, and no other.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ tables = "{tables}"
 table = "orders_raw"
 topic = "{topic}"
 
-[[silver]]                     # decoded by the topic's schema; what does not fit is put aside, with the reason
+[[silver]]                     # decoded by the topic's schema; misfits go to a quarantine table, with the reason
 table = "orders"
 from = "orders_raw"
 
@@ -41,7 +41,7 @@ from = "orders_raw"
 name = "the amount is positive"
 that = "amount > 0"
 
-[[gold]]                       # the answer to a question, made anew when there are new rows
+[[gold]]                       # the answer to a query, computed again when there are new rows
 table = "{gold}"
 sql = "select item, count(*) as orders, round(sum(amount), 2) as revenue from orders group by item order by item"
 """
@@ -57,7 +57,7 @@ class Revenue:
 
 
 def why_not() -> str | None:
-    """Why there can be no tables on this machine; None if there can."""
+    """Return why this machine cannot make tables; None if it can."""
     try:
         from sulina.spark.session import check_java
     except ImportError as error:
@@ -70,10 +70,10 @@ def why_not() -> str | None:
 
 
 class DemoPipeline:
-    """A pipeline on the demo's topic, for as long as the demo wants it."""
+    """A `sulina pipeline run` process on the demo's topic."""
 
     def __init__(self, root: Path, url: str) -> None:
-        self.progress: list[dict[str, Any]] = []  # of each table, as it was told last
+        self.progress: list[dict[str, Any]] = []  # the last that was printed, for each table
         self.tables = root / "tables"
         self.file = root / "pipeline.toml"
         self.file.write_text(DEFINITION.format(url=url, tables=self.tables, topic=TOPIC, gold=GOLD))
@@ -82,7 +82,7 @@ class DemoPipeline:
         self._listener: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Return at once: Spark takes its time."""
+        """Start the pipeline, without waiting for Spark."""
         command = [sys.executable, "-m", "sulina.cli", "pipeline", "run", str(self.file), "--json"]
         self._process = await asyncio.create_subprocess_exec(
             *command,
@@ -102,7 +102,11 @@ class DemoPipeline:
             self.progress = msgspec.json.decode(line)["tables"]
 
     async def wait_for_tables(self) -> None:
-        """Until there is an answer in gold. SparkFailed says why there is none."""
+        """Wait until the gold table has rows.
+
+        Raises:
+            SparkFailed: the pipeline has ended, or takes too long.
+        """
         try:
             async with asyncio.timeout(APPEAR_SECONDS_MAX):
                 while not await asyncio.to_thread(self._answer):
@@ -110,12 +114,12 @@ class DemoPipeline:
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             raise SparkFailed(
-                reason=f"there is no table after {APPEAR_SECONDS_MAX:.0f} s: {self._last_words()}; "
-                "try again when the machine has less to do, or with --no-tables"
+                reason=f"the pipeline made no table within {APPEAR_SECONDS_MAX:.0f} s: {self._last_words()}; "
+                "try again when the machine is less busy, or use --no-tables"
             ) from None
 
     async def answer(self, orders: int) -> list[Revenue]:
-        """What the gold table says once it has so many orders, or when that takes too long."""
+        """Return the rows of the gold table once it counts this number of orders, or when that takes too long."""
         found: list[Revenue] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
@@ -136,11 +140,11 @@ class DemoPipeline:
     def _check(self) -> None:
         if self._process is not None and self._process.returncode is not None:
             raise SparkFailed(
-                reason=f"the demo's pipeline has ended: {self._last_words()}; try again, or with --no-tables"
+                reason=f"the demo's pipeline has ended: {self._last_words()}; try again, or use --no-tables"
             )
 
     async def stop(self) -> None:
-        """As Ctrl-C would; then with everything that it has started."""
+        """Stop the pipeline with SIGTERM, then kill it with all its processes."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -158,4 +162,4 @@ class DemoPipeline:
     def _last_words(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"

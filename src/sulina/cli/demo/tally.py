@@ -1,7 +1,7 @@
-"""What the demo counts, and what it checks: every acked record once, at its offset, in order, with no gap.
+"""Counts and checks of the demo: every acked record is there once, at its offset, in order, with no gap.
 
-Each lane numbers its records, and its key keeps them in one partition. So the check needs no memory of what has passed:
-the next record of a partition has the next offset, and the next record of a lane has the next number.
+Each lane (a producer of one customer's orders) numbers its records, and its key keeps them in one partition. So the
+check is simple: the next record of a partition has the next offset, the next record of a lane has the next number.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ class Order:
     amount: float
 
 
-class Sequence:
-    """Checks the records of one reader."""
+class SequenceCheck:
+    """Checks that the records of one reader have no gap and are in order."""
 
     def __init__(self) -> None:
         self.next_offset: dict[int, int] = {}  # by partition
@@ -37,7 +37,7 @@ class Sequence:
         self.faults: list[str] = []
 
     def take(self, partition: int, offset: int, order: Order) -> bool:
-        """True for a record that is new; one that was seen is counted, anything else is a fault."""
+        """Check a record, and return whether it is new; one that was seen before is counted as repeated."""
         expected = self.next_offset.get(partition, 0)
         if offset < expected:
             self.repeated += 1
@@ -66,11 +66,11 @@ class Rate:
         self.frozen: float | None = None  # what is shown once it is over
 
     def add(self, records: int) -> None:
-        """So many more, now."""
+        """Count more records."""
         self.total += records
 
     def now(self) -> float:
-        """Called regularly."""
+        """Return the current rate. Call it regularly."""
         if self.frozen is not None:
             return self.frozen
         now = time.monotonic()
@@ -83,14 +83,14 @@ class Rate:
 
 @dataclass(slots=True)
 class Tally:
-    """All that is shown, and all that is proven."""
+    """Everything that the demo shows and checks."""
 
     started: float = field(default_factory=time.monotonic)
     acked: Rate = field(default_factory=Rate)
     consumed: Rate = field(default_factory=Rate)
     acked_numbers: dict[int, int] = field(default_factory=dict)  # the next number of each lane
     acked_ends: dict[int, int] = field(default_factory=dict)  # the offset after the last acked record, by partition
-    delivered: Sequence = field(default_factory=Sequence)
+    delivered: SequenceCheck = field(default_factory=SequenceCheck)
     latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
     longest_ack_seconds: float = 0.0
     is_steady: bool = True  # latencies of an outage would hide the others
@@ -101,39 +101,39 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Return the seconds since the start."""
         return time.monotonic() - self.started
 
     async def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Return when it does, which is asked after every change."""
+        """Wait until `holds()`, which is checked after every change."""
         while not holds():
             self.changed.clear()
             await self.changed.wait()
 
     def freeze(self) -> None:
-        """Rates stay as they are: what comes now is the end."""
+        """Freeze the rates that are shown, before the traffic ends."""
         self.acked.frozen, self.consumed.frozen = self.acked.now(), self.consumed.now()
 
     def note(self, text: str) -> None:
-        """Something worth telling."""
+        """Add an event."""
         self.happened.append((self.seconds, text))
 
     def percentile_ms(self, share: float) -> float | None:
-        """Of publish to delivery, lately."""
+        """Return a percentile of the recent latencies from publish to delivery."""
         found = sorted(self.latencies_ms)
         return found[min(int(len(found) * share), len(found) - 1)] if found else None
 
     def is_drained(self) -> bool:
-        """Whether every acked record was delivered."""
+        """Return whether every acked record was delivered."""
         return all(self.delivered.next_offset.get(part, 0) >= end for part, end in self.acked_ends.items())
 
     def missing(self) -> int:
-        """Acked records that were not delivered."""
+        """Count the acked records that were not delivered."""
         seen = self.delivered.next_offset
         return sum(max(0, end - seen.get(part, 0)) for part, end in self.acked_ends.items())
 
-    def faults(self, stored: Sequence) -> list[str]:
-        """Everything that is wrong, given what the log itself holds at the end."""
+    def faults(self, stored: SequenceCheck) -> list[str]:
+        """Return all faults. `stored` are the records that the log has at the end."""
         faults = [f"delivered: {fault}" for fault in self.delivered.faults]
         faults += [f"stored: {fault}" for fault in stored.faults]
         if missing := self.missing():

@@ -1,6 +1,6 @@
-"""The producers and the consumer of the demo, over WebSocket through the Python client, as any application has them.
+"""The producers and the consumer of the demo, written with the Python client as in any application.
 
-Nothing here knows that the node will be killed: the client reconnects, and repeats what has no answer.
+Nothing here handles the node's death: the client reconnects, and repeats requests that were not answered.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sulina.cli.demo.tally import Order, Sequence, Tally
+from sulina.cli.demo.tally import Order, SequenceCheck, Tally
 
 if TYPE_CHECKING:
     from sulina.client import Client, Message
@@ -43,7 +43,7 @@ _decode = msgspec.json.Decoder(Order).decode
 
 
 async def produce(client: "Client", lane: int, rate: float, tally: Tally, ending: asyncio.Event) -> None:
-    """Batches of one customer's orders, each acked before the next, until `ending`."""
+    """Publish batches of one customer's orders, each acked before the next, until `ending`."""
     from sulina.client import Record
 
     number = 0
@@ -74,7 +74,7 @@ def _order(lane: int, number: int, now_ns: int) -> Order:
 
 
 async def consume(client: "Client", tally: Tally) -> None:
-    """What the subscription delivers, for ever. What comes again after a reconnect is recognised by its offset."""
+    """Consume the subscription for ever. Records that are redelivered are recognised by their offset."""
     async with client.consumer(TOPIC, SUBSCRIPTION, mode="exclusive", start="earliest", credit=2000) as messages:
         async for message in messages:
             order = _decode(message.value or b"")
@@ -96,16 +96,16 @@ def _note_delivery(tally: Tally, message: "Message", order: Order) -> None:
     tally.changed.set()
 
 
-async def read_all(client: "Client") -> Sequence:
-    """The log itself, from its beginning to its end now."""
-    stored = Sequence()
+async def read_all(client: "Client") -> SequenceCheck:
+    """Read the log from its start to its current end, and check it."""
+    stored = SequenceCheck()
     async for record in client.read(TOPIC, start="earliest", follow=False):
         stored.take(record.partition, record.offset, _decode(record.value or b""))
     return stored
 
 
 async def wait_drained(tally: Tally) -> None:
-    """Return when every acked record was delivered, or when that takes too long."""
+    """Wait until every acked record was delivered, or until that takes too long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS_MAX):
             await tally.wait_until(tally.is_drained)

@@ -1,4 +1,4 @@
-"""How the demo looks: one screen that is drawn anew, and what is left of it at the end."""
+"""The screen of the demo, and its summary at the end."""
 
 import io
 import re
@@ -15,13 +15,14 @@ from sulina.cli.demo.node import ChildNode
 from sulina.cli.demo.tables import Revenue
 from sulina.cli.demo.tally import Tally
 from sulina.cli.demo.traffic import PARTITIONS, SUBSCRIPTION, TOPIC
-from sulina.cli.remote import DEFAULT_URL
+from sulina.cli.flags.remote import DEFAULT_URL
 
 WIDTH_MAX = 100
+ONE_MORE = '{"lane": 9, "number": 0, "item": "oars", "amount": 9.5}'  # fits the topic's schema
 
 
 def screen(node: ChildNode, tally: Tally, tables: list[dict[str, Any]], *, remaining: float | None) -> RenderableType:
-    """Everything, as it is now."""
+    """Return the whole screen with the current state."""
     ending = "Ctrl-C ends" if remaining is None else "over" if remaining <= 0 else f"{remaining:.0f} s"
     body = Group(
         _facts(node, tally),
@@ -43,7 +44,7 @@ def screen(node: ChildNode, tally: Tally, tables: list[dict[str, Any]], *, remai
 
 
 def line(node: ChildNode, tally: Tally) -> str:
-    """The same in one line, for a log."""
+    """Return the current state in one line."""
     state = f"serving at {node.url}" if node.is_serving else "killed, starting again"
     return (
         f"{tally.seconds:5.1f} s  {tally.acked.total:,} acked ({tally.acked.now():,.0f}/s)  "
@@ -53,14 +54,14 @@ def line(node: ChildNode, tally: Tally) -> str:
 
 
 def verdict(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[str]) -> RenderableType:
-    """What was shown, in words."""
+    """Return what the demo has shown, or the faults that it has found."""
     if faults:
         return Group(*(Text.assemble(("✗ ", "bold red"), fault) for fault in faults))
     again = tally.delivered.repeated
     lines = [
-        f"{tally.acked.total:,} records acknowledged, each on the disk before its ack",
+        f"{tally.acked.total:,} records acknowledged, each on disk before its ack",
         "all delivered in order, without a gap"
-        + (f"; {again} came again, and were known by their offset" if again else ""),
+        + (f"; {again} were redelivered, and recognised by their offset" if again else ""),
         f"publish to delivery: {_ms(tally.percentile_ms(0.5))} p50, {_ms(tally.percentile_ms(0.99))} p99 "
         "(without the restart)",
     ]
@@ -71,7 +72,7 @@ def verdict(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[s
             "at most",
         )
     if answer:
-        lines.append("bronze, silver and gold Delta Lake tables have every record once; the gold one says:")
+        lines.append("bronze, silver and gold Delta Lake tables have every record once; the gold table:")
     told: list[RenderableType] = [Text.assemble(("✓ ", "bold green"), text) for text in lines]
     if answer:
         rows = [(row.item, f"{row.orders:,}", f"{row.revenue:,.2f}") for row in answer]
@@ -80,19 +81,19 @@ def verdict(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[s
 
 
 def next_steps(url: str, program: str, pipeline: Path | None) -> RenderableType:
-    """What to open, and what to type. `program` is how this one is called."""
+    """Return commands to try and pages to open. `program` is the word that starts this program."""
     steps = [
         (f"{url}/docs", "the HTTP API"),
-        (f"{url}/metrics", "figures for Prometheus"),
-        (f"export SULINA_URL={url}", "so that commands find this node"),
-        (f"{program} tail orders", "the newest records, and those that come"),
-        (f"{program} topic show orders", "offsets, versions, segments"),
-        (f"{program} subscription show orders {SUBSCRIPTION}", "cursors and lag"),
-        (f"echo hello | {program} produce orders --key me", "one record more"),
-        (f"{program} serve", "a node of your own, in ./sulina-data"),
+        (f"{url}/metrics", "metrics for Prometheus"),
+        (f"export SULINA_URL={url}", "let commands find this node"),
+        (f"{program} tail orders", "print the newest records, then new ones"),
+        (f"{program} topic show orders", "show offsets, versions, segments"),
+        (f"{program} subscription show orders {SUBSCRIPTION}", "show cursors and lag"),
+        (f"echo '{ONE_MORE}' | {program} produce orders", "publish one more record"),
+        (f"{program} serve", "start a node of your own, in ./sulina-data"),
     ]
     if pipeline is not None:
-        steps.append((f"{program} pipeline run {pipeline}", "let the tables grow on"))
+        steps.append((f"{program} pipeline run {pipeline}", "keep the tables up to date"))
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(style="dim")
@@ -120,7 +121,7 @@ def _facts(node: ChildNode, tally: Tally) -> RenderableType:
         "consumer",
         f"{tally.consumed.total:,} received",
         f"{tally.consumed.now():,.0f} a second",
-        f"{tally.delivered.repeated} came again",
+        f"{tally.delivered.repeated} redelivered",
     )
     grid.add_row(
         "end to end",
@@ -163,7 +164,7 @@ def _ms(milliseconds: float | None) -> str:
 
 
 def summary(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[str]) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the result as `--json` prints it."""
     return {
         "is_proven": not faults,
         "faults": faults,
@@ -180,7 +181,7 @@ def summary(node: ChildNode, tally: Tally, answer: list[Revenue], faults: list[s
 
 
 def save_svg(path: str, *parts: RenderableType) -> None:
-    """A picture of a terminal that shows `parts`; it needs no font from anywhere."""
+    """Save a picture of a terminal that shows `parts`, without fonts from elsewhere."""
     console = Console(record=True, force_terminal=True, width=WIDTH_MAX, file=io.StringIO())
     console.print(*parts, sep="\n")
     picture = console.export_svg(title="sulina demo")

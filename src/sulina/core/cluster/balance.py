@@ -1,7 +1,7 @@
-"""Which broker gets a partition, and which partitions move: by how many each has, then by how many bytes pass.
+"""Which broker gets a partition, and which partitions move: by number of partitions, then by bytes per second.
 
-All of it is deterministic, so that whoever plans from the same view plans the same. A plan that is carried out leaves
-nothing to plan: every move makes the fullest broker emptier by one, and never fuller than the one it came from.
+Plans are deterministic: the same view gives the same plan. When a plan has been carried out, there is nothing more to
+plan: every move takes one partition from the fullest broker, and never makes its target fuller than its source.
 """
 
 import heapq
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from sulina.types import PartitionName
 
-UNEVEN_RATIO = 1.2  # the fullest broker has more than this times the mean, before anything moves by itself
-UNEVEN_PARTITIONS = 2  # and so many more than the emptiest: moving one then helps for sure
+UNEVEN_RATIO = 1.2  # automatic moves: the fullest broker has more than this times the mean
+UNEVEN_PARTITIONS = 2  # and this many more than the emptiest: then moving one certainly helps
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Load:
-    """What a broker has to do. Less is smaller."""
+    """The load of a broker; loads are ordered from low to high."""
 
     partitions: int
     bytes_per_second: float
@@ -25,15 +25,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class UnownedPartition:
-    """A partition without an owner, that anybody may have."""
+    """A partition without an owner, which any broker may get."""
 
     partition: PartitionName
-    avoid: str | None = None  # who gave it away: only if there is nobody else
+    avoid: str | None = None  # the broker that gave it away; gets it only if there is no other
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PlannedMove:
-    """A partition that is to leave one broker for another."""
+    """A partition to move from one broker to another."""
 
     partition: PartitionName
     source: str
@@ -41,7 +41,7 @@ class PlannedMove:
 
 
 def spread(waiting: Iterable[UnownedPartition], loads: Iterable[Load]) -> dict[PartitionName, str]:
-    """A broker for each, so that their counts end as even as may be. Empty when there is nobody."""
+    """Return a broker for each partition, so that the numbers are as even as possible; empty without brokers."""
     heap = sorted(loads)
     placed: dict[PartitionName, str] = {}
     if not heap:
@@ -57,7 +57,7 @@ def spread(waiting: Iterable[UnownedPartition], loads: Iterable[Load]) -> dict[P
 
 
 def is_uneven(counts: Sequence[int]) -> bool:
-    """Whether brokers differ so much that it is worth to move something without being asked."""
+    """Return whether brokers differ enough for an automatic move."""
     if len(counts) < 2:
         return False
     fullest, mean = max(counts), sum(counts) / len(counts)
@@ -71,10 +71,10 @@ def plan_moves(
     moves_max: int,
     only_if_uneven: bool = False,
 ) -> list[PlannedMove]:
-    """The moves that make the brokers of `loads` even, at most so many, from the fullest to the emptiest.
+    """Return at most `moves_max` moves that make the brokers of `loads` even, from the fullest to the emptiest.
 
-    `loads` count what is under way already as if it had arrived, and `movable` leaves it out. With `only_if_uneven`
-    the plan ends as soon as the difference is not worth a move; else when no move would help.
+    `loads` count partitions that are being moved where they go, and `movable` leaves them out. With `only_if_uneven`
+    the plan ends when the difference is too small for an automatic move; else when no move would help.
     """
     by_broker = {load.broker_id: load for load in loads}
     left = {broker: sorted(movable.get(broker, ()), reverse=True) for broker in by_broker}

@@ -1,10 +1,10 @@
-"""What brokers share about each other and about who owns what, as the metadata store has it.
+"""Entries of the metadata store about brokers, and about which broker owns which partition.
 
 - A partition has at most one assignment. Every change of owner raises its epoch, in one transaction that compares the
-  one before. They start at `FIRST_EPOCH` for each topic id: what an epoch is compared with (an archive, a directory's
-  stamp, a client's memory of who serves what) belongs to one topic id, never to the next topic of that name.
-- `is_archived` says that everything acknowledged is in the archive: then anybody may take the partition over. An owner
-  that is about to acknowledge what only its own disk has says so first.
+  epoch before. Epochs start at `FIRST_EPOCH` for each topic id: archives, stamps of directories and clients' caches
+  belong to one topic id, never to the next topic of the same name.
+- `is_archived` means that everything acknowledged is in the archive: then any broker may become the owner. An owner
+  clears it before it acknowledges records that only its own disk has.
 """
 
 from enum import StrEnum
@@ -12,43 +12,43 @@ from typing import Literal
 
 from msgspec import Struct
 
-ALONE_EPOCH = 1  # of a node that has no others beside it
+ALONE_EPOCH = 1  # of a node that is not in a cluster
 FIRST_EPOCH = 2  # of a partition in a cluster: batches have 31 bits, so they are counted, not taken from a clock
 
 
 class Registration(Struct, frozen=True, kw_only=True):
-    """A broker that is there; goes with its lease."""
+    """A broker of the cluster; deleted with its lease."""
 
     broker_id: str
     url: str  # where clients and other brokers reach it
-    store_id: str  # of its data directory: a broker that lost its disk is another one
+    store_id: str  # of its data directory; a broker with a new disk has another one
     started_ms: int
     software: str = "0"
-    is_leaving: bool = False  # it gives back what it has, and takes nothing more
-    peer: str = ""  # host:port for frames of other brokers; none: it takes none
+    is_leaving: bool = False  # it is stopping: it gives its partitions back, and gets no more
+    peer: str = ""  # host:port for connections of other brokers; empty: it accepts none
 
 
 class Leader(Struct, frozen=True, kw_only=True):
-    """The broker that assigns; goes with its lease."""
+    """The broker that assigns partitions; deleted with its lease."""
 
     broker_id: str
 
 
 class BrokerMode(StrEnum):
-    """Whether a broker is given partitions. A draining one gives away those that it has."""
+    """Whether a broker gets partitions. A draining one gives its own away."""
 
     ACTIVE = "active"
     DRAINING = "draining"
 
 
 class BrokerState(Struct, frozen=True, kw_only=True):
-    """What an operator wants of a broker; outlives it. No entry means active."""
+    """The mode that an operator has set for a broker; outlives the broker. No entry means active."""
 
     state: BrokerMode = BrokerMode.ACTIVE
 
 
 class LoadReport(Struct, frozen=True, kw_only=True):
-    """How much a broker has to do; written now and then, and at once when it gained or lost a partition."""
+    """The load of a broker; written regularly, and at once when it acquired or released a partition."""
 
     broker_id: str
     at_ms: int
@@ -58,7 +58,7 @@ class LoadReport(Struct, frozen=True, kw_only=True):
     consumers: int
     published_bytes_per_second: float = 0.0
     delivered_bytes_per_second: float = 0.0
-    clock_ahead_seconds: float = 0.0  # as it knows itself; 0: about right
+    clock_ahead_seconds: float = 0.0  # by its own reckoning; 0: about right
 
 
 class RememberedTime(Struct, frozen=True, kw_only=True):
@@ -74,8 +74,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     since_ms: int
 
 
-class Epoch(Struct, frozen=True, kw_only=True):
-    """The newest owner of a partition; outlives the ownership."""
+class EpochEntry(Struct, frozen=True, kw_only=True):
+    """The newest epoch of a partition and its owner; outlives the assignment."""
 
     epoch: int
     broker_id: str
@@ -90,9 +90,9 @@ class Reason(StrEnum):
 
     CREATED = "created"
     UNLOADED = "unloaded"
-    STOPPED = "stopped"  # its broker left in good order
-    DEAD = "dead"  # its broker's lease ran out
-    FORCED = "forced"  # an operator gave up what only a dead broker has
+    STOPPED = "stopped"  # its broker was stopped
+    DEAD = "dead"  # the lease of its broker expired
+    FORCED = "forced"  # an operator gave up the records that only a dead broker has
 
 
 class Unassigned(Struct, frozen=True, kw_only=True):
@@ -102,40 +102,40 @@ class Unassigned(Struct, frozen=True, kw_only=True):
     since_ms: int
     from_broker: str | None = None
     from_store: str | None = None
-    to: str | None = None  # who is to have it, if that one is there
-    is_recovering: bool = False  # only `from_broker`, with that store, may have it
-    only_there: tuple[int, int] | None = None  # the offsets that only that one has, as it last reported; None: unknown
-    topic_id: str | None = None  # of a partition that never had an owner; later ones have it in their epoch
+    to: str | None = None  # the broker that should get it, if it is registered
+    is_recovering: bool = False  # only `from_broker`, with `from_store`, may get it
+    only_there: tuple[int, int] | None = None  # offsets that only that broker has, as last reported; None: unknown
+    topic_id: str | None = None  # of a partition that never had an owner; others have it in their epoch entry
 
 
-class Step(StrEnum):
-    """How far an unload has come; each step may be done again."""
+class UnloadStep(StrEnum):
+    """Steps of an unload; each can be repeated."""
 
     REQUESTED = "requested"
-    QUIESCED = "quiesced"  # nothing more is taken
-    PAUSED = "paused"  # consumers are let go, their cursors are durable
-    SEALED = "sealed"  # everything is in the archive, and the sealed state says so
+    QUIESCED = "quiesced"  # publishes are refused
+    PAUSED = "paused"  # consumers are sent nothing more, their cursors are durable
+    SEALED = "sealed"  # everything is archived, and the sealed state is written
     UNASSIGNED = "unassigned"  # the assignment is gone; shown, never stored
 
 
-class Unload(Struct, frozen=True, kw_only=True):
-    """The wish that a partition leaves its owner, until it has. The owner carries it out, also after a restart."""
+class UnloadRequest(Struct, frozen=True, kw_only=True):
+    """A request to unload a partition from its owner, kept until that is done; it outlives restarts of the owner."""
 
     unload_id: str
     force: bool
     requested_ms: int
     requested_by: str
     to: str | None = None
-    give_up: bool = False  # go on without records that were reported and are missing
-    step: Step = Step.REQUESTED
+    give_up: bool = False  # unload though records that were reported are missing
+    step: UnloadStep = UnloadStep.REQUESTED
     error: str | None = None  # of the last attempt
 
 
 class Sealed(Struct, frozen=True, kw_only=True):
-    """An owner has let go in good order: this is where the next one goes on. The archive decides; this is a witness."""
+    """Where the next owner goes on after an unload. The archive is the truth; this entry is checked against it."""
 
     state: Literal["sealed"] = "sealed"
-    last_committed_offset: int  # -1: it never had a record
+    last_committed_offset: int  # -1: there never was a record
     next_offset: int
     version: int
     epoch: int
@@ -144,34 +144,34 @@ class Sealed(Struct, frozen=True, kw_only=True):
 
 
 class DeleteMark(Struct, frozen=True, kw_only=True):
-    """A topic, by its id in the key, was deleted on purpose: disks may remove what they have of it."""
+    """The topic with the id in the key was deleted on purpose: its data may be removed from disks."""
 
     topic: str
     at_ms: int
 
 
 class GivenUp(Struct, frozen=True, kw_only=True):
-    """Offsets that an operator gave up: records under them that were acknowledged before are lost."""
+    """Offsets that an operator gave up: acknowledged records at these offsets are lost."""
 
     start: int
-    end: int | None  # None: as far as the lost disk had come, which nobody knows
+    end: int | None  # None: the end of the log on the lost disk, which is unknown
     reason: str
     at_ms: int
 
 
 class Current(Struct, frozen=True, kw_only=True):
-    """How far the archive and the log of a partition had come when their owner last said so."""
+    """The ends of the archive and the log of a partition, as their owner last reported them."""
 
     archived_offset: int
     end_offset: int
     epoch: int
     at_ms: int
-    object: str | None = None  # the newest
+    object: str | None = None  # the newest object
     topic_id: str | None = None  # None: written by an older release
 
 
 class ObjectEntry(Struct, frozen=True, kw_only=True):
-    """A slice of the archive, in the index."""
+    """A slice of the archive in the index."""
 
     object: str
     offset_end: int

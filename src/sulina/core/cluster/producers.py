@@ -1,8 +1,7 @@
-"""Registered producers: who publishes to a topic, by name, and at which broker.
+"""Registered producers: which producers publish to a topic, by name, and at which broker.
 
-An entry is written by the broker that a producer is connected to, once, and deleted by it when the producer leaves. The
-entries of a broker that is gone stay, as everything about a topic does, until their producers are connected elsewhere,
-that broker is back, or others need their room.
+The broker that a producer is connected to writes its entry, and deletes it when the producer disconnects. The entries
+of a broker that is not registered stay until their producers connect elsewhere, the broker is back, or room is needed.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,10 +1,10 @@
-"""What shows that a metadata store went back, and how a cluster goes on above everything that was ever seen.
+"""Detecting that a metadata store went back to an older state, and planning the recovery of the cluster.
 
 A cluster has an identity: an id, and a generation that every recovery raises. Each broker keeps on its disk, and in the
-archive, which revision of the store it has seen, the number of its last mark (a counter that it alone writes), and a
-copy of what must outlive the store: topics, subscriptions, cursors, epochs. A store that is older than any of this has
-lost something. Recovery puts back what is missing and raises every epoch above all that memories and archives know, so
-that no epoch, owner or offset is used twice.
+archive, the revision of the store that it has seen, the number of its last mark (a counter that it alone writes), and a
+copy of the entries that must outlive the store: topics, subscriptions, cursors, epochs. A store that is older than any
+of this has lost something. Recovery puts missing entries back and raises every epoch above all that memories and
+archives know, so that no epoch, owner or offset is used twice.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -14,63 +14,63 @@ import msgspec
 from msgspec import Struct
 
 from sulina.core.cluster import keys
-from sulina.core.cluster.entries import Epoch, Reason, RememberedTime, Unassigned
+from sulina.core.cluster.entries import EpochEntry, Reason, RememberedTime, Unassigned
 from sulina.errors import InvalidName
 from sulina.types import PartitionName, TopicName
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Which cluster a metadata store is of, and how often that was recovered."""
+    """The cluster that a metadata store belongs to; every recovery raises the generation."""
 
     cluster_id: str
     generation: int = 1
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """A counter that one broker alone writes: the store has the newest, or it has lost something."""
+    """A counter that only one broker writes. If the store does not have its newest value, it has lost something."""
 
     number: int
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """How far a broker has seen the metadata store of its cluster."""
+    """The newest state of the metadata store that a broker has seen."""
 
     cluster_id: str
     generation: int
     revision: int
-    mark: int  # the newest of its own that the store has taken
+    mark: int  # its newest mark that the store has accepted
     broker_id: str
     store_id: str
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """What a broker remembers of the metadata store: the values that must outlive it, by key."""
+    """A broker's copy of the entries that must outlive the metadata store, by key."""
 
     seen: Seen
     entries: dict[str, str]
 
 
 def evidence(seen: Seen, identity: Identity | None, revision: int, marks: Mapping[str, int]) -> str | None:
-    """Return what shows that the store went back since a broker saw it; None where nothing does.
+    """Return the evidence that the store went back since a broker saw it; None: there is no evidence.
 
     `revision` and `marks` are what the store has now.
     """
     who = f"broker {seen.broker_id}"
     if identity is None:
-        return f"it is empty, and {who} has seen cluster {seen.cluster_id} in it"
+        return f"it is empty, but {who} has seen cluster {seen.cluster_id} in it"
     if identity.generation != seen.generation:
         is_older = identity.generation < seen.generation
-        return f"it is of recovery {identity.generation}, {who} has seen {seen.generation}" if is_older else None
+        return f"its generation is {identity.generation}, but {who} has seen {seen.generation}" if is_older else None
     if revision < seen.revision:
-        return f"it is at revision {revision}, {who} has seen {seen.revision}"
+        return f"it is at revision {revision}, but {who} has seen {seen.revision}"
     if marks.get(seen.broker_id, 0) < seen.mark:
-        return f"{who} had written its mark {seen.mark}, it has {marks.get(seen.broker_id, 'none')}"
+        return f"{who} has written mark {seen.mark}, but the store has {marks.get(seen.broker_id, 'no mark')} of it"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimSeen:
-    """The newest claim in the archive of a partition: who wrote to it last."""
+    """The newest claim in the archive of a partition, by its last writer."""
 
     epoch: int
     broker_id: str | None
@@ -78,11 +78,11 @@ class ClaimSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAhead:
-    """A topic of which the store has less than is remembered."""
+    """A topic of which brokers remember more than the store has."""
 
     topic: TopicName
     is_missing: bool  # the store does not have it at all
-    keys: int  # values that are put back
+    keys: int  # number of values that are put back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +92,19 @@ class EpochAhead:
     partition: PartitionName
     stored: int | None
     highest: int
-    waits_for: str | None  # the broker whose disk may have what is nowhere else
+    waits_for: str | None  # the broker whose disk may have records that are nowhere else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What to write, and what to say about it."""
+    """The plan of a recovery: what to write, and what to show."""
 
     identity: Identity
     puts: dict[str, bytes]
     deletes: frozenset[str]
     topics: tuple[TopicAhead, ...]
     epochs: tuple[EpochAhead, ...]
-    unreadable: tuple[tuple[PartitionName, str], ...] = ()  # archives, and why: their partitions stay closed
+    unreadable: tuple[tuple[PartitionName, str], ...] = ()  # archives and the errors; their partitions stay closed
 
 
 def topics_of(entries: Iterable[str]) -> dict[TopicName, list[str]]:
@@ -121,17 +121,16 @@ def topics_of(entries: Iterable[str]) -> dict[TopicName, list[str]]:
 
 
 def merged(memories: Sequence[Memory]) -> dict[str, str]:
-    """Return what brokers remember together: of two values of a key the one that was seen later; of two cursors the one
-    of the later owner, because a former one may still remember its own.
+    """Merge memories: of two values of a key the one that was seen later, of two cursors the one of the later owner.
 
-    A topic that a newer memory has seen deleted is left out of older ones.
+    A former owner may still remember its own cursor. A topic that a newer memory has seen deleted is left out.
     """
     ordered = sorted(memories, key=lambda memory: (memory.seen.generation, memory.seen.revision))
     together: dict[str, str] = {}
     for memory in ordered:
         for name in topics_of(memory.entries):
-            # Subscriptions that are gone by then must not come back from an older memory. Nor must cursors of a former
-            # topic of that name: epochs of the two cannot be compared.
+            # Subscriptions that were deleted since must not come back from an older memory, nor cursors of a former
+            # topic of that name: the epochs of the two cannot be compared.
             prefix, is_same = keys.topic_prefix(name), is_same_topic(name, together, memory.entries)
             for key in [key for key in together if key.startswith(prefix) and not (is_same and keys.is_cursor(key))]:
                 together.pop(key)
@@ -148,7 +147,7 @@ def merged(memories: Sequence[Memory]) -> dict[str, str]:
 
 
 def is_same_topic(name: TopicName, one: Mapping[str, str | bytes], other: Mapping[str, str | bytes]) -> bool:
-    """Return whether two sets of entries have the same topic of a name, and not one that was made again."""
+    """Return whether two sets of entries have the same topic of a name, not one that was created later."""
     head, other_head = one.get(keys.delivery(name)), other.get(keys.delivery(name))
     return head is not None and other_head is not None and _topic_id(head) == _topic_id(other_head)
 
@@ -162,7 +161,7 @@ def _topic_id(head: str | bytes) -> str | None:
 
 
 class _CursorEpoch(Struct):
-    """What recovery needs to know of a cursor."""
+    """The part of a cursor that recovery needs."""
 
     epoch: int = -1
 
@@ -175,7 +174,7 @@ def _cursor_epoch(text: str | None) -> int:
 
 
 class _Head(Struct):
-    """What recovery needs to know of a topic."""
+    """The part of a topic's entry that recovery needs."""
 
     partitions: int
     topic_id: str
@@ -206,11 +205,11 @@ def plan_recovery(
     damaged: Container[PartitionName] = (),
     now_ms: int,
 ) -> Recovery:
-    """Decide what to put back, and which epochs to raise. `claims` are those of all partitions that are known; those of
-    `damaged` archives may lack the newest.
+    """Decide what to put back, and which epochs to raise.
 
-    Every partition that was ever written to goes to the broker that claimed it last, whose disk may have more than the
-    archive; a broker that has given the partition away in good order knows that, and goes on from the archive.
+    `claims` has the newest claim of every known partition; for `damaged` archives the newest may be missing. Every
+    partition that was ever written to goes to the broker that claimed it last, whose disk may have more than the
+    archive. A broker that has unloaded the partition knows that, and goes on from the archive.
     """
     remembered = {key: text.encode() for key, text in merged(memories).items()}
     everything = {**stored, **remembered}
@@ -222,7 +221,7 @@ def plan_recovery(
         is_damaged = partition in damaged
         raised = _raised(everything, partition, before, kept, claims.get(partition), stores, is_damaged=is_damaged)
         if raised is None:
-            continue  # it never had an owner
+            continue  # the partition never had an owner
         raised = msgspec.structs.replace(raised, topic_id=topic_id)
         entry = Unassigned(
             reason=Reason.DEAD,
@@ -240,7 +239,7 @@ def plan_recovery(
     puts |= _shown_time(stored, memories)
     newest = _next_identity(identity, memories)
     puts[keys.IDENTITY] = msgspec.json.encode(newest)
-    # Who owns what is decided again: nobody goes on by what an older store says.
+    # Owners are assigned again: no broker may go on by assignments of an older store.
     gone = {
         key
         for key in stored
@@ -256,7 +255,7 @@ def plan_recovery(
 
 
 def _shown_time(stored: Mapping[str, bytes], memories: Sequence[Memory]) -> dict[str, bytes]:
-    """Return the latest time that any broker remembers as shown, if the store has not got that far."""
+    """Return the entry for the latest shown time that any broker remembers, if the store has an earlier one."""
     remembered = [memory.entries.get(keys.SHOWN_TIME) for memory in memories]
     latest = max((_shown_ms(text) for text in remembered), default=0)
     if latest <= _shown_ms(stored.get(keys.SHOWN_TIME)):
@@ -272,7 +271,7 @@ def _shown_ms(data: str | bytes | None) -> int:
 
 
 def _next_identity(identity: Identity | None, memories: Sequence[Memory]) -> Identity:
-    """Return the identity of a cluster after its recovery: above every generation that was seen."""
+    """Return the identity after a recovery, with a generation above all that were seen."""
     known = [Identity(cluster_id=one.seen.cluster_id, generation=one.seen.generation) for one in memories]
     newest = max([*known, *([identity] if identity is not None else [])], key=lambda one: one.generation)
     return Identity(cluster_id=known[0].cluster_id if known else newest.cluster_id, generation=newest.generation + 1)
@@ -281,7 +280,7 @@ def _next_identity(identity: Identity | None, memories: Sequence[Memory]) -> Ide
 def _put_back(
     stored: Mapping[str, bytes], remembered: Mapping[str, bytes]
 ) -> tuple[list[TopicAhead], dict[str, bytes]]:
-    """Return the topics of which the store has less than is remembered, and the values to put back."""
+    """Return the topics of which the store has too little, and the values to put back."""
     puts: dict[str, bytes] = {}
     topics = []
     for name, its_keys in sorted(topics_of(remembered).items()):
@@ -298,7 +297,7 @@ def _put_back(
     for name in topics_of(stored):
         head = stored.get(keys.delivery(name))
         if head is not None and keys.deleted(_head(head).topic_id) in remembered:
-            # The store has a topic again that was deleted since: its brokers delete it once more.
+            # The store has a topic that was deleted since: brokers delete it once more.
             puts[keys.delivery(name)] = msgspec.json.encode({**msgspec.json.decode(head), "is_deleting": True})
     return topics, puts
 
@@ -306,16 +305,16 @@ def _put_back(
 def _raised(
     entries: Mapping[str, bytes],
     partition: PartitionName,
-    before: Epoch | None,
-    kept: Epoch | None,
+    before: EpochEntry | None,
+    kept: EpochEntry | None,
     claim: ClaimSeen | None,
     stores: Mapping[str, str],
     *,
     is_damaged: bool,
-) -> Epoch | None:
-    """Return the highest epoch that was ever used, with the last writer as its owner; None where none was.
+) -> EpochEntry | None:
+    """Return the highest epoch that was ever used, with the last writer as its owner; None: no epoch was used.
 
-    Of a damaged archive nobody knows whether it has everything, or the newest claim.
+    A damaged archive may be incomplete, and may lack the newest claim.
     """
     known = [one.epoch for one in (before, kept, claim) if one is not None]
     if not known:
@@ -325,7 +324,7 @@ def _raised(
     if is_damaged and claim is not None and last is not None and last.epoch >= claim.epoch:
         writer = None
     store_id = stores.get(writer) if writer is not None else None
-    return Epoch(
+    return EpochEntry(
         epoch=max(known),
         broker_id=writer or (last.broker_id if last else ""),
         store_id=store_id or (last.store_id if last else ""),
@@ -333,15 +332,17 @@ def _raised(
     )
 
 
-def _epoch(data: bytes | None) -> Epoch | None:
+def _epoch(data: bytes | None) -> EpochEntry | None:
     try:
-        return None if data is None else msgspec.json.decode(data, type=Epoch)
+        return None if data is None else msgspec.json.decode(data, type=EpochEntry)
     except msgspec.DecodeError:
         return None
 
 
-def _is_archived(entries: Mapping[str, bytes], partition: PartitionName, last: Epoch | None, claim: ClaimSeen) -> bool:
-    """Return whether the archive has all that was acknowledged: acks wait for it, and the newest owner said so."""
+def _is_archived(
+    entries: Mapping[str, bytes], partition: PartitionName, last: EpochEntry | None, claim: ClaimSeen
+) -> bool:
+    """Return whether everything acknowledged is archived: acks wait for it, and the newest owner has confirmed it."""
     name = partition.topic
     policies = (entries.get(keys.policy(name)), entries.get(keys.namespace_policy(name.namespace)))
     acks = [msgspec.json.decode(policy).get("ack") for policy in policies if policy is not None]

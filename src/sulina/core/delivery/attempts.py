@@ -1,13 +1,13 @@
-"""What one node shares with the owner of one partition: the batches that its subscribers have and have not acked.
+"""Batches of one partition at one node: which subscribers have them and have not acked them.
 
-- An attempt is reported once, when everybody it is for has acked it, failed, or left.
-- A subscriber fails when it does not ack its oldest batch in time, counted from when that became the oldest; when it is
-  gone; when it raises; when it has more unacked than it may. Then all that it has is void, and it is given nothing
-  until it is resumed.
-- Reliable: what a subscriber has acked it is not given again, whatever the owner sends. Who falls far behind the others
-  is named, so that the owner lets the others go on before it has to fail.
-- A topic that keeps nothing: an attempt that has been here before, sent again after a broken connection, is given to
-  nobody again. Who still has it may still ack it.
+- An attempt is reported once, when each of its subscribers has acked it, has failed, or was removed.
+- A subscriber fails when it does not ack its oldest batch in time, counted from when that became the oldest; when its
+  connection is lost; when its handler raises; when it has more unacked than it may. Then all its batches are void, and
+  it is given nothing until it is resumed.
+- Reliable topic: a subscriber is never given again what it has acked, whatever the owner sends. Subscribers that are
+  far behind are reported, so that the owner can send to the others without waiting for them.
+- Best-effort topic: an attempt that is sent again after a lost connection is not delivered again. A subscriber that
+  still has it may still ack it.
 """
 
 from collections import OrderedDict
@@ -20,41 +20,41 @@ from msgspec import Struct
 from sulina.core.delivery.pubsub import DeliveryReport, DeliveryStatus, PubSubConfig, SubscriberFailure
 from sulina.core.delivery.ranges import Range, RangeSet
 
-REMEMBERED_MAX = 1_000  # attempts of which somebody failed, in case that they are sent again; handles unknown here
-NOT_SUBSCRIBED = (DeliveryStatus.SUBSCRIBER_UNREACHABLE, "it is not subscribed here")
+REMEMBERED_MAX = 1_000  # failed attempts, which may be sent again; also handles that are not known here
+NOT_SUBSCRIBED = (DeliveryStatus.SUBSCRIBER_UNREACHABLE, "the subscriber is not attached to this node")
 
 
-class Hand(Struct, frozen=True):
-    """Give a batch to a subscriber: its records from `start_from` on, without those that lie in `passed`."""
+class DeliverTo(Struct, frozen=True):
+    """Deliver a batch to a subscriber: its records from `start_from` on, without those in `passed`."""
 
     handle: int
     attempt: int
     start_from: int
-    passed: tuple[Range, ...] = ()  # acked out of order, before it failed
+    passed: tuple[Range, ...] = ()  # acked out of order, before a failure
 
 
 class SendReport(Struct, frozen=True):
-    """Say to the owner what became of an attempt."""
+    """Send the owner the report on an attempt."""
 
     report: DeliveryReport
 
 
 class _PendingBatch(NamedTuple):
     start: int
-    batches_before: int  # that were given to the subscriber
+    batches_before: int  # given to the subscriber
     bytes_before: int
 
 
 @dataclass(slots=True, eq=False)
 class _SubscriberProgress:
-    next_offset: int | None  # everything before it was given
+    next_offset: int | None  # everything before it was given to the subscriber
     pending: dict[int, _PendingBatch] = field(default_factory=dict)  # by attempt
     pending_bytes: int = 0
-    given_batches: int = 0  # ever
+    given_batches: int = 0  # in total
     given_bytes: int = 0
-    failure: tuple[DeliveryStatus, str] | None = None  # it is given nothing
-    is_told: bool = False  # the owner has heard of it
-    acked: RangeSet | None = None  # beyond what is acked without a gap
+    failure: tuple[DeliveryStatus, str] | None = None  # set: it is given nothing
+    is_told: bool = False  # the failure was reported to the owner
+    acked: RangeSet | None = None  # beyond `position`
 
     @property
     def position(self) -> int | None:
@@ -67,7 +67,7 @@ class _SubscriberProgress:
         self.given_bytes += size_bytes
 
     def is_behind(self, config: PubSubConfig) -> bool:
-        """By a quarter of what it may have, counted from its oldest, whatever it has acked since."""
+        """Return whether a quarter of what it may have was given since its oldest unacked batch, acked or not."""
         oldest = next(iter(self.pending.values()))
         return (
             4 * (self.given_batches - oldest.batches_before) >= config.unacked_batches_max
@@ -84,66 +84,92 @@ class _UnreportedAttempt:
 
 
 class NodeAttempts:
-    """Of one epoch of the owner. Who counts anew makes a new one, and adds its subscribers where they are."""
+    """The attempts of one owner in one epoch; for another owner or epoch a new object is made."""
 
     def __init__(self, config: PubSubConfig, *, is_reliable: bool, epoch: int) -> None:
         self.is_reliable = is_reliable
         self.epoch = epoch
-        self.late_acks = 0  # that credited nothing
+        self.late_acks = 0  # acks that came too late to count
         self._config = config
         self._subscribers: dict[int, _SubscriberProgress] = {}
-        self._attempts: dict[int, _UnreportedAttempt] = {}  # that are not reported
-        self._oldest_since: OrderedDict[int, float] = OrderedDict()  # by handle: since when its oldest batch is that
+        self._attempts: dict[int, _UnreportedAttempt] = {}  # not reported
+        self._oldest_since: OrderedDict[int, float] = (
+            OrderedDict()
+        )  # by handle: since when its oldest batch is the oldest
         self._unknown: OrderedDict[int, None] = OrderedDict()  # handles that failed before they were added
-        self._behind: set[int] = set()  # handles, until they have nothing left
-        self._told: frozenset[int] = frozenset()  # of them the owner knows
-        self._highest = 0  # attempt that was here
-        self._failures: OrderedDict[int, tuple[SubscriberFailure, ...]] = OrderedDict()  # of attempts that are reported
+        self._behind: set[int] = set()  # handles of subscribers that were far behind and still have batches
+        self._told: frozenset[int] = frozenset()  # the handles that the owner knows to be behind
+        self._highest = 0  # number of the newest attempt
+        self._failures: OrderedDict[int, tuple[SubscriberFailure, ...]] = OrderedDict()  # of reported attempts
 
-    # Who is here
+    @property
+    def unreported(self) -> list[int]:
+        """Attempts that have not been reported."""
+        return list(self._attempts)
+
+    @property
+    def remembered_failures(self) -> list[int]:
+        """Reported attempts whose failures are remembered, oldest first."""
+        return list(self._failures)
+
+    @property
+    def unknown_handles(self) -> list[int]:
+        """Handles that failed because they were not known here, oldest first."""
+        return list(self._unknown)
+
+    @property
+    def unacked(self) -> dict[int, tuple[int, int]]:
+        """Number and size of the batches that each subscriber has not acked, by handle."""
+        return {handle: (len(one.pending), one.pending_bytes) for handle, one in self._subscribers.items()}
+
+    # Subscribers
 
     def add(self, handle: int, offset: int | None) -> None:
-        """A subscriber that is sent everything from `offset` on. One that is known goes on where it was."""
+        """Add a subscriber that is sent everything from `offset` on; a known one keeps its position."""
         known = self._subscribers.get(handle)
         if known is None:
             made = self._subscribers[handle] = _SubscriberProgress(offset if self.is_reliable else None)
             if handle in self._unknown:
                 del self._unknown[handle]
-                # The owner was told that it failed, and what follows on the way is not for it.
+                # The owner has a report that it failed; batches that are still on their way are not for it.
                 made.failure, made.is_told = NOT_SUBSCRIBED, True
         elif known.failure is not None and not known.is_told:
             known.failure = None
 
     def has(self, handle: int) -> bool:
-        """Whether it was added, and not removed."""
+        """Return whether a subscriber was added and not removed."""
         return handle in self._subscribers
 
     def holds(self, handle: int, attempt: int) -> bool:
-        """Whether the subscriber has it, and may ack it."""
+        """Return whether a subscriber has an attempt that it may ack."""
         subscriber = self._subscribers.get(handle)
         return subscriber is not None and attempt in subscriber.pending
 
     def position(self, handle: int) -> int | None:
-        """Everything before it is acked. None: it has not been given anything, or nothing is kept."""
+        """Return the offset before which a subscriber has acked everything; None: not known, or a best-effort topic."""
         subscriber = self._subscribers.get(handle)
         return subscriber.position if subscriber is not None and self.is_reliable else None
 
+    def acked_out_of_order(self, handle: int) -> list[Range]:
+        """Return what a subscriber has acked beyond its position."""
+        return list(self._subscribers[handle].acked or ())
+
     def remove(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
-        """It leaves on purpose: nothing that it has is held against it."""
+        """Remove a subscriber that has unsubscribed; its unacked batches do not count as failed."""
         reports = self._void(handle, None)
         self._subscribers.pop(handle, None)
         return reports
 
-    # What the owner sends
+    # Batches from the owner
 
     def deliver(
         self, attempt: int, start: int, end: int, size_bytes: int, handles: Sequence[int], now: float
-    ) -> list[Hand | SendReport]:
-        """A batch with the offsets [start, end) for these."""
+    ) -> list[DeliverTo | SendReport]:
+        """Deliver a batch with the offsets [start, end) to these subscribers."""
         if attempt <= self._highest:
-            return self._again(attempt, handles)
+            return self._repeated(attempt, handles)
         self._highest = attempt
-        steps: list[Hand | SendReport] = []
+        steps: list[DeliverTo | SendReport] = []
         made = _UnreportedAttempt(end, size_bytes, set(), [])
         for handle in handles:
             subscriber = self._subscribers.get(handle)
@@ -176,11 +202,11 @@ class NodeAttempts:
         if self._behind != self._told:
             is_mixed = not self._behind.isdisjoint(made.waiting) and not made.waiting <= self._behind
             if is_mixed or not self._told <= self._behind:
-                steps.append(self._tell_behind())
+                steps.append(self._report_behind())
         return steps
 
     def resume(self, handles: Iterable[int]) -> list[SendReport]:
-        """The owner sends to them again, on a reliable topic from before what they have not acked."""
+        """Accept batches for subscribers that had failed; on a reliable topic unacked records are sent again."""
         reports: list[SendReport] = []
         for handle in handles:
             self._unknown.pop(handle, None)
@@ -192,25 +218,27 @@ class NodeAttempts:
             subscriber.failure, subscriber.is_told = None, False
         return reports
 
-    def _part(self, subscriber: _SubscriberProgress, handle: int, attempt: int, start: int, end: int) -> Hand | None:
-        """What of a batch is new to a subscriber; None: nothing, it has acked all of it."""
+    def _part(
+        self, subscriber: _SubscriberProgress, handle: int, attempt: int, start: int, end: int
+    ) -> DeliverTo | None:
+        """Return the part of a batch that is new to a subscriber; None: it has acked all of it."""
         if not self.is_reliable:
-            return Hand(handle, attempt, start)
+            return DeliverTo(handle, attempt, start)
         known = subscriber.next_offset
         if known is not None and known >= end:
-            # An owner never sends twice what is not acked, unless it says so by a resume.
+            # An owner sends unacked records again only after a resume.
             known = subscriber.position
             if known is None or known >= end:
                 return None
         begin = start if known is None else max(start, known)
         subscriber.next_offset = end if subscriber.next_offset is None else max(end, subscriber.next_offset)
         if subscriber.acked is None:
-            return Hand(handle, attempt, begin)
+            return DeliverTo(handle, attempt, begin)
         passed = subscriber.acked.within(begin, end)
         if passed and passed[0][0] == begin:
             begin = passed.pop(0)[1]
-        self._forget_acked(subscriber, subscriber.position if subscriber.pending else begin)
-        return Hand(handle, attempt, begin, tuple(passed)) if begin < end else None
+        self._trim_acked(subscriber, subscriber.position if subscriber.pending else begin)
+        return DeliverTo(handle, attempt, begin, tuple(passed)) if begin < end else None
 
     def _is_over(self, subscriber: _SubscriberProgress, size_bytes: int) -> bool:
         if not subscriber.pending:
@@ -223,12 +251,12 @@ class NodeAttempts:
 
     def _over_reason(self, subscriber: _SubscriberProgress) -> str:
         return (
-            f"it has {len(subscriber.pending)} batches with {subscriber.pending_bytes} bytes unacked; "
-            f"it may have {self._config.unacked_batches_max} with {self._config.unacked_bytes_max}"
+            f"it has {len(subscriber.pending)} unacked batches of {subscriber.pending_bytes} bytes; "
+            f"the limit is {self._config.unacked_batches_max} batches or {self._config.unacked_bytes_max} bytes"
         )
 
-    def _again(self, attempt: int, handles: Sequence[int]) -> list[Hand | SendReport]:
-        """Its report was lost with a connection, or is still to come."""
+    def _repeated(self, attempt: int, handles: Sequence[int]) -> list[DeliverTo | SendReport]:
+        """Handle an attempt that was sent again: its report was lost with a connection, or is still to come."""
         if self.is_reliable:
             reason = f"attempt {attempt} comes after {self._highest}"
             failed = tuple(SubscriberFailure(handle, DeliveryStatus.OTHER_ERROR, reason) for handle in handles)
@@ -237,15 +265,15 @@ class NodeAttempts:
             return []
         meant = set(handles)
         failed = tuple(failure for failure in self._failures.get(attempt, ()) if failure.handle in meant)
-        steps: list[Hand | SendReport] = []
+        steps: list[DeliverTo | SendReport] = []
         for failure in failed:
             steps += self._break(failure.handle, failure.status, failure.reason, is_told=True)
         return [*steps, SendReport(DeliveryReport(attempt, failed))]
 
-    # What subscribers do
+    # Answers of subscribers
 
     def acked(self, handle: int, attempt: int, now: float) -> list[SendReport]:
-        """It has done with a batch. Late, or never given: nothing, but it is counted."""
+        """Note that a subscriber has acked a batch; an ack that comes too late only counts as late."""
         subscriber = self._subscribers.get(handle)
         if subscriber is None or attempt not in subscriber.pending:
             self.late_acks += 1
@@ -264,27 +292,27 @@ class NodeAttempts:
                 subscriber.acked = subscriber.acked or RangeSet()
                 subscriber.acked.add(start, batch.end)
             elif subscriber.acked is not None:
-                self._forget_acked(subscriber, subscriber.position)
+                self._trim_acked(subscriber, subscriber.position)
         batch.waiting.discard(handle)
         reports = [] if batch.waiting else [self._done(attempt)]
         if handle in self._behind and not subscriber.pending:
             self._behind.discard(handle)
             if self._behind != self._told:
-                reports.append(self._tell_behind())
+                reports.append(self._report_behind())
         return reports
 
     def failed(self, handle: int, attempt: int, reason: str, now: float) -> list[SendReport]:  # noqa: ARG002
-        """It raised. Late: nothing."""
+        """Note that a subscriber has failed to handle a batch; ignored if it does not have it any more."""
         if not self.holds(handle, attempt):
             return []
         return self._break(handle, DeliveryStatus.OTHER_ERROR, reason)
 
-    def gone(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
-        """Its connection is lost. It may be added again, and goes on where it was."""
-        return self._break(handle, DeliveryStatus.SUBSCRIBER_UNREACHABLE, "its connection is lost")
+    def disconnected(self, handle: int, now: float) -> list[SendReport]:  # noqa: ARG002
+        """Note that the connection of a subscriber is lost; it may be added again, and keeps its position."""
+        return self._break(handle, DeliveryStatus.SUBSCRIBER_UNREACHABLE, "its connection was lost")
 
     def tick(self, now: float) -> list[SendReport]:
-        """Whoever has had its oldest batch for too long fails."""
+        """Fail the subscribers that have had their oldest batch for too long."""
         reports: list[SendReport] = []
         while (due := self.next_tick()) is not None and due <= now:
             reason = f"no ack within {self._config.subscriber_timeout_seconds:g} s"
@@ -292,7 +320,7 @@ class NodeAttempts:
         return reports
 
     def next_tick(self) -> float | None:
-        """When `tick` will have something to do."""
+        """Return when `tick` has something to do; None: never, as things are."""
         if not self._oldest_since:
             return None
         return next(iter(self._oldest_since.values())) + self._config.subscriber_timeout_seconds
@@ -306,7 +334,7 @@ class NodeAttempts:
         return self._void(handle, SubscriberFailure(handle, status, reason))
 
     def _void(self, handle: int, failure: SubscriberFailure | None) -> list[SendReport]:
-        """It has nothing any more. What it has not acked is to come again, or is lost to it."""
+        """Take all unacked batches back from a subscriber."""
         subscriber = self._subscribers.get(handle)
         if subscriber is None or not subscriber.pending:
             return []
@@ -325,13 +353,13 @@ class NodeAttempts:
                 reports.append(self._done(attempt))
         return reports
 
-    def _forget_acked(self, subscriber: _SubscriberProgress, before: int | None) -> None:
+    def _trim_acked(self, subscriber: _SubscriberProgress, before: int | None) -> None:
         if subscriber.acked is not None and before is not None:
             subscriber.acked.remove(0, before)
             if not len(subscriber.acked):
                 subscriber.acked = None
 
-    def _tell_behind(self) -> SendReport:
+    def _report_behind(self) -> SendReport:
         self._told = frozenset(self._behind)
         return SendReport(DeliveryReport(0, slow=tuple(sorted(self._told))))
 

@@ -1,7 +1,8 @@
-"""How far a subscription has come in one partition: everything below `offset` is acked, and some of what follows.
+"""The cursor of a subscription in one partition: everything below `offset` is acked, and some ranges above it.
 
-The cursor is what survives: a consumer that comes back gets what is not acked, and nothing that is. It names the epoch
-of the log that was acked: what was given up since is not acked in the log that has its offsets now.
+Cursors outlive consumers and brokers: records that are not acked are delivered again, acked ones are not. A cursor
+names the epoch of the log that was acked. If records were given up since, their offsets have other records, which are
+not acked.
 """
 
 from typing import Annotated
@@ -22,25 +23,25 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class StoredCursor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A cursor as the metadata store has it: small also when it is in many pieces, and never in disorder."""
+    """A cursor as the metadata store has it. Ranges are stored as differences, so they are small and always sorted."""
 
     offset: Natural
-    acked: list[tuple[Natural, Positive]] = []  # how far after the one before, and how long
-    attempts: list[tuple[Natural, Positive, Positive]] = []  # and how many deliveries have failed
+    acked: list[tuple[Natural, Positive]] = []  # distance from the range before, length
+    attempts: list[tuple[Natural, Positive, Positive]] = []  # the same, and the number of failed deliveries
     epoch: int = NO_EPOCH
 
 
 class Cursor:
-    """Mutable; `stored` gives what to keep."""
+    """A mutable cursor; `stored` returns its stored form."""
 
     def __init__(self, offset: int, epoch: int = NO_EPOCH) -> None:
         self.offset = offset
-        self.epoch = epoch  # of the log that it is about; NO_EPOCH: it was stored before cursors had one
+        self.epoch = epoch  # of the log that was acked; NO_EPOCH: stored before cursors had an epoch
         self.acked = RangeSet()  # beyond `offset`
-        self.attempts = RangeMap()  # that failed, of records that are not acked
+        self.attempts = RangeMap()  # numbers of failed deliveries of records that are not acked
 
     def ack(self, start: int, end: int) -> int:
-        """How many of the offsets had not been acked."""
+        """Ack [start, end); return how many of its offsets had not been acked."""
         self.attempts.pop(start, end)
         new = self.acked.add(max(start, self.offset), end)
         prefix = next(iter(self.acked), None)
@@ -50,15 +51,15 @@ class Cursor:
         return new
 
     def unacked(self, start: int, end: int) -> list[Range]:
-        """What of [start, end) is still to be done."""
+        """Return the ranges of [start, end) that are not acked."""
         return self.acked.missing(max(start, self.offset), end)
 
     def skip_to(self, offset: int) -> int:
-        """Records below `offset` are gone from the log; how many of them had not been acked."""
+        """Skip records below `offset`, which the log does not have any more; return how many had not been acked."""
         return self.ack(self.offset, offset) if offset > self.offset else 0
 
     def failed(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """Another delivery of [start, end) has failed; how many have, piece by piece."""
+        """Count a failed delivery of [start, end); return its pieces with their numbers of failures."""
         pieces = [(low, high, count + 1) for low, high, count in self.attempts.pieces(start, end, 0)]
         self.attempts.pop(start, end)
         for piece in pieces:
@@ -66,11 +67,11 @@ class Cursor:
         return pieces
 
     def lag(self, end_offset: int) -> int:
-        """Records of the log that are not acked."""
+        """Return the number of records that are not acked, given the end of the log."""
         return max(0, end_offset - self.offset - self.acked.count)
 
     def follow(self, log: EpochHistory) -> bool:
-        """Go on in this log, and forget what was given up: its offsets are others' now. Whether something was."""
+        """Use this log from now on, without acks of records that were given up; return whether there were any."""
         end = log.end_of(self.epoch) if self.epoch != NO_EPOCH else log.next_offset
         acked, attempts = self.acked.remove(end, END), self.attempts.pop(end, END)
         is_beyond = self.offset > end
@@ -78,7 +79,7 @@ class Cursor:
         return is_beyond or bool(acked or attempts)
 
     def stored(self) -> bytes:
-        """What to keep."""
+        """Return the stored form."""
         acked, attempts = [], []
         place = self.offset
         for start, end in self.acked:
@@ -92,7 +93,11 @@ class Cursor:
 
     @classmethod
     def load(cls, key: str, data: bytes) -> "Cursor":
-        """As it was stored. CorruptCommit names the key when it cannot have been."""
+        """Read a stored cursor.
+
+        Raises:
+            CorruptCommit: the data is not a cursor; names the key.
+        """
         try:
             stored = msgspec.json.decode(data, type=StoredCursor)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

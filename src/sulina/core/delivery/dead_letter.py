@@ -1,10 +1,10 @@
-"""Records that were delivered too often: where they go, and what they say about where they came from.
+"""Records that were delivered too often: the topic they go to, and the headers that name where they come from.
 
-- A topic's dead letters go where its policy says, or beside it. A topic of that suffix, or one that names itself, is an
-  end: what fails there is delivered again and goes nowhere.
-- The way from a topic to its end has no circle and at most `HOPS_MAX` topics. Policies that would make another are
-  refused; a record that has come so far all the same, by policies of older times, stays where it is.
-- A dead letter carries the coordinates of its last topic only, so its headers do not grow.
+- The dead-letter topic is named by the policy; the default is the topic's name with a suffix. A topic with that suffix,
+  or one that names itself, is an end: a record that fails there is delivered again.
+- The chain of topics up to an end has no circle and at most `HOPS_MAX` hops; other policies are refused. A record that
+  has passed through as many topics, because policies were changed, stays where it is.
+- A dead letter has the coordinates of its last topic only, so its headers do not grow.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ COORDINATES = ("sulina-topic", "sulina-partition", "sulina-offset", "sulina-subs
 
 
 def dead_letter_topic(topic: TopicName, policy: Policy) -> TopicName:
-    """Where the policy says, or beside the topic."""
+    """Return the dead-letter topic of a topic."""
     if policy.dead_letter is not None:
         return TopicName.parse(policy.dead_letter)
     return TopicName(topic.namespace, topic.topic + DEAD_LETTER_SUFFIX)
@@ -34,7 +34,11 @@ def is_end(topic: TopicName, policy: Policy) -> bool:
 
 
 def check_way(way: Sequence[TopicName]) -> None:
-    """Check the topics that dead letters pass through, as far as they are known. InvalidSettings for a circle."""
+    """Check the chain of topics that dead letters pass through, as far as it is known.
+
+    Raises:
+        InvalidSettings: it is a circle, or has more than `HOPS_MAX` hops.
+    """
     if way[-1] in way[:-1]:
         shown = " → ".join(map(str, way))
         raise InvalidSettings(f"dead letters would go in a circle, {shown}: name another dead_letter for one of these")
@@ -45,13 +49,13 @@ def check_way(way: Sequence[TopicName]) -> None:
 
 
 def hops_of(record: StoredRecord) -> int:
-    """Return how many topics a dead letter has come from; 0 for a record that is none."""
+    """Return how many topics a dead letter has passed through; 0 for any other record."""
     text = next((value for name, value in reversed(record.headers) if name == HOPS_HEADER), None)
     return int(text) if text is not None and text.isdigit() and len(text) <= 9 else 0
 
 
 def dead_letter(record: StoredRecord, source: PartitionName, subscription: str, attempts: int) -> StoredRecord:
-    """The record as it was, with the coordinates that it had last, and how many topics it has come from, as headers."""
+    """Return a record with headers for its last coordinates and for the number of topics that it has passed through."""
     values = (source.topic, source.partition, record.offset, subscription, attempts)
     own = {**dict(zip(COORDINATES, map(str, values), strict=True)), HOPS_HEADER: str(hops_of(record) + 1)}
     return StoredRecord(
@@ -66,6 +70,6 @@ def dead_letter(record: StoredRecord, source: PartitionName, subscription: str, 
 
 
 def txn_id_of(topic_id: str, partition: int, subscription: str, offset: int) -> str:
-    """So that a record gets there once, however often it is tried. A topic that is made anew has another id."""
+    """Return a txn_id for a dead letter, so that retries publish it once. `topic_id` is unique to this topic."""
     source = f"{topic_id}/{partition}/{subscription}/{offset}"
     return "dead-letter-" + hashlib.sha256(source.encode()).hexdigest()[:40]

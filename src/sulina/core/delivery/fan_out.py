@@ -1,12 +1,12 @@
-"""The fan-out of one partition, at its owner: who is subscribed at which node, and what each node is sent.
+"""The fan-out of one partition, at its owner: which subscribers are at which node, and what each node is sent.
 
-- A batch goes to a node once, with the handles of those it is for; batches for a node leave in order.
-- Who fails is suspended and sent nothing. It is tried again after a backoff that doubles, or when its node is back.
-  Past `suspended_ttl` without a success it is removed.
-- A node that cannot be reached, or whose connection is full, is sent nothing, and holds up no other.
-- Reliable: what a subscriber was sent and is not reported delivered, it is sent again, from its position in the log.
-- A topic that keeps nothing: what is accepted goes to whoever is active. What waits for a node is sent before anything
-  newer. A publish that is refused has changed nothing.
+- A batch is sent to a node once, with the handles of the subscribers that it is for. A node gets batches in order.
+- A subscriber that fails is suspended and sent nothing. It is tried again after a backoff that doubles, or when its
+  node is connected again. After `suspended_ttl` without a success it is removed.
+- A node that cannot be reached, or whose send queue is full, is sent nothing, and delays no other node.
+- Reliable topic: records that were sent and are not reported as delivered are sent again, from the log.
+- Best-effort topic: a payload goes to the subscribers that are active. Payloads that wait for a node are sent before
+  newer ones. A publish that raises has changed nothing.
 
 Events in, effects out, to be carried out in their order. Time is an argument.
 """
@@ -15,7 +15,15 @@ import heapq
 from collections.abc import Collection
 
 from sulina.core.backoff import doubled
-from sulina.core.delivery.fan_out_effects import Effect, FanOutCounts, Payload, RemoveSubscriber, ResumeAt, Send, Tell
+from sulina.core.delivery.fan_out_effects import (
+    Effect,
+    EmitEvent,
+    FanOutCounts,
+    Payload,
+    RemoveSubscriber,
+    ResumeAt,
+    Send,
+)
 from sulina.core.delivery.fan_out_node import Attempt, FanOutSubscriber, SubscriberNode
 from sulina.core.delivery.fan_out_positions import FanOutPositions
 from sulina.core.delivery.pubsub import (
@@ -32,13 +40,13 @@ from sulina.core.delivery.pubsub import (
 )
 from sulina.errors import DelayQueueFull, LimitReached, NoSubscribers, PartitionDropped
 
-__all__ = ["Effect", "FanOut", "FanOutCounts", "Payload", "RemoveSubscriber", "ResumeAt", "Send", "Tell"]
+__all__ = ["Effect", "EmitEvent", "FanOut", "FanOutCounts", "Payload", "RemoveSubscriber", "ResumeAt", "Send"]
 
 NOT_CONNECTED = "its node cannot be reached"
 
 
 class FanOut:
-    """`local`, the owner's own node, is always ready."""
+    """The subscribers of a partition. `local` is the owner's own node, which is always ready."""
 
     def __init__(self, config: PubSubConfig, *, is_reliable: bool, local: str, topic: str = "the topic") -> None:
         self.counts = FanOutCounts()
@@ -46,83 +54,88 @@ class FanOut:
         self._is_reliable = is_reliable
         self._local = local
         self._topic = topic
-        self._nodes = {local: SubscriberNode(local, is_up=True)}
+        self.nodes = {local: SubscriberNode(local, is_up=True)}
         self._members = 0
         self._positions = FanOutPositions(config)
         self._wanted: int | None = None
-        self._timers: list[
-            tuple[float, int, FanOutSubscriber]
-        ] = []  # a heap; what is not `due` any more is passed over
+        # A heap. An entry that does not match `due` of its subscriber any more is ignored.
+        self._timers: list[tuple[float, int, FanOutSubscriber]] = []
         self._timers_made = 0
 
     @property
     def active(self) -> int:
-        """Subscribers that are sent to."""
-        return sum(len(node.handles) for node in self._nodes.values() if node.is_up)
+        """Number of subscribers that are sent to."""
+        return sum(len(node.handles) for node in self.nodes.values() if node.is_up)
 
     @property
     def suspended(self) -> int:
-        """Subscribers that are not."""
+        """Number of subscribers that are not sent to."""
         return self._members - self.active
 
     @property
     def waiting_batches(self) -> int:
-        """In delay queues."""
-        return sum(len(node.queue) for node in self._nodes.values())
+        """Number of batches in delay queues."""
+        return sum(len(node.queue) for node in self.nodes.values())
 
     @property
     def waiting_bytes(self) -> int:
-        """In delay queues, and of what may have to be sent again."""
-        return sum(node.kept_bytes for node in self._nodes.values())
+        """Size of the batches in delay queues, and of those that may have to be sent again."""
+        return sum(node.kept_bytes for node in self.nodes.values())
+
+    @property
+    def timers(self) -> int:
+        """Number of entries in the heap of timers."""
+        return len(self._timers)
 
     def info(self) -> list[SubscriberInfo]:
-        """All of them, by node and handle."""
+        """Return all subscribers, sorted by node and handle."""
         found = [
-            one.info(is_reliable=self._is_reliable) for node in self._nodes.values() for one in node.members.values()
+            one.info(is_reliable=self._is_reliable) for node in self.nodes.values() for one in node.members.values()
         ]
         return sorted(found, key=lambda info: (info.node, info.handle))
 
-    # Who is there
+    # Subscribers
 
-    def join(self, member: SubscriberId, name: str, offset: int | None, now: float) -> list[Effect]:
-        """It wants everything from `offset` on, on a reliable topic. LimitReached.
+    def add(self, member: SubscriberId, name: str, offset: int | None, now: float) -> list[Effect]:
+        """Add a subscriber, or resume a known one; on a reliable topic it is sent everything from `offset` on.
 
-        One that is known is the same, come back.
+        Raises:
+            LimitReached: the partition has `subscribers_max` subscribers.
         """
         assert offset is not None or not self._is_reliable, "a reliable topic has positions"
         node = self._node(member.node)
         known = node.members.get(member.handle)
         if known is not None:
             known.name = name
-            return self._come_back(node, known, offset)
+            return self._add_again(node, known, offset)
         if self._members >= self._config.subscribers_max:
             raise LimitReached(kind="subscribers of a partition", limit=self._config.subscribers_max)
         subscriber = FanOutSubscriber(member, name, node.next_attempt, offset or 0)
         node.members[member.handle] = subscriber
         node.changed()
-        # A handle that was here before has attempts and a place in the queue that are not its own any more.
+        # The handle may have been here before: its old attempts, sent or queued, are void.
         node.void_before = node.next_attempt
         self._members += 1
         effects: list[Effect] = [_told(PubSubEventType.SUBSCRIBER_ADDED, subscriber)]
         if node.is_up:
             if self._is_reliable:
-                self._positions.put(node, subscriber)
-            # Its node may remember it as one that failed, from before it was removed.
+                self._positions.add(node, subscriber)
+            # Its node may still count it as failed, from before it was removed.
             effects.append(ResumeAt(node.name, (member.handle,)))
         else:
             effects.append(self._wait_for_node(subscriber, NOT_CONNECTED, now))
         return effects
 
-    def _come_back(self, node: SubscriberNode, subscriber: FanOutSubscriber, offset: int | None) -> list[Effect]:
+    def _add_again(self, node: SubscriberNode, subscriber: FanOutSubscriber, offset: int | None) -> list[Effect]:
         if offset is not None:
             if subscriber.group is not None:
                 sent_from = self._sent_from(node, subscriber)
                 if sent_from <= offset <= subscriber.position:
-                    return []  # it is being sent everything from there on already
+                    return []  # everything from there on is being sent already
                 node.void(subscriber)
                 self._positions.discard(subscriber)
                 subscriber.offset = offset
-                self._positions.put(node, subscriber)
+                self._positions.add(node, subscriber)
                 return [ResumeAt(node.name, (subscriber.member.handle,))]
             subscriber.offset = offset
         if subscriber.is_active or not node.is_up:
@@ -136,13 +149,13 @@ class FanOut:
                 return attempt.start
         return subscriber.position
 
-    def leave(self, member: SubscriberId, now: float) -> list[Effect]:  # noqa: ARG002
-        """It wants no more."""
-        node = self._nodes.get(member.node)
+    def remove(self, member: SubscriberId, now: float) -> list[Effect]:  # noqa: ARG002
+        """Remove a subscriber that has unsubscribed."""
+        node = self.nodes.get(member.node)
         subscriber = node.members.get(member.handle) if node is not None else None
         if node is None or subscriber is None:
             return []
-        return self._remove(node, subscriber, "it has left")
+        return self._remove(node, subscriber, "it has unsubscribed")
 
     def _remove(self, node: SubscriberNode, subscriber: FanOutSubscriber, reason: str) -> list[Effect]:
         self._positions.discard(subscriber)
@@ -158,7 +171,7 @@ class FanOut:
         return effects
 
     def _drop_queue(self, node: SubscriberNode, effects: list[Effect]) -> None:
-        """Nobody is left for whom it waits."""
+        """Drop the queued batches of a node."""
         while node.queue:
             effects.append(self._dropped(node, node.queue.popleft()))
 
@@ -169,23 +182,23 @@ class FanOut:
     def _drop(self, node: SubscriberNode, records: int) -> Effect:
         self.counts.dropped_batches += 1
         self.counts.dropped_records += records
-        return Tell(PubSubEventType.BATCH_DROPPED, {"node": node.name, "count": records})
+        return EmitEvent(PubSubEventType.BATCH_DROPPED, {"node": node.name, "count": records})
 
     def _node(self, name: str) -> SubscriberNode:
-        node = self._nodes.get(name)
+        node = self.nodes.get(name)
         if node is None:
-            node = self._nodes[name] = SubscriberNode(name)
+            node = self.nodes[name] = SubscriberNode(name)
         return node
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is subscribed."""
+        """Whether there are no subscribers."""
         return not self._members
 
     def close(self, reason: str) -> list[Effect]:
-        """The partition is served here no more: what waits is given up, and everybody is let go."""
+        """Remove all subscribers and drop queued batches: the partition is not served here any more."""
         effects: list[Effect] = []
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             effects += [
                 self._lost(node, attempt, len(handles), reason)
                 for attempt in node.pending.values()
@@ -197,20 +210,20 @@ class FanOut:
                 effects += self._remove(node, subscriber, reason)
         return effects
 
-    # Nodes come and go
+    # Connections with nodes
 
-    def node_up(self, name: str, now: float, *, is_new_life: bool, is_blocked: bool = False) -> list[Effect]:
-        """There is a connection with it, which may be full already.
+    def node_up(self, name: str, now: float, *, has_restarted: bool, is_blocked: bool = False) -> list[Effect]:
+        """Send to a node again: it is connected. With `is_blocked` its send queue is full already.
 
-        In a new life nobody is there who was there before.
+        With `has_restarted` the node has restarted, and its former subscribers are removed.
         """
         assert name != self._local
         node = self._node(name)
-        effects = self.node_down(name, now, "its connection was made anew") if node.is_up else []
-        if is_new_life:
+        effects = self.node_down(name, now, "its node reconnected") if node.is_up else []
+        if has_restarted:
             self._drop_queue(node, effects)
             for subscriber in list(node.members.values()):
-                effects += self._remove(node, subscriber, "its node was started again")
+                effects += self._remove(node, subscriber, "its node restarted")
         node.is_up, node.is_blocked = True, is_blocked
         node.changed()
         for subscriber in node.members.values():
@@ -219,7 +232,7 @@ class FanOut:
         return effects + self._flush(node, now)
 
     def node_down(self, name: str, now: float, reason: str) -> list[Effect]:
-        """The connection with it is lost, and what was on its way may be."""
+        """Stop sending to a node: its connection is lost, perhaps with batches that were on their way."""
         assert name != self._local
         node = self._node(name)
         effects: list[Effect] = []
@@ -244,7 +257,7 @@ class FanOut:
         return effects
 
     def _go_back(self, node: SubscriberNode) -> None:
-        """To what was sent first of what is not reported."""
+        """Set the subscribers of a node back to the first batch that was not reported."""
         first: dict[int, int] = {}
         for attempt in node.pending.values():
             for handle in node.valid_handles(attempt):
@@ -260,13 +273,13 @@ class FanOut:
             subscriber.offset = offset
 
     def _lost(self, node: SubscriberNode, attempt: Attempt, subscribers: int, reason: str) -> Effect:
-        """One event for all of them: they may be many, and the reason is one."""
+        """Count a batch as lost; one event for all its subscribers, which have the same reason and may be many."""
         status = DeliveryStatus.SUBSCRIBER_UNREACHABLE
         records = attempt.end - attempt.start
         self.counts.failed_records[status] += records * subscribers
         self.counts.reported_batches[status] += 1
         fields = {"node": node.name, "attempt": attempt.number, "subscribers": subscribers, "count": records}
-        return Tell(PubSubEventType.DELIVERY_FAILED, {**fields, "status": status, "reason": reason})
+        return EmitEvent(PubSubEventType.DELIVERY_FAILED, {**fields, "status": status, "reason": reason})
 
     def _wait_for_node(self, subscriber: FanOutSubscriber, reason: str, now: float) -> Effect:
         subscriber.away_since = now
@@ -276,23 +289,23 @@ class FanOut:
         return _told(PubSubEventType.SUBSCRIBER_SUSPENDED, subscriber, reason=reason)
 
     def node_blocked(self, name: str) -> None:
-        """Its connection takes no more for now."""
-        node = self._nodes.get(name)
+        """Stop sending to a node whose send queue is full."""
+        node = self.nodes.get(name)
         if node is not None and node.is_up and name != self._local:
             node.is_blocked = True
 
     def node_ready(self, name: str, now: float) -> list[Effect]:
-        """Its connection takes more again."""
-        node = self._nodes.get(name)
+        """Go on sending to a node: its send queue is not full any more."""
+        node = self.nodes.get(name)
         if node is None or not node.is_blocked:
             return []
         node.is_blocked = False
         return self._flush(node, now)
 
     def _flush(self, node: SubscriberNode, now: float) -> list[Effect]:
-        """Send what waits, in order, to those of whom it waited who are still there.
+        """Send queued batches in order, to those of their subscribers that are still active.
 
-        No more of it is on its way than a subscriber may have unacked: the rest follows the reports.
+        At most as much is sent ahead as a subscriber may have unacked; the rest is sent as reports arrive.
         """
         effects: list[Effect] = []
         sent = 0
@@ -312,17 +325,23 @@ class FanOut:
             effects.append(Send(node.name, attempt.number, attempt.payload, handles))
             sent += 1
         if sent:
-            effects.append(Tell(PubSubEventType.QUEUE_FLUSHED, {"node": node.name, "batches": sent}))
+            effects.append(EmitEvent(PubSubEventType.QUEUE_FLUSHED, {"node": node.name, "batches": sent}))
         return effects
 
-    # A topic that keeps nothing
+    # Best-effort topics
 
     def publish(self, payload: Payload, options: TopicOptions, now: float) -> list[Effect]:
-        """Send it to whoever is there. NoSubscribers, PartitionDropped, DelayQueueFull: nothing has changed."""
-        assert not self._is_reliable, "what is published on a reliable topic is read from its log"
+        """Send a payload to the active subscribers; when it raises, nothing has changed.
+
+        Raises:
+            NoSubscribers: there is no active subscriber.
+            PartitionDropped: no node can be reached, and the options say not to wait for nodes.
+            DelayQueueFull: the queue of a node that cannot be reached is full.
+        """
+        assert not self._is_reliable, "a reliable topic is read from its log"
         ready: list[SubscriberNode] = []
         away: list[SubscriberNode] = []
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             if node.members and node.handles:
                 (ready if node.is_ready else away).append(node)
         waits = options.keeps_for_unreachable
@@ -331,7 +350,7 @@ class FanOut:
         is_sent_again = options.delivery_policy == DeliveryPolicy.AT_LEAST_ONCE
         effects = [self._send(node, payload, now, is_sent_again=is_sent_again) for node in ready]
         effects += [self._queue(node, payload, now) if waits else self._drop(node, records) for node in away]
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             self.counts.missed_records += records * (len(node.members) - len(node.handles))
         return effects
 
@@ -342,7 +361,7 @@ class FanOut:
             if not ready:
                 names = ", ".join(node.name for node in away)
                 raise PartitionDropped(
-                    f"{self._topic} has subscribers only on {names}, which cannot be reached; nothing waits for them"
+                    f"{self._topic} has subscribers only on {names}, which cannot be reached, and no delay queue"
                 )
             return
         for node in away:
@@ -357,7 +376,7 @@ class FanOut:
         if is_sent_again and node.name != self._local and node.has_room(size, self._config):
             kept = payload
             node.keep(1, size)
-        number, handles = node.number(), node.handles
+        number, handles = node.next_number(), node.handles
         node.pending[number] = Attempt(number, handles, payload.start, payload.end, size, now, kept)
         return Send(node.name, number, payload, handles)
 
@@ -365,21 +384,21 @@ class FanOut:
         size, records = payload.size_bytes, payload.end - payload.start
         node.keep(1, size)
         node.queue.append(
-            Attempt(node.number(), node.handles, payload.start, payload.end, size, now, payload, was_sent=False)
+            Attempt(node.next_number(), node.handles, payload.start, payload.end, size, now, payload, was_sent=False)
         )
         self.counts.queued_batches += 1
         self.counts.queued_records += records
-        return Tell(PubSubEventType.BATCH_QUEUED, {"node": node.name, "count": records})
+        return EmitEvent(PubSubEventType.BATCH_QUEUED, {"node": node.name, "count": records})
 
-    # A reliable topic
+    # Reliable topics
 
     def wanted(self, end: int) -> int | None:
-        """The offset to read from next, given the end of the log; None: nobody can be sent anything."""
+        """Return the offset to read next, given the end of the log; None: nothing can be sent now."""
         self._wanted = self._positions.wanted(end)
         return self._wanted
 
     def read(self, payload: Payload, now: float) -> list[Effect]:
-        """What was read at the wanted offset goes to everybody who is there. It may lie within the payload."""
+        """Send what was read to the subscribers at the wanted offset, which may lie within the payload."""
         wanted = self._wanted
         at = wanted if wanted is not None and payload.start <= wanted < payload.end else payload.start
         effects: list[Effect] = []
@@ -387,7 +406,7 @@ class FanOut:
         groups = self._positions.served(at, size)
         for group in groups:
             node = group.node
-            number, handles = node.number(), group.handles
+            number, handles = node.next_number(), group.handles
             node.pending[number] = Attempt(number, handles, at, payload.end, size, now, None, group)
             group.count(1, size)
             effects.append(Send(node.name, number, payload, handles))
@@ -395,9 +414,9 @@ class FanOut:
         return effects
 
     def skip_to(self, start: int) -> int:
-        """The log begins there now: how many records its subscribers have lost, in all."""
+        """Move subscribers to the start of the log; return how many records they have lost together."""
         lost = self._positions.skip_to(start)
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             for subscriber in node.members.values():
                 if subscriber.group is None and subscriber.offset < start:
                     lost += start - subscriber.offset
@@ -405,11 +424,11 @@ class FanOut:
         self.counts.skipped_records += lost
         return lost
 
-    # What became of it
+    # Reports of nodes
 
     def reported(self, name: str, report: DeliveryReport, now: float) -> list[Effect]:
-        """What a node says of one attempt. Of one that is not on its way, nothing."""
-        node = self._nodes.get(name)
+        """Take the report of a node on one attempt; a report on an unknown attempt is ignored."""
+        node = self.nodes.get(name)
         if node is None:
             return []
         if not report.attempt:
@@ -445,7 +464,7 @@ class FanOut:
                 succeeded.failures, succeeded.failed_since = 0, None
         records = attempt.end - attempt.start
         self.counts.delivered_records += records * len(handles)
-        return Tell(
+        return EmitEvent(
             PubSubEventType.DELIVERY_SUCCEEDED,
             {
                 "node": node.name,
@@ -458,7 +477,7 @@ class FanOut:
 
     def _failed(self, node: SubscriberNode, attempt: Attempt, failure: SubscriberFailure, now: float) -> list[Effect]:
         subscriber = node.members[failure.handle]
-        # A node that reports a success as a failure has no word for it: it is one.
+        # A failure that a node reports with a status of success is still a failure.
         status = failure.status if failure.status != DeliveryStatus.DELIVERED else DeliveryStatus.OTHER_ERROR
         records = attempt.end - attempt.start
         self.counts.failed_records[status] += records
@@ -492,7 +511,7 @@ class FanOut:
         ]
 
     def _resume(self, node: SubscriberNode, subscribers: list[FanOutSubscriber]) -> list[Effect]:
-        """They are sent to again. Only a success ends what has been held against them."""
+        """Send to subscribers again; their failures are forgotten only after a success."""
         if not subscribers:
             return []
         for subscriber in subscribers:
@@ -500,31 +519,31 @@ class FanOut:
             if subscriber.failed_since is not None:
                 node.probation[subscriber.member.handle] = subscriber
             if self._is_reliable:
-                self._positions.put(node, subscriber)
+                self._positions.add(node, subscriber)
         node.changed()
         resumed: list[Effect] = [ResumeAt(node.name, tuple(one.member.handle for one in subscribers))]
         return resumed + [_told(PubSubEventType.SUBSCRIBER_RESUMED, one) for one in subscribers]
 
-    # What time does
+    # Time
 
     def tick(self, now: float) -> list[Effect]:
-        """Try again, or let go, whoever has been suspended for long enough."""
+        """Resume or remove the subscribers that have been suspended for long enough."""
         effects: list[Effect] = []
         resumed: dict[str, list[FanOutSubscriber]] = {}
         while (due := self.next_tick()) is not None and due <= now:
             subscriber = heapq.heappop(self._timers)[2]
             subscriber.due = None
-            node = self._nodes[subscriber.member.node]
+            node = self.nodes[subscriber.member.node]
             if now >= subscriber.expires_at(self._config.suspended_ttl_seconds):
                 effects += self._expired(node, subscriber)
             else:
                 resumed.setdefault(node.name, []).append(subscriber)
         for name, subscribers in resumed.items():
-            effects += self._resume(self._nodes[name], subscribers)
+            effects += self._resume(self.nodes[name], subscribers)
         return effects
 
     def next_tick(self) -> float | None:
-        """When `tick` will have something to do."""
+        """Return when `tick` has something to do; None: never, as things are."""
         while self._timers and self._timers[0][2].due != self._timers[0][0]:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
@@ -540,5 +559,5 @@ class FanOut:
             heapq.heapify(self._timers)
 
 
-def _told(type_: PubSubEventType, subscriber: FanOutSubscriber, **fields: object) -> Tell:
-    return Tell(type_, {"node": subscriber.member.node, "subscriber": subscriber.name, **fields})
+def _told(type_: PubSubEventType, subscriber: FanOutSubscriber, **fields: object) -> EmitEvent:
+    return EmitEvent(type_, {"node": subscriber.member.node, "subscriber": subscriber.name, **fields})

@@ -1,4 +1,4 @@
-"""What the fan-out of a partition says is to be done, and what it counts."""
+"""The effects that the fan-out of a partition asks for, and its counts."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from sulina.core.delivery.pubsub import DeliveryStatus, PubSubEventType, Subscri
 
 
 class Payload(Struct, frozen=True):
-    """Stored batches of offsets [start, end). A topic that keeps nothing counts its own offsets."""
+    """Stored batches of offsets [start, end). A best-effort topic numbers its records itself."""
 
     start: int
     end: int
@@ -16,7 +16,7 @@ class Payload(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """As it is sent."""
+        """Size of the batches as they are sent."""
         return self.data.nbytes
 
 
@@ -30,33 +30,33 @@ class Send(Struct, frozen=True):
 
 
 class ResumeAt(Struct, frozen=True):
-    """Say to a node that these subscribers are sent to again, before anything that is sent to them."""
+    """Tell a node that these subscribers are sent to again, before anything is sent to them."""
 
     node: str
     handles: tuple[int, ...]
 
 
 class RemoveSubscriber(Struct, frozen=True):
-    """Say to a node that the topic has let this subscriber go."""
+    """Tell a node that this subscriber was removed."""
 
     member: SubscriberId
     reason: str
     status: DeliveryStatus  # of its last delivery
 
 
-class Tell(Struct, frozen=True):
-    """Say it on the stream of events. Topic and partition are for the caller to add."""
+class EmitEvent(Struct, frozen=True):
+    """Emit an event; the caller adds topic and partition."""
 
     type: PubSubEventType
     fields: dict[str, object]
 
 
-Effect = Send | ResumeAt | RemoveSubscriber | Tell
+Effect = Send | ResumeAt | RemoveSubscriber | EmitEvent
 
 
 @dataclass(slots=True)
 class FanOutCounts:
-    """Since the beginning. A record that three subscribers took was delivered three times."""
+    """Counts since the fan-out was created. A record that three subscribers acked counts as delivered three times."""
 
     delivered_records: int = 0
     failed_records: dict[DeliveryStatus, int] = field(
@@ -65,11 +65,11 @@ class FanOutCounts:
     reported_batches: dict[DeliveryStatus, int] = field(  # sent to a node, by the status of their reports
         default_factory=lambda: dict.fromkeys(DeliveryStatus, 0)
     )
-    queued_batches: int = 0  # that had to wait for a node
+    queued_batches: int = 0  # had to wait for a node
     queued_records: int = 0
-    dropped_batches: int = 0  # that were for a node, and were given up
+    dropped_batches: int = 0  # for a node, and not sent
     dropped_records: int = 0
-    redelivered_batches: int = 0  # that were sent a second time to a node that came back
-    redelivered_records: int = 0  # those, and what subscribers of a reliable topic went back
+    redelivered_batches: int = 0  # sent a second time, to a node that reconnected
+    redelivered_records: int = 0  # in these batches, and read again from the log of a reliable topic
     missed_records: int = 0  # published while a subscriber was suspended
-    skipped_records: int = 0  # that retention took before a subscriber had them
+    skipped_records: int = 0  # removed by retention before they were sent

@@ -1,9 +1,9 @@
-"""Where the subscribers of a reliable topic are in its log, and who is read for next.
+"""Positions of the subscribers of a reliable topic in its log, and which offset is read next.
 
-- Subscribers of one node at one offset are a group, which moves as one. Groups that meet are one.
-- The offset that was read for longest ago has its turn: who catches up and who is at the end do not starve each other.
-- A group of which much is not reported stands aside until there is a report. Who is slow holds up nobody: the node says
-  who they are, and the others go on without them, until they meet again.
+- Subscribers of one node at one offset are a group, which moves as one. Groups that meet are merged.
+- Offsets take turns, so subscribers that catch up and subscribers at the end do not starve each other.
+- A group with many unreported batches waits aside for a report. The node reports which subscribers are slow, and the
+  others go on without them, until they meet again.
 """
 
 from collections.abc import Iterable
@@ -13,21 +13,21 @@ from sulina.core.delivery.pubsub import PubSubConfig
 
 
 class FanOutPositions:
-    """Of all active subscribers of a partition."""
+    """Positions of the active subscribers of a partition."""
 
     def __init__(self, config: PubSubConfig) -> None:
         self._config = config
         self._at: dict[int, dict[str, Group]] = {}  # by offset, in the order of their turns; by node
         self._aside: dict[Group, None] = {}
 
-    def put(self, node: SubscriberNode, subscriber: FanOutSubscriber) -> None:
-        """It is sent to from its offset on."""
+    def add(self, node: SubscriberNode, subscriber: FanOutSubscriber) -> None:
+        """Send to a subscriber from its offset on."""
         group = Group(node, subscriber.offset)
         group.add(subscriber)
         self._place(group)
 
     def discard(self, subscriber: FanOutSubscriber) -> None:
-        """It is not sent to, for now; it stays where it is."""
+        """Stop sending to a subscriber, if it is sent to; it keeps its offset."""
         group = subscriber.group
         if group is None:
             return
@@ -36,14 +36,14 @@ class FanOutPositions:
             self._take(group)
 
     def wanted(self, end: int) -> int | None:
-        """The offset whose turn it is; None: everybody is at the end, or cannot be sent to."""
+        """Return the offset whose turn it is; None: all subscribers are at the end, or cannot be sent to."""
         for offset, groups in self._at.items():
             if offset < end and any(group.node.is_ready for group in groups.values()):
                 return offset
         return None
 
     def served(self, offset: int, size_bytes: int) -> list[Group]:
-        """The groups there that can be sent a payload of this size."""
+        """Return the groups at an offset that can be sent a payload of this size."""
         found = []
         for group in list(self._at.get(offset, {}).values()):
             if not group.node.is_ready:
@@ -56,14 +56,14 @@ class FanOutPositions:
         return found
 
     def move(self, groups: Iterable[Group], end: int) -> None:
-        """They have been sent everything before `end`. It is others' turn."""
+        """Move groups to `end`, behind all others in turn: they have been sent everything before it."""
         for group in groups:
             self._take(group)
             group.offset = end
             self._place(group)
 
     def reported(self, group: Group, size_bytes: int) -> None:
-        """Less of what a group was sent is on its way."""
+        """Count a batch of a group as reported."""
         while group.into is not None:
             group = group.into
         group.count(-1, -size_bytes)
@@ -72,13 +72,13 @@ class FanOutPositions:
             self._place(group)
 
     def slow(self, node: SubscriberNode, handles: Iterable[int]) -> None:
-        """These are far behind the others of their node, and nobody else is."""
+        """Note which subscribers of a node are far behind the others."""
         node.slow = frozenset(handles)
         for group in [group for group in self._aside if group.node is node]:
             self._split(group)
 
     def skip_to(self, start: int) -> int:
-        """How many offsets its subscribers have lost."""
+        """Move subscribers to the start of the log; return how many records they have lost together."""
         groups = [group for groups in self._at.values() for group in groups.values()]
         behind = [group for group in [*groups, *self._aside] if group.offset < start]
         lost = sum((start - group.offset) * len(group.members) for group in behind)
@@ -86,7 +86,7 @@ class FanOutPositions:
         return lost
 
     def _place(self, group: Group) -> None:
-        """Where it is sent to next, or aside."""
+        """Put a group at its offset, or set it aside."""
         if self._is_full(group.unreported, group.unreported_bytes):
             self._put_aside(group)
             return
@@ -97,7 +97,7 @@ class FanOutPositions:
         elif not self._is_full(group.unreported + other.unreported, group.unreported_bytes + other.unreported_bytes):
             groups[group.node.name] = _merged(group, other)
         else:
-            # Together they would have to wait. The one of which more is reported need not.
+            # Merged they would have to wait. The one with fewer unreported batches need not.
             quick, late = sorted((other, group), key=lambda one: (one.unreported, one.unreported_bytes))
             groups[group.node.name] = quick
             late.is_aside = True
@@ -130,12 +130,12 @@ class FanOutPositions:
             del self._at[group.offset]
 
     def _is_full(self, batches: int, size_bytes: int) -> bool:
-        """At a third of what a subscriber may have: who has just left the slow ones may have as much from before."""
+        """Return whether a third of the limit is unacked: a subscriber may bring as much from another group."""
         return 3 * batches >= self._config.unacked_batches_max or 3 * size_bytes >= self._config.unacked_bytes_max
 
 
 def _merged(one: Group, other: Group) -> Group:
-    """Both in one; the fewer members move."""
+    """Merge the smaller group into the larger one."""
     small, large = sorted((one, other), key=lambda group: len(group.members))
     for subscriber in small.members.values():
         large.add(subscriber)

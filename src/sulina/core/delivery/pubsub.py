@@ -1,6 +1,6 @@
-"""The words of publish/subscribe across nodes: what is published, to whom it goes, and what became of it.
+"""Values of publish/subscribe across nodes: options, reports, subscribers, events.
 
-Plain values; the rules that use them are in `fan_out` (the topic's side) and `attempts` (the node's).
+The rules that use them are in `fan_out` (at the owner of a partition) and `attempts` (at the node of a subscriber).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sulina.errors import InvalidSettings
 
 
 class DeliveryPolicy(StrEnum):
-    """What a topic that keeps nothing does with a batch when it does not know whether it has arrived."""
+    """What a best-effort topic does with a batch whose delivery is not confirmed."""
 
     AT_LEAST_ONCE = "at_least_once"  # it is sent again
     AT_MOST_ONCE = "at_most_once"  # it is not
@@ -23,12 +23,12 @@ class PartitionBehavior(StrEnum):
     """What happens to a batch for a node that cannot be reached."""
 
     DELAY_QUEUE = "delay_queue"  # it waits, within bounds, and is sent when the node is back
-    DROP = "drop"  # it is left out, and counted
+    DROP = "drop"  # it is dropped, and counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions:
-    """Of one publish; what is None is the topic's to say, then its namespace's, then the system's."""
+    """Options of one publish. For None the option of the topic holds, then of its namespace, then of the system."""
 
     delivery_policy: DeliveryPolicy | None = None
     partition_behavior: PartitionBehavior | None = None
@@ -36,13 +36,13 @@ class PublishOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOptions:
-    """As they hold for one publish, or for a topic."""
+    """The options that hold for a topic, or for one publish."""
 
     delivery_policy: DeliveryPolicy = DeliveryPolicy.AT_LEAST_ONCE
     partition_behavior: PartitionBehavior = PartitionBehavior.DELAY_QUEUE
 
     def with_publish(self, options: PublishOptions) -> "TopicOptions":
-        """For one publish: its own options first. This one stays as it is."""
+        """Return the options for one publish: its own where it has some, else these."""
         return TopicOptions(
             delivery_policy=options.delivery_policy or self.delivery_policy,
             partition_behavior=options.partition_behavior or self.partition_behavior,
@@ -50,7 +50,7 @@ class TopicOptions:
 
     @property
     def keeps_for_unreachable(self) -> bool:
-        """Whether what is for a node that cannot be reached waits for it."""
+        """Whether batches wait for a node that cannot be reached."""
         return (
             self.delivery_policy == DeliveryPolicy.AT_LEAST_ONCE
             and self.partition_behavior == PartitionBehavior.DELAY_QUEUE
@@ -62,24 +62,24 @@ class PubSubConfig:
     """Times and bounds of deliveries to subscribers."""
 
     subscriber_timeout_seconds: float = 5.0  # to ack a batch
-    suspended_ttl_seconds: float = 60.0  # without a success: then a subscriber is removed
-    backoff_seconds: float = 0.5  # until one that is suspended is tried again; doubles with each failure
+    suspended_ttl_seconds: float = 60.0  # without a success, until a subscriber is removed
+    backoff_seconds: float = 0.5  # until a suspended subscriber is tried again; doubles with each failure
     backoff_seconds_max: float = 15.0
     delay_queue_bytes_max: int = 64 << 20  # of one partition, for one node
     delay_queue_batches_max: int = 10_000
     unacked_bytes_max: int = 16 << 20  # that one subscriber may have
     unacked_batches_max: int = 1_000
     subscribers_max: int = 100_000  # of one partition
-    metrics_event_seconds: float = 10.0  # from one snapshot of metrics on the stream of events to the next
+    metrics_event_seconds: float = 10.0  # between two events with a snapshot of metrics
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             if not getattr(self, name) > 0:
-                raise InvalidSettings(f"{name} cannot be {getattr(self, name)}")
+                raise InvalidSettings(f"{name} is {getattr(self, name)}: it must be greater than 0")
 
 
 class Envelope(Struct, frozen=True):
-    """A message as it travels: who can read it, what it is, its bytes."""
+    """A serialized message: the serializer that can read it, its type, its bytes."""
 
     serializer_id: int
     type_name: str
@@ -87,7 +87,7 @@ class Envelope(Struct, frozen=True):
 
 
 class DeliveryStatus(StrEnum):
-    """What became of a batch, for one subscriber or for all of a node."""
+    """The result of a batch, for one subscriber or for all subscribers of a node."""
 
     DELIVERED = "Delivered"
     TIMEOUT = "Timeout"
@@ -96,7 +96,7 @@ class DeliveryStatus(StrEnum):
 
 
 class SubscriberFailure(Struct, frozen=True, array_like=True):
-    """A subscriber that did not take a batch, by its handle at its node."""
+    """A subscriber that failed to handle a batch, by its handle at its node."""
 
     handle: int
     status: DeliveryStatus
@@ -104,9 +104,9 @@ class SubscriberFailure(Struct, frozen=True, array_like=True):
 
 
 class DeliveryReport(Struct, frozen=True, array_like=True):
-    """What a node says of one attempt: everybody took it but these.
+    """The report of a node on one attempt: all subscribers acked it, except those in `failed`.
 
-    With attempt 0 it is of none, and says who at this moment is far behind the others of its node.
+    With attempt 0 it is about no attempt, and `slow` has the subscribers that are far behind the others of the node.
     """
 
     attempt: int
@@ -115,13 +115,13 @@ class DeliveryReport(Struct, frozen=True, array_like=True):
 
     @property
     def status(self) -> DeliveryStatus:
-        """Return the status of the batch: Delivered to all, what all failures have in common, or OtherError."""
+        """Status of the batch: Delivered, the status that all failures share, or OtherError."""
         statuses = {failure.status for failure in self.failed} or {DeliveryStatus.DELIVERED}
         return statuses.pop() if len(statuses) == 1 else DeliveryStatus.OTHER_ERROR
 
 
 class SubscriberStatus(StrEnum):
-    """Whether a subscriber is sent anything."""
+    """Whether a subscriber is sent batches."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -129,14 +129,14 @@ class SubscriberStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class SubscriberId:
-    """A subscriber as a topic knows it: its home, and its handle there, which no other ever has."""
+    """A subscriber as an owner knows it: its node, and its handle there, which is never used again."""
 
     node: str
     handle: int
 
 
 class SubscriberInfo(Struct, frozen=True, kw_only=True):
-    """A subscriber of one partition as its owner sees it."""
+    """A subscriber of one partition, as its owner sees it."""
 
     node: Annotated[str, Meta(description="The broker that the subscriber is attached to.")]
     handle: Annotated[int, Meta(description="The subscriber's number at that broker; it is never used again.")]
@@ -152,7 +152,7 @@ class SubscriberInfo(Struct, frozen=True, kw_only=True):
 
 
 class PubSubEventType(StrEnum):
-    """What happens, on the stream of events."""
+    """Types of events about publish/subscribe, with their fields."""
 
     PUBLISH_ACCEPTED = "publish_accepted"  # count, partition
     PUBLISH_REJECTED = "publish_rejected"  # reason

@@ -1,6 +1,6 @@
-"""Sets and maps of offsets, kept as half-open ranges: what is acked, what is in flight, how often it was tried.
+"""Sets and maps of offsets, kept as half-open ranges: acked offsets, unacked ones, numbers of attempts.
 
-Ranges are sorted and disjoint. Their number is what they cost; how long they are does not matter.
+Ranges are sorted and disjoint. Costs depend on their number, not on their length.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,7 +10,7 @@ Range = tuple[int, int]
 
 
 class RangeSet:
-    """Offsets. Ranges that touch are one."""
+    """A set of offsets. Adjacent ranges are merged."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -21,7 +21,7 @@ class RangeSet:
         return zip(self._starts, self._ends, strict=True)
 
     def __len__(self) -> int:
-        """The number of ranges."""
+        """Return the number of ranges."""
         return len(self._starts)
 
     def __contains__(self, offset: int) -> bool:
@@ -29,7 +29,7 @@ class RangeSet:
         return index >= 0 and offset < self._ends[index]
 
     def add(self, start: int, end: int) -> int:
-        """How many offsets are new."""
+        """Add [start, end); return how many of its offsets are new."""
         if start >= end:
             return 0
         first = bisect_left(self._ends, start)
@@ -44,7 +44,7 @@ class RangeSet:
         return new
 
     def remove(self, start: int, end: int) -> list[Range]:
-        """What of it was there."""
+        """Remove [start, end); return the ranges of it that were in the set."""
         removed = self.within(start, end)
         if not removed:
             return removed
@@ -58,7 +58,7 @@ class RangeSet:
         return removed
 
     def within(self, start: int, end: int) -> list[Range]:
-        """What of [start, end) is here."""
+        """Return the ranges of [start, end) that are in the set."""
         found = []
         for index in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[index] >= end:
@@ -67,7 +67,7 @@ class RangeSet:
         return found
 
     def missing(self, start: int, end: int) -> list[Range]:
-        """What of [start, end) is not here."""
+        """Return the ranges of [start, end) that are not in the set."""
         gaps = []
         for low, high in self.within(start, end):
             if start < low:
@@ -79,7 +79,7 @@ class RangeSet:
 
 
 class RangeMap:
-    """Offsets with a number each. Ranges that touch are kept apart."""
+    """A map from offsets to numbers. Adjacent ranges are not merged."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -93,7 +93,7 @@ class RangeMap:
         return len(self._starts)
 
     def put(self, start: int, end: int, value: int) -> None:
-        """None of these offsets may be here."""
+        """Map [start, end), none of which may be in the map, to a number."""
         index = bisect_right(self._starts, start)
         assert index == 0 or self._ends[index - 1] <= start
         assert index == len(self._starts) or end <= self._starts[index]
@@ -102,12 +102,12 @@ class RangeMap:
         self._values.insert(index, value)
 
     def get(self, offset: int, default: int) -> int:
-        """The number of one offset."""
+        """Return the number of one offset."""
         index = bisect_right(self._starts, offset) - 1
         return self._values[index] if index >= 0 and offset < self._ends[index] else default
 
     def pieces(self, start: int, end: int, default: int) -> list[tuple[int, int, int]]:
-        """All of [start, end), cut where the number changes."""
+        """Return all of [start, end), split where the number changes."""
         found: list[tuple[int, int, int]] = []
         for index in range(bisect_right(self._ends, start), len(self._starts)):
             low, high = self._starts[index], self._ends[index]
@@ -122,7 +122,7 @@ class RangeMap:
         return found
 
     def pop(self, start: int, end: int, only: int | None = None) -> list[tuple[int, int, int]]:
-        """Take out what of [start, end) is here, or what of it has the number `only`."""
+        """Remove and return the ranges of [start, end) in the map, or those of them with the number `only`."""
         first = index = bisect_right(self._ends, start)
         popped: list[tuple[int, int, int]] = []
         kept: list[tuple[int, int, int]] = []

@@ -1,12 +1,12 @@
-"""Registered readers: queries that read a topic at their own pace, and what of it they still need.
+"""Registered readers: queries that read a topic at their own pace, and the records that they still need.
 
 - A reader is a name and a topic. In each partition that it reads it has a position: the next record that it needs.
 - Retention keeps everything from the lowest position of the live readers of a partition on.
-- A position may name the epoch of the log that was read. Where that was given up since, the reader needs the log from
-  where it goes on (`core.log.epochs`), and goes back to there.
-- A reader is heard of when any of its positions is written. One that has not been heard of for longer than it asked for
-  is expired: it is shown, and holds nothing back. A while later it is swept away.
-- A position that cannot be read holds back everything: nobody may guess it.
+- A position may name the epoch of the log that was read. If records before it were given up since, the reader goes back
+  to where the log continues (`core.log.epochs`).
+- A reader expires when none of its positions was written for as long as it asked for. An expired reader is shown, but
+  retention ignores it; later it is deleted.
+- While a position is unreadable, retention removes nothing of its partition: a guess could lose records.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from sulina.types import Offset, PartitionName, TopicName
 
 EXPIRES_SECONDS = 7 * 24 * 3600.0  # unless a reader asks for another time
 EXPIRES_SECONDS_MAX = 365 * 24 * 3600
-SHOWN_SECONDS = 24 * 3600  # that an expired reader is still shown
+SHOWN_SECONDS = 24 * 3600  # how long an expired reader is still shown
 TEXT_LENGTH_MAX = 200
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -33,22 +33,26 @@ ReaderKey = tuple[str, TopicName]
 
 
 class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a reader is in one partition, as the metadata store has it."""
+    """The position of a reader in one partition, as the metadata store has it."""
 
     offset: Natural  # of the next record that it needs
     updated_ms: Natural
     expires_seconds: ExpiresSeconds = EXPIRES_SECONDS
     kind: Text = ""
     description: Text = ""
-    epoch: int = NO_EPOCH  # in which everything before `offset` was read; NO_EPOCH: it did not say
+    epoch: int = NO_EPOCH  # in which everything before `offset` was read; NO_EPOCH: not known
 
     def stored(self) -> bytes:
-        """What to keep."""
+        """Return the stored form."""
         return msgspec.json.encode(self)
 
     @classmethod
     def load(cls, key: str, data: bytes) -> "ReaderPosition":
-        """As it was stored. CorruptCommit names the key when it cannot have been."""
+        """Read a stored position.
+
+        Raises:
+            CorruptCommit: the data is not a position; names the key.
+        """
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -57,7 +61,7 @@ class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class RegisteredReader:
-    """One reader of one topic, with its positions by partition; never without one."""
+    """One reader of one topic, with its positions by partition; it has at least one."""
 
     name: str
     topic: TopicName
@@ -65,15 +69,15 @@ class RegisteredReader:
 
     @property
     def newest(self) -> ReaderPosition:
-        """What it said last: that counts for all of it."""
+        """The position that was written last; its settings hold for all positions."""
         return max(self.positions.values(), key=lambda position: position.updated_ms)
 
     def is_expired(self, now_ms: int) -> bool:
-        """Whether it has not been heard of for too long to hold anything back."""
+        """Return whether retention may ignore the reader."""
         return self._silent_seconds(now_ms) > self.newest.expires_seconds
 
-    def is_forgotten(self, now_ms: int) -> bool:
-        """Whether it may be swept away."""
+    def is_deletable(self, now_ms: int) -> bool:
+        """Return whether the reader has been expired for long enough to be deleted."""
         return self._silent_seconds(now_ms) > self.newest.expires_seconds + SHOWN_SECONDS
 
     def _silent_seconds(self, now_ms: int) -> float:
@@ -81,7 +85,7 @@ class RegisteredReader:
 
 
 def grouped(positions: Iterable[tuple[str, PartitionName, ReaderPosition]]) -> dict[ReaderKey, RegisteredReader]:
-    """The readers that have these positions."""
+    """Group positions by reader."""
     readers: dict[ReaderKey, RegisteredReader] = {}
     for name, partition, position in positions:
         reader = readers.setdefault((name, partition.topic), RegisteredReader(name, partition.topic))
@@ -91,12 +95,12 @@ def grouped(positions: Iterable[tuple[str, PartitionName, ReaderPosition]]) -> d
 
 @dataclass(slots=True)
 class NeededOffsets:
-    """What readers need of one partition: the lowest offset, by the epoch in which everything before it was read."""
+    """The lowest offset that readers need of one partition, by the epoch in which everything before it was read."""
 
     lowest: dict[int, Offset] = field(default_factory=dict)
 
     def add(self, offset: int, epoch: int) -> None:
-        """One more reader needs it from there on."""
+        """Add the position of a reader."""
         self.lowest[epoch] = Offset(min(offset, self.lowest.get(epoch, offset)))
 
     def first_in(self, log: EpochHistory) -> Offset | None:
@@ -110,7 +114,7 @@ class NeededOffsets:
 def needed(
     readers: Iterable[RegisteredReader], now_ms: int, unreadable: Iterable[PartitionName] = ()
 ) -> dict[PartitionName, NeededOffsets]:
-    """What retention must keep of partitions; those that are not named nobody needs."""
+    """Return what retention must keep, by partition; no reader needs anything of other partitions."""
     lowest: dict[PartitionName, NeededOffsets] = {}
     for reader in readers:
         if reader.is_expired(now_ms):
@@ -123,9 +127,9 @@ def needed(
 def gone_back(
     before: Mapping[int, ReaderPosition], positions: Mapping[int, int], epochs: Mapping[int, int]
 ) -> int | None:
-    """The first partition in which a reader would go back; None: in none.
+    """Return the first partition in which a reader would go back; None: it goes back in no partition.
 
-    A lower offset in a later epoch is none: what it had read may have been given up.
+    A lower offset in a later epoch does not count: records that it had read may have been given up.
     """
     for number, offset in sorted(positions.items()):
         known = before.get(number)

@@ -1,4 +1,4 @@
-"""Why a publish is rejected: faults that are a message's, or the moment's. All others are the system's, and raised."""
+"""Reasons to reject a publish: errors that the message or a full queue causes. All other errors are raised."""
 
 from enum import StrEnum
 
@@ -21,7 +21,7 @@ from sulina.errors import (
 
 
 class RejectReason(StrEnum):
-    """Why they were not."""
+    """Why a publish was rejected."""
 
     INVALID_TOPIC = "InvalidTopic"
     INVALID_PAYLOAD = "InvalidPayload"
@@ -31,7 +31,7 @@ class RejectReason(StrEnum):
     PARTITION_DROP = "PartitionDrop"
 
 
-# The first that fits decides.
+# The first entry that fits decides.
 _REASONS: tuple[tuple[tuple[type[SulinaError], ...], RejectReason], ...] = (
     ((InvalidName,), RejectReason.INVALID_TOPIC),
     ((NotSerializable,), RejectReason.NOT_SERIALIZABLE),
@@ -46,7 +46,7 @@ _REASONS: tuple[tuple[tuple[type[SulinaError], ...], RejectReason], ...] = (
 
 
 def reject_reason(error: SulinaError) -> RejectReason | None:
-    """The reason, if the fault is the message's; None: the error is to be raised."""
+    """Return the reason for which an error rejects a publish; None: the error is to be raised."""
     if type(error) is InvalidInput:
         return RejectReason.INVALID_PAYLOAD
     return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), None)

@@ -1,7 +1,7 @@
-"""The archive of a partition: names of its objects, how the log is cut into slices, which slices become one.
+"""Rules of a partition's archive: names of objects, how the log is cut into slices, which slices are merged or removed.
 
-A slice is a run of whole commits with the batches that they added, and all its batches have one epoch. Its objects get
-names that nobody else has, so that what was put but never committed is in nobody's way.
+A slice is a run of whole commits with the batches that they added, and all its batches have one epoch. The names of its
+objects are unique, so an object that was put but never committed cannot be mistaken for another.
 """
 
 from bisect import bisect_right
@@ -15,14 +15,14 @@ from sulina.core.log.txn_run import is_run_name
 from sulina.errors import CorruptCommit
 from sulina.types import Epoch, Offset, Version
 
-SLICE_BYTES_MAX = 32 << 20  # a slice ends with the commit that reaches it
+SLICE_BYTES_MAX = 32 << 20  # a slice ends with the commit that reaches this size
 SLICE_COMMITS_MAX = 4096
-STATE_EVERY_SLICES = 64  # whoever takes over replays the commits since the newest state
+STATE_EVERY_SLICES = 64  # a new owner replays the commits since the newest state
 STATE_AFTER_COMMIT_BYTES = 1 << 20
 MERGE_SLICES_MIN = 16  # fewer are not worth it
 MERGE_SLICES_MAX = 64  # at once
-MERGE_SPAN_MS = 6 * 3600 * 1000  # from the first to the last: what is merged goes together when it is too old
-MERGE_CLASSES_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)  # from each to the next: of about one size
+MERGE_SPAN_MS = 6 * 3600 * 1000  # from first to last slice: merged slices expire together
+MERGE_CLASSES_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)  # slices between two bounds count as of one size
 
 _COMMITS = ".commits"
 _STATE = ".state"
@@ -30,22 +30,22 @@ _DATA = ".log"
 
 
 def object_name(offset: int, token: str) -> str:
-    """The batches of the slice that begins with `offset`; `token` is nobody else's."""
+    """Return the name of the object with the batches of the slice that begins at `offset`; `token` makes it unique."""
     return f"{offset:020d}-{token}{_DATA}"
 
 
 def commits_name(name: str) -> str:
-    """The commits of the slice whose batches are in `name`."""
+    """Return the name of the object with the commits of the slice whose batches are in `name`."""
     return name.removesuffix(_DATA) + _COMMITS
 
 
 def state_name(name: str) -> str:
-    """The state of the log at the end of the slice whose batches are in `name`."""
+    """Return the name of the object with the log's state at the end of the slice whose batches are in `name`."""
     return name.removesuffix(_DATA) + _STATE
 
 
 def objects_of(slice_: SegmentRef) -> list[str]:
-    """Every object that a slice refers to."""
+    """Return the names of all objects that a slice refers to."""
     assert slice_.object is not None
     names = [slice_.object] if slice_.size else []
     names += [commits_name(slice_.object)] if slice_.commits_size else []
@@ -53,7 +53,7 @@ def objects_of(slice_: SegmentRef) -> list[str]:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a name is that of a slice's object or of a run of txn_ids; anything else is not ours to delete."""
+    """Tell whether a name is that of a slice's object or of a run of txn_ids; other objects are not ours to delete."""
     stem, _, ending = name.rpartition(".")
     is_of_slice = f".{ending}" in (_DATA, _COMMITS, _STATE) and stem[:20].isdigit() and stem[20:21] == "-"
     return is_of_slice or is_run_name(name)
@@ -74,12 +74,12 @@ class ArchiveView:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever put into it."""
+        """Whether nothing was ever put into the archive."""
         return self.log_version < 0 and self.next_offset == 0
 
     @classmethod
     def of(cls, state: LogState) -> "ArchiveView":
-        """What a state of the archive's log says."""
+        """Return the view of the archive that a state of its commit log describes."""
         return cls(
             state.version,
             state.epoch,
@@ -97,7 +97,7 @@ class ArchiveView:
 
 @dataclass(slots=True)
 class Cut:
-    """A slice in the making: commits are added until it is full."""
+    """A slice that is being assembled: commits are added until it is full."""
 
     offset_start: Offset
     version_start: Version
@@ -108,14 +108,18 @@ class Cut:
     epoch: Epoch = Epoch(-1)
 
     def takes(self, commit: Commit) -> bool:
-        """Whether the next commit belongs to this slice. A claim begins one, because it begins an epoch."""
+        """Tell whether the next commit belongs to this slice. A claim begins a slice, because it begins an epoch."""
         if not self.commits:
             return True
         has_claim = any(isinstance(operation, Claim) for operation in commit.operations)
         return not has_claim and self.size < self.bytes_max and len(self.commits) < SLICE_COMMITS_MAX
 
     def add(self, commit: Commit) -> None:
-        """Take a commit in."""
+        """Add the next commit to the slice.
+
+        Raises:
+            CorruptCommit: it is not the version that follows.
+        """
         if commit.version != self.version_end:
             raise CorruptCommit(name=str(commit.version), reason=f"version {self.version_end} is due")
         self.commits.append(commit)
@@ -127,22 +131,26 @@ class Cut:
 
     @property
     def version_end(self) -> Version:
-        """Exclusive."""
+        """One past the last version in the slice."""
         return Version(self.version_start + len(self.commits))
 
     @property
     def offset_end(self) -> Offset:
-        """Exclusive."""
+        """One past the last offset in the slice."""
         return self.commits[-1].next_offset if self.commits else self.offset_start
 
 
 def encode_commits(commits: Iterable[Commit]) -> bytes:
-    """The object that holds the commits of a slice: the lines that they are in the log."""
+    """Encode the commits of a slice as one object: the same lines as in the log."""
     return b"".join(encode(commit) for commit in commits)
 
 
 def decode_commits(name: str, data: bytes, slice_: SegmentRef) -> list[Commit]:
-    """Read what `encode_commits` wrote; CorruptCommit when it is not what the slice says."""
+    """Decode the commits of a slice.
+
+    Raises:
+        CorruptCommit: they are damaged, or are not the versions that the slice names.
+    """
     commits = [decode(name, line, Commit) for line in data.splitlines(keepends=True)]
     if [commit.version for commit in commits] != list(range(slice_.version_start, slice_.version_end)):
         raise CorruptCommit(name=name, reason=f"it does not hold versions {slice_.version_start}:{slice_.version_end}")
@@ -150,9 +158,9 @@ def decode_commits(name: str, data: bytes, slice_: SegmentRef) -> list[Commit]:
 
 
 def is_state_due(slices: Sequence[SegmentRef], last_state_bytes: int) -> bool:
-    """Whether the next slice shall come with the log's state: without it, taking over takes ever longer.
+    """Tell whether the next slice must carry the log's state: without one, a takeover replays ever more commits.
 
-    A state may be large, so small slices do not each bring one.
+    A state may be large, so a run of small slices carries only one.
     """
     commit_bytes = 0
     for since, slice_ in enumerate(reversed(slices), 1):
@@ -168,22 +176,22 @@ def is_state_due(slices: Sequence[SegmentRef], last_state_bytes: int) -> bool:
 
 
 def slice_at(slices: Sequence[SegmentRef], offset: int) -> int:
-    """The place of the slice that holds `offset`; the number of slices when none does, because it is past the end."""
+    """Return the index of the slice that holds `offset`; the number of slices if `offset` is past the end."""
     return bisect_right(slices, offset, key=lambda slice_: slice_.next_offset)
 
 
 def slice_of_version(slices: Sequence[SegmentRef], version: int) -> int:
-    """The place of the first slice with `version` or a later one."""
+    """Return the index of the first slice with `version` or a later one."""
     return bisect_right(slices, version, key=lambda slice_: slice_.version_end)
 
 
 def missing(
     ranges: Iterable[tuple[Offset, Offset, Epoch]], slices: Sequence[SegmentRef], start: Offset
 ) -> list[tuple[Offset, Offset]]:
-    """Which of the offsets [from, to) with these epochs are not in the archive, which begins at `start`.
+    """Return which of the offsets [from, to), with these epochs, the archive does not have. It begins at `start`.
 
-    An epoch has one writer, so an offset with the same epoch is the same record. What lies before `start` was
-    removed by retention: nobody misses it.
+    An epoch has one writer, so an offset with the same epoch is the same record. Offsets before `start` were removed
+    by retention, and do not count as missing.
     """
     found: list[tuple[Offset, Offset]] = []
     for low, high, epoch in ranges:
@@ -211,11 +219,11 @@ def _joined(ranges: list[tuple[Offset, Offset]]) -> list[tuple[Offset, Offset]]:
     return joined
 
 
-# Forgetting
+# Removing
 
 
 def expired_slices(slices: Sequence[SegmentRef], retention: Retention, now: float) -> list[Remove]:
-    """The removals that bring an archive within `retention`. The newest state stays, and every slice after it."""
+    """Return the removals that bring an archive within `retention`. The newest state and every later slice stay."""
     kept = next((at for at in reversed(range(len(slices))) if slices[at].state is not None), 0)
     removals = expired(slices, retention, now)[:kept]
     return [
@@ -234,11 +242,11 @@ def expired_slices(slices: Sequence[SegmentRef], retention: Retention, now: floa
 
 
 def merge_run(slices: Sequence[SegmentRef], *, bytes_max: int = SLICE_BYTES_MAX) -> tuple[int, int] | None:
-    """The places [from, to) of slices that should become one; None where there are no such.
+    """Return the indexes [from, to) of slices to merge into one; None if there is nothing to merge.
 
-    Small ones are merged into larger ones, and those again when there are many of about their size: every byte is
-    written a few times at most, and the number of slices grows with the bytes in them. The newest state must not be
-    lost, so a run ends with it, or before it, or lies behind it.
+    Small slices are merged into larger ones, and those again when there are many of about their size: every byte is
+    written a few times at most, and the number of slices grows with their bytes. The newest state must not be lost, so
+    a run ends with it, ends before it, or begins after it.
     """
     newest_state = next((at for at in reversed(range(len(slices))) if slices[at].state is not None), -1)
     smaller = 0
@@ -246,7 +254,7 @@ def merge_run(slices: Sequence[SegmentRef], *, bytes_max: int = SLICE_BYTES_MAX)
         first = 0
         while first < len(slices):
             end = _run_end(slices, first, newest_state, class_bytes, bytes_max)
-            # Smaller ones come along. Those alone wait until they are many: else a large one is written with each few.
+            # Smaller slices come along. Alone they wait until they are many: else a large one is rewritten for a few.
             if sum(slice_.size >= smaller for slice_ in slices[first:end]) >= MERGE_SLICES_MIN:
                 return first, end
             first = max(end, first + 1)
@@ -255,7 +263,7 @@ def merge_run(slices: Sequence[SegmentRef], *, bytes_max: int = SLICE_BYTES_MAX)
 
 
 def _run_end(slices: Sequence[SegmentRef], first: int, newest_state: int, class_bytes: int, bytes_max: int) -> int:
-    """How far a run from `first` on reaches."""
+    """Return the index where a run that begins at `first` ends."""
     size, epoch = 0, None
     for at in range(first, min(len(slices), first + MERGE_SLICES_MAX)):
         slice_ = slices[at]

@@ -1,8 +1,8 @@
-"""Commit and checkpoint files: what they say, and their bytes.
+"""Commit and checkpoint files: their fields and their bytes.
 
-A commit is one line of JSON with the fields of the seed, and a few more. Its last field is the CRC32C of all bytes
-before it, so that a damaged file is known as such before any of it is believed. Unknown fields are ignored, so that
-a newer writer does not stop an older reader. Offset ranges are half-open.
+A commit is one line of JSON. Its last field is the CRC32C of all bytes before it, so a damaged file is recognized
+before any of it is used. Unknown fields are ignored, so a newer writer does not stop an older reader. Offset ranges are
+half-open.
 
 A checkpoint may be compressed: then its file is that line as gzip. Readers tell by the first bytes, not by a setting.
 """
@@ -26,12 +26,12 @@ LAST_CHECKPOINT = "_last_checkpoint"
 _NAME_DIGITS = 20
 _CRC_FIELD = b',"crc":'
 _GZIP_MAGIC = b"\x1f\x8b"  # no JSON begins like this
-_GZIP_WINDOW = 31  # zlib's word for: with the header and trailer of gzip
+_GZIP_WINDOW = 31  # zlib's number for a gzip header and trailer
 DECOMPRESSED_BYTES_MAX = 1 << 30  # a checkpoint of millions of segments and origins is smaller
 
 
 class CommitOperation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """A step of a commit."""
+    """One operation of a commit."""
 
 
 class Add(CommitOperation, frozen=True, kw_only=True, tag="add"):
@@ -68,7 +68,7 @@ class Add(CommitOperation, frozen=True, kw_only=True, tag="add"):
 
 
 class Remove(CommitOperation, frozen=True, kw_only=True, tag="remove"):
-    """The oldest segment is no longer part of the log."""
+    """Removes the oldest segment from the log."""
 
     segment: Annotated[str, Meta(description="The segment file.")]
     offset_start: Annotated[Offset, Meta(description="The offset of its first record.")]
@@ -78,7 +78,7 @@ class Remove(CommitOperation, frozen=True, kw_only=True, tag="remove"):
 
 
 class Claim(CommitOperation, frozen=True, kw_only=True, tag="claim"):
-    """A new owner: whoever has a lower epoch may write no more."""
+    """Makes a broker the owner: owners with a lower epoch may not write any more."""
 
     epoch: Annotated[Epoch, Meta(description="The epoch of the new owner.")]
     broker_id: Annotated[str, Meta(description="The new owner.")]
@@ -86,7 +86,7 @@ class Claim(CommitOperation, frozen=True, kw_only=True, tag="claim"):
 
 
 class Seal(CommitOperation, frozen=True, kw_only=True, tag="seal"):
-    """The newest segment is final: what follows goes into another one."""
+    """Seals the newest segment: the next batch begins another one."""
 
     segment: Annotated[str, Meta(description="The segment file.")]
     offset_end: Annotated[Offset, Meta(description="One past the offset of its last record.")]
@@ -94,7 +94,7 @@ class Seal(CommitOperation, frozen=True, kw_only=True, tag="seal"):
 
 
 class Merge(CommitOperation, frozen=True, kw_only=True, tag="merge"):
-    """Slices of an archive that lie end to end have become one. What the log holds is the same."""
+    """Merges adjacent slices of an archive into one. The records and commits stay the same."""
 
     first: Annotated[str, Meta(description="The object of the first slice.")]
     count: Annotated[int, Meta(description="The number of slices that were merged.")]
@@ -128,18 +128,18 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A segment as the commit log knows it; bytes past `size` are not part of the log."""
+    """A segment as recorded in the commit log; bytes past `size` are not part of the log."""
 
     name: str
     base: Offset  # inclusive
     next_offset: Offset  # exclusive
     size: int
     epoch: Epoch  # of every batch in it
-    created_ms: int  # by the log's clock, as is the next
+    created_ms: int  # by the clock of the commit's writer, as is the next
     written_ms: int
     timestamp_max: int  # by the clocks of the producers
     sealed: bool = False
-    # Of a slice in an archive, as its add said:
+    # Fields of a slice in an archive, as in its add:
     object: str | None = None
     version_start: Version = Version(0)
     version_end: Version = Version(0)
@@ -149,7 +149,7 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SequenceRun(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive sequences of an origin, and where they went."""
+    """Consecutive sequences of an origin, and the offsets that they got."""
 
     sequence: int
     offset_start: Offset
@@ -158,17 +158,17 @@ class SequenceRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OriginRef(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an origin has come, with its newest runs so that a repeat gets its first answer."""
+    """The newest sequence of an origin, with its newest runs so that a repeated batch gets its first answer."""
 
     origin_id: int
     epoch: int
     last_seq: int
     runs: tuple[SequenceRun, ...]
-    log_ms: int = 0  # of its newest record, by the log's own time
+    log_ms: int = 0  # the log's own time when its newest record was appended
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole state of a log at a version: recovery needs no commit up to it."""
+    """The whole state of a log at a version: recovery reads no commit up to that version."""
 
     version: Version
     timestamp: str
@@ -179,16 +179,16 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     segments: tuple[SegmentRef, ...]
     origins: tuple[OriginRef, ...]
     txns: tuple[TxnRef, ...]  # the newest; older ones are in runs
-    log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
-    holder: str | None = None  # of an archive: the directory that goes on from there
-    claimer: str | None = None  # of an archive: the broker that made the newest claim
+    log_version: Version = Version(-1)  # archive only: the last version of the log that it has
+    holder: str | None = None  # archive only: the directory named by the newest claim
+    claimer: str | None = None  # archive only: the broker that made the newest claim
     txn_runs: tuple[TxnRun, ...] = ()  # each in a file of its own, which is named here; oldest first
     log_ms: int = 0
     newest_ms: int = 0  # of all commits up to it, by the clocks of their writers
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A hint where to start looking. It may be missing, stale or torn."""
+    """A hint at the newest checkpoint. It may be missing, stale or torn."""
 
     version: Version
 
@@ -197,27 +197,27 @@ Stored = TypeVar("Stored", Commit, Checkpoint, LastCheckpoint)
 
 
 def offset_before(commit: Commit) -> Offset:
-    """Return where the log ended before a commit: the first record that it added, or a later one, is there."""
+    """Return the end of the log before a commit: the first record that it added, if any, has this offset."""
     return next((one.offset_start for one in commit.operations if isinstance(one, Add)), commit.next_offset)
 
 
 def commit_name(version: int) -> str:
-    """The file of a commit. Names sort as versions do."""
+    """Return the file name of a commit. Names sort by version."""
     return f"{version:020d}.json"
 
 
 def checkpoint_name(version: int) -> str:
-    """The file of a checkpoint; it sorts before the commit of its version."""
+    """Return the file name of a checkpoint; it sorts before the commit of the same version."""
     return f"{version:020d}.checkpoint.json"
 
 
 def commit_version(name: str) -> Version | None:
-    """The version of a commit file; None for any other file."""
+    """Return the version of a commit file; None for any other file."""
     return _version(name, ".json")
 
 
 def checkpoint_version(name: str) -> Version | None:
-    """The version of a checkpoint file; None for any other file."""
+    """Return the version of a checkpoint file; None for any other file."""
     return _version(name, ".checkpoint.json")
 
 
@@ -230,7 +230,7 @@ def _version(name: str, ending: str) -> Version | None:
 
 
 def encode(entry: Commit | Checkpoint | LastCheckpoint, *, compress: bool = False) -> bytes:
-    """Return the bytes of the file: one line of JSON that ends in its own checksum, as gzip if asked to."""
+    """Encode a file: one line of JSON that ends in its own checksum, as gzip if `compress`."""
     body = msgspec.json.encode(entry, enc_hook=_refer)[:-1]
     line = b"%b%b%d}\n" % (body, _CRC_FIELD, crc32c(body))
     return zlib.compress(line, wbits=_GZIP_WINDOW) if compress else line
@@ -248,7 +248,11 @@ def _decompress(name: str, data: bytes) -> bytes:
 
 
 def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
-    """Read what `encode` wrote, compressed or not; CorruptCommit for anything else."""
+    """Decode a file that `encode` wrote, compressed or not.
+
+    Raises:
+        CorruptCommit: it is damaged, or not of this kind.
+    """
     if data.startswith(_GZIP_MAGIC):
         data = _decompress(name, data)
     body, found, crc = data.rpartition(_CRC_FIELD)
@@ -271,11 +275,11 @@ def _referred(kind: type, reference: Any) -> Any:
 
 
 def timestamp_text(now: float) -> str:
-    """Seconds since 1970 as the commit's `timestamp`, in milliseconds."""
+    """Format seconds since 1970 as a commit's `timestamp`, in milliseconds."""
     text = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def timestamp_ms(text: str) -> int:
-    """The inverse of `timestamp_text`, in milliseconds."""
+    """Parse a commit's `timestamp` into milliseconds since 1970."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)

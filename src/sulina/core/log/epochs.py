@@ -1,14 +1,14 @@
-"""The epochs of a log: which offsets each of them wrote, and where the log goes on for a reader of given-up offsets.
+"""Epochs of a log: the offsets that each of them wrote, and where the log continues for a reader of discarded offsets.
 
-When an operator gives up what only a lost broker has, the next owner goes on from where the archive ends, and uses
-offsets again that others have read. An offset alone does not tell the two records apart; with an epoch it does.
+When an operator discards records that only a lost broker has, the next owner continues at the end of the archive, and
+uses offsets again that consumers have read. An offset alone does not tell the two records apart; with an epoch it does.
 
-- A position is an offset and an epoch: everything before the offset was read from a log of that epoch. Any epoch will
-  do, from that of the last record that was read to that of the log when it was read: no record of an epoch between them
-  lies before the offset.
-- Epochs only rise along a log. So what a reader of some epoch has seen of it ends where the first later epoch begins,
-  or with the log. A position past that end has diverged, and the log goes on at that end.
-- What retention has removed is not known, and nobody is told anything of it.
+- A position is an offset and an epoch: everything before the offset was read from a log of that epoch. Any epoch is
+  right, from that of the last record that was read to that of the log when it was read: no record of an epoch between
+  them lies before the offset.
+- Epochs only rise along a log. So the part that a reader of some epoch has seen ends where the first later epoch
+  begins, or at the end of the log. A position past that end has diverged, and the log continues at that end.
+- Offsets that retention has removed are not checked.
 """
 
 from bisect import bisect_right
@@ -26,10 +26,10 @@ class EpochHistory:
     epoch: Epoch  # of the log
     next_offset: Offset
     segments: Sequence[SegmentRef]
-    slices: Sequence[SegmentRef] = ()  # of the archive; those that the segments reach back to are passed over
+    slices: Sequence[SegmentRef] = ()  # of the archive; those that the segments cover too are ignored
 
     def end_of(self, epoch: int) -> Offset:
-        """Return the end of all that this epoch and older ones wrote: every later record is of a later epoch."""
+        """Return the end of all records that this epoch and older ones wrote: every later record has a later epoch."""
         if epoch >= self.epoch:
             return self.next_offset
         archived = _first_after(self.slices, epoch)
@@ -39,9 +39,9 @@ class EpochHistory:
         return self.next_offset if local is None else min(local, self.next_offset)
 
     def continuation(self, offset: int, epoch: int) -> Offset | None:
-        """Return where the log goes on for a reader at this position; None: at its offset.
+        """Return where the log continues for a reader at this position; None if that is its own offset.
 
-        Of a position that is newer than the log itself nothing is known here.
+        A position with a newer epoch than the log's cannot be checked here, and counts as not diverged.
         """
         if epoch > self.epoch:
             return None

@@ -1,12 +1,13 @@
-"""The state of a partition's log: what all commits up to a version add up to.
+"""The state of a partition's log: the result of all commits up to a version.
 
-Commits apply one after the other, without gap, and each must continue the one before it: same offsets, same bytes,
-an epoch that never falls. A commit that does not is damage or a bug, never something to work around. The state is a
-function of the commits alone, so whoever replays them has the same one.
+Commits apply one after the other, without a gap, and each must continue the one before it: same offsets, same bytes,
+an epoch that never falls. A commit that does not is damage or a bug, and is never worked around. The state depends on
+the commits alone, so every replay of them gives the same state.
 
-An archive's log is such a log too. Its segments are slices: each has an object of its own and is sealed from the start,
-and says which versions of the partition's log it holds, which follow one another as the offsets do. A slice may hold
-no record (commits that only claim or seal), or no commit (records whose commits were gone before there was an archive).
+The log of an archive is such a log too. Its segments are slices: each has an object of its own, is sealed from the
+start, and names the versions of the partition's log that it holds, which follow one another as the offsets do. A slice
+may have no record (commits that only claim or seal), or no commit (records whose commits were gone before there was an
+archive).
 """
 
 from dataclasses import dataclass, field
@@ -36,29 +37,29 @@ from sulina.core.records.batch import SEQUENCES
 from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, SequenceSkipped, StaleOrigin
 from sulina.types import Epoch, Offset, Version
 
-RUNS_KEPT = 5  # of each origin; what Kafka's producers may have in flight
-RUNS_KEPT_MAX = 1024  # of an origin, while there is room for them: what a client of ours may have in flight
+RUNS_KEPT = 5  # of each origin: as many as Kafka's producers may have in flight
+RUNS_KEPT_MAX = 1024  # of an origin, while there is room: as many as our client may have in flight
 
 NO_EPOCH = Epoch(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """How many writers the log remembers, and for how long.
+    """How many producers the log remembers, and for how long.
 
-    An origin is forgotten 30 days after its newest record; past the bound the longest silent is. Then
-    it is a new one: whatever sequence it begins with is taken.
+    An origin is removed 30 days after its newest record; past the bound, the longest silent one is removed. After that
+    it counts as new: any first sequence is accepted.
     """
 
     origins_max: int = 10_000
     origin_seconds: float = 30 * 24 * 3600.0
-    runs_max: int = 10_000  # beyond RUNS_KEPT of each origin; the longest silent have no more than those
+    runs_max: int = 10_000  # beyond RUNS_KEPT of each origin; past it the longest silent origins lose them
     txns: TxnLimits = field(default_factory=TxnLimits)
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a batch went, and the commit that made it visible."""
+    """The offsets of an append, and the version of the commit that made it visible."""
 
     offset_start: Offset
     offset_end: Offset
@@ -67,7 +68,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What readers of one version may see. It never changes."""
+    """The part of the log that readers of one version may see. It never changes."""
 
     version: Version
     epoch: Epoch
@@ -79,9 +80,15 @@ class View:
 def repeat_of(
     origin: OriginRef | None, *, origin_id: int, epoch: int, sequence: int, count: int, may_skip: bool = False
 ) -> Appended | None:
-    """Return what a producer's batch was answered before; None when it is new and may come next, else an error.
+    """Return the first answer to a batch that is sent again; None if it is new and is the next one.
 
-    `may_skip`: the producer leaves out sequences whose batches were refused, and sends in order otherwise.
+    `may_skip`: the producer skips sequences whose batches were refused, and otherwise sends in order.
+
+    Raises:
+        StaleOrigin: a newer instance of the producer has published.
+        SequenceGap: an earlier batch is missing.
+        SequenceSkipped: the log went on without this batch.
+        DuplicateSequence: the batch is older than the remembered runs, so its answer is not known.
     """
     if origin is None or epoch > origin.epoch:
         if origin is not None and sequence != 0:
@@ -102,13 +109,13 @@ def repeat_of(
             return None
         raise SequenceGap(origin_id=origin_id, sequence=sequence, expected=expected)
     if may_skip and _is_behind(origin.runs[0].sequence, sequence):
-        # All that was taken since then is known, and this is not among it.
+        # All batches since then are remembered, and this is not among them.
         raise SequenceSkipped(origin_id=origin_id, sequence=sequence, last=origin.last_seq)
     raise DuplicateSequence(origin_id=origin_id, sequence=sequence, last=origin.last_seq)
 
 
 def _is_behind(sequence: int, other: int) -> bool:
-    """Return whether `sequence` is the other one, or comes before it by less than half of the circle."""
+    """Return whether `sequence` equals the other one, or comes before it by less than half of the circle."""
     return (other - sequence) % SEQUENCES < SEQUENCES // 2
 
 
@@ -133,7 +140,7 @@ def _continues(last: SequenceRun, run: SequenceRun) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class LogState:
-    """Mutable, but only by `apply`; readers take a `view`."""
+    """The state at one version. Only `apply` and `follow` change it; readers take a `view`."""
 
     limits: MemoryLimits = field(default_factory=MemoryLimits)
     version: Version = Version(-1)
@@ -145,18 +152,22 @@ class LogState:
     runs: int = 0  # of origins, beyond RUNS_KEPT of each
     txns: TxnMemory = field(default_factory=TxnMemory)
     log_ms: int = 0  # the log's own time
-    newest_ms: int = 0  # of all commits, by the clocks of their writers: what comes later was not written earlier
+    newest_ms: int = 0  # of all commits, by the clocks of their writers: later commits do not count as older
     timestamp: str = field(default="", compare=False)  # of the newest commit, by its writer's clock; empty: none
-    log_version: Version = Version(-1)  # of an archive: how far into the log it reaches
-    holder: str | None = None  # of an archive: the directory of the newest claim
-    claimer: str | None = None  # of an archive: the broker of the newest claim
+    log_version: Version = Version(-1)  # archive only: the last version of the log that it has
+    holder: str | None = None  # archive only: the directory named by the newest claim
+    claimer: str | None = None  # archive only: the broker that made the newest claim
 
     def apply(self, commit: Commit) -> None:
-        """Go on to the commit's version, or raise CorruptCommit; then the state is not to be used any more."""
+        """Apply the next commit. After an error the state must not be used any more.
+
+        Raises:
+            CorruptCommit: the commit does not continue this state.
+        """
         if commit.version != self.version + 1:
-            raise self._corrupt(commit, f"it says version {commit.version}, {self.version + 1} is next")
+            raise self._corrupt(commit, f"it has version {commit.version}, but {self.version + 1} is next")
         if commit.epoch < self.epoch:
-            raise self._corrupt(commit, f"epoch {commit.epoch} comes after {self.epoch}")
+            raise self._corrupt(commit, f"its epoch {commit.epoch} is lower than {self.epoch}, the log's")
         self._pass_time(commit)
         for operation in commit.operations:
             match operation:
@@ -175,15 +186,19 @@ class LogState:
         if (commit.start_offset, commit.next_offset) != (self.start_offset, self.next_offset):
             said = f"[{commit.start_offset}, {commit.next_offset})"
             raise self._corrupt(
-                commit, f"it says {said}, its operations lead to {self.start_offset}, {self.next_offset}"
+                commit, f"it has offsets {said}, but its operations lead to [{self.start_offset}, {self.next_offset})"
             )
         if commit.epoch != self.epoch:
-            raise self._corrupt(commit, f"epoch {commit.epoch} was never claimed, {self.epoch} was")
+            raise self._corrupt(commit, f"its epoch {commit.epoch} was never claimed, {self.epoch} was")
         self.version = commit.version
         self._keep_bounds()
 
     def check(self, commit: Commit) -> None:
-        """CorruptCommit if `apply` would raise it; changes nothing."""
+        """Check that `apply` would accept a commit, without changing anything.
+
+        Raises:
+            CorruptCommit: the commit does not continue this state.
+        """
         LogState(
             version=self.version,
             epoch=self.epoch,
@@ -194,12 +209,17 @@ class LogState:
         ).apply(commit)
 
     def follow(self, commit: Commit) -> None:
-        """As `apply`, for what does not depend on where records lie: offsets, epoch, origins, transactions.
+        """Apply the parts of a commit that do not depend on where records lie: offsets, epoch, origins, transactions.
 
         The commits of one log come from several directories, one after the other, each with segments of its own.
+
+        Raises:
+            CorruptCommit: the commit does not continue this state.
         """
         if commit.version != self.version + 1 or commit.epoch < self.epoch:
-            raise self._corrupt(commit, f"it says version {commit.version} after {self.version} of epoch {self.epoch}")
+            raise self._corrupt(
+                commit, f"it has version {commit.version}, epoch {commit.epoch} after {self.version}, {self.epoch}"
+            )
         self._pass_time(commit)
         for operation in commit.operations:
             if isinstance(operation, Add):
@@ -209,7 +229,9 @@ class LogState:
                 self.next_offset = operation.offset_end
                 self._remember(commit, operation)
         if commit.next_offset != self.next_offset:
-            raise self._corrupt(commit, f"it says {commit.next_offset}, its operations lead to {self.next_offset}")
+            raise self._corrupt(
+                commit, f"it ends at {commit.next_offset}, but its operations lead to {self.next_offset}"
+            )
         self.version, self.epoch, self.start_offset = commit.version, commit.epoch, self.next_offset
         self._keep_bounds()
 
@@ -252,7 +274,7 @@ class LogState:
             known = self.origins.pop(add.origin_id, None)
             origin = advanced(known, origin_id=add.origin_id, epoch=add.origin_epoch, run=run, log_ms=self.log_ms)
             self.runs += _beyond_kept(origin) - _beyond_kept(known)
-            # Put at the end: the first ones are the longest silent.
+            # Added at the end: the first ones are the longest silent.
             self.origins[add.origin_id] = origin
         if add.txn_id is not None:
             self.txns.remember(TxnRef(add.txn_id, add.offset_start, add.offset_end, commit.version, self.log_ms))
@@ -260,10 +282,10 @@ class LogState:
     def _pass_time(self, commit: Commit) -> None:
         self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
         self.newest_ms = max(self.newest_ms, timestamp_ms(commit.timestamp))
-        self.txns.forget(self.log_ms, self.limits.txns)
+        self.txns.remove_expired(self.log_ms, self.limits.txns)
 
     def _keep_bounds(self) -> None:
-        """Forget origins that have had their time, and those past a bound."""
+        """Remove expired origins, and the longest silent ones past a bound."""
         self.txns.seal(self.limits.txns)
         while self.origins:
             oldest = self.origins[next(iter(self.origins))]
@@ -273,10 +295,10 @@ class LogState:
             self.runs -= _beyond_kept(oldest)
             del self.origins[oldest.origin_id]
         if self.runs > self.limits.runs_max:
-            self._forget_runs()
+            self._trim_runs()
 
-    def _forget_runs(self) -> None:
-        """Leave the longest silent origins RUNS_KEPT runs each, until there is half of the room again."""
+    def _trim_runs(self) -> None:
+        """Leave the longest silent origins RUNS_KEPT runs each, until half of the bound is free again."""
         for origin in list(self.origins.values()):
             if self.runs <= self.limits.runs_max // 2:
                 break
@@ -361,9 +383,9 @@ class LogState:
             self._check_state_is_kept(commit)
 
     def _check_state_is_kept(self, commit: Commit) -> None:
-        """Who takes an archive over goes on from the newest state in it, and the commits after that."""
+        """Check that a state is left: a takeover starts from the newest state and applies the commits after it."""
         if not any(slice_.state for slice_ in reversed(self.segments)):
-            raise self._corrupt(commit, "it leaves no state of the log")
+            raise self._corrupt(commit, "it would remove the last state of the log")
 
     def _remove(self, commit: Commit, remove: Remove) -> None:
         oldest = self.segments[0] if self.segments else None
@@ -399,11 +421,11 @@ class LogState:
         return CorruptCommit(name=commit_name(commit.version), reason=reason)
 
     def view(self) -> View:
-        """What readers of this version may see."""
+        """Return the part of the log that readers of this version may see."""
         return View(self.version, self.epoch, self.start_offset, self.next_offset, tuple(self.segments))
 
     def checkpoint(self, timestamp: str) -> Checkpoint:
-        """All of it, to store."""
+        """Return the whole state, to be stored."""
         return Checkpoint(
             version=self.version,
             timestamp=timestamp,
@@ -424,7 +446,7 @@ class LogState:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, limits: MemoryLimits) -> Self:
-        """Return the state that `checkpoint` stored. Its runs of txn_ids have been loaded."""
+        """Return the state that `checkpoint` stored. Its runs of txn_ids must have been loaded."""
         return cls(
             limits=limits,
             version=checkpoint.version,

@@ -1,9 +1,9 @@
 """The time of a log: milliseconds of its life, as far as its owners have measured them. It never goes back.
 
-A clock may be wrong by days, and jump. So ages are not told by comparing the times of two commits: a running owner
-measures what passes between its commits by its monotonic clock. Between the last commit of one process and the first of
-the next only wall clocks are left, and what they say counts for a minute at most. What is to be remembered for a
-while is therefore remembered for at least that long, and longer where a log was not open in between.
+A clock may be wrong by days, and jump. So the age of a commit is not the difference of two timestamps: a running owner
+measures the time between its commits by its monotonic clock. Between the last commit of one process and the first of
+the next there are only wall clocks, and their difference counts for a minute at most. So an entry is remembered for at
+least its time, and longer where a log was not open in between.
 """
 
 UNMEASURED_MS_MAX = 60_000
@@ -12,8 +12,8 @@ UNMEASURED_MS_MAX = 60_000
 def next_log_ms(log_ms: int, *, measured_ms: int | None, last_ms: int, now_ms: int) -> int:
     """Return the time of a log whose newest commit has `log_ms`.
 
-    `measured_ms` has passed since that commit, by the monotonic clock of the process that made it; None: it was another
-    process, whose wall clock showed `last_ms` then, while ours shows `now_ms` now.
+    `measured_ms` has passed since that commit, by the monotonic clock of the process that made it. None: another
+    process made it, when its wall clock showed `last_ms`; ours shows `now_ms` now.
     """
     if measured_ms is not None:
         return log_ms + max(0, measured_ms)

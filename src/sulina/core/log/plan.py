@@ -1,8 +1,8 @@
-"""Plans the next commit: which appends get in, at which offsets, in which segment, at which byte.
+"""Plans the next commit: which appends are accepted, at which offsets, in which segment, at which byte.
 
-A plan starts from a state and takes appends in the order of their arrival. Each is placed whole, answered with what
-the same one was answered before, or refused; a refused one leaves no trace in the plan. Nothing here writes: the
-shell writes what is placed, then commits `operations`, then tells the answers.
+A plan starts from a state and admits appends in the order of their arrival. Each is placed whole, answered as it was
+answered the first time, or refused; a refused append leaves no trace in the plan. Nothing here writes: the shell writes
+the placed batches, then commits `operations`, then returns the answers.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from sulina.core.records.batch import SEQUENCES, BatchHeader
 from sulina.errors import Conflict, DuplicateSequence, InvalidInput, StaleEpoch, VersionConflict
 from sulina.types import Epoch, Offset, Version
 
-EPOCHS = 1 << 31  # a record batch has 32 bits for it, one of them the sign
+EPOCHS = 1 << 31  # a record batch has 32 bits for the epoch, one of them the sign
 
 
 class Append(NamedTuple):
@@ -40,10 +40,10 @@ class Append(NamedTuple):
     batches: Sequence[BatchHeader]
 
 
-class Placement(NamedTuple):
-    """Where one batch goes."""
+class BatchPlacement(NamedTuple):
+    """Where one batch is written, and the offset of its first record."""
 
-    append: int  # which append, which of its batches
+    append: int  # index of the append, then index of the batch in it
     batch: int
     segment: Offset
     position: int
@@ -59,9 +59,11 @@ def next_commit(
     epoch: Epoch,
     log_ms: int = 0,
 ) -> Commit:
-    """The commit that does `operations` after `state`; StaleEpoch when a newer owner has claimed the log.
+    """Build the commit that applies `operations` after `state`.
 
-    InvalidInput for an epoch that no batch can carry.
+    Raises:
+        StaleEpoch: a newer owner has claimed the log.
+        InvalidInput: no batch can carry this epoch.
     """
     if not 0 <= epoch < EPOCHS:
         raise InvalidInput(f"epoch {epoch} does not fit into a record batch: it must be in 0..{EPOCHS - 1}")
@@ -72,7 +74,7 @@ def next_commit(
         match operation:
             case Add():
                 if not state.segments and next_offset == 0:
-                    start_offset = operation.offset_start  # an archive may begin where its log did
+                    start_offset = operation.offset_start  # an archive begins where its log did
                 next_offset = operation.offset_end
             case Remove():
                 start_offset = operation.offset_end
@@ -93,7 +95,7 @@ def next_commit(
 
 
 def checkpoint_due(version: Version) -> bool:
-    """Whether a checkpoint is made of this version. Version 0 needs none: it holds nothing."""
+    """Tell whether a checkpoint of this version is due. Version 0 needs no checkpoint: it is one commit."""
     return version > 0 and version % CHECKPOINT_EVERY == 0
 
 
@@ -129,19 +131,19 @@ class _OpenAdd:
 
 @dataclass(slots=True)
 class Plan:
-    """Filled by `admit`; one answer for each append, in order."""
+    """The next commit, as far as it is planned. `admit` fills it; one answer for each append, in order."""
 
     state: LogState
     limits: SegmentLimits
     now: float
     log_ms: int = 0  # the log's own time
-    placements: list[Placement] = field(default_factory=list)
+    placements: list[BatchPlacement] = field(default_factory=list)
     answers: list[Appended | Conflict] = field(default_factory=list)
     _adds: list[_OpenAdd] = field(default_factory=list)
     _next_offset: Offset = field(init=False)
     _segment: Offset = field(init=False)
     _size: int = field(init=False)
-    _origins: dict[int, OriginRef] = field(default_factory=dict)  # with the runs of this plan alone
+    _origins: dict[int, OriginRef] = field(default_factory=dict)  # only with the runs of this plan
     _txns: dict[str, Appended] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,16 +156,16 @@ class Plan:
 
     @property
     def version(self) -> Version:
-        """Of the commit that the plan becomes."""
+        """Version of the commit that the plan becomes."""
         return Version(self.state.version + 1)
 
     @property
     def operations(self) -> list[Add]:
-        """What the commit does."""
+        """Operations of the commit that the plan becomes."""
         return [add.closed() for add in self._adds]
 
     def admit(self, append: Append) -> None:
-        """Place an append, or find its earlier answer, or refuse it."""
+        """Place an append, answer it as the first time, or refuse it."""
         try:
             answer = self._repeat(append)
         except Conflict as refusal:
@@ -179,7 +181,7 @@ class Plan:
             return answer
         repeat = self._repeat_of_origins(append)
         expected = request.expected_version
-        # Whatever was placed before makes another version than the one expected.
+        # Any batch placed before makes a newer version than the expected one.
         if repeat is None and expected is not None and (expected != self.state.version or self.placements):
             current = self.version if self.placements else self.state.version
             raise VersionConflict(expected=expected, current=current)
@@ -213,11 +215,11 @@ class Plan:
                 repeats.append(repeat)
                 continue
             fresh += 1
-            # Where it goes does not matter here, only that the append's next batch may follow it.
+            # The offset does not matter here, only that the append's next batch may follow this one.
             run = SequenceRun(sequence, Offset(0), Offset(header.record_count), self.version)
             seen[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
         if repeats and fresh:
-            # An append commits whole, so half of one cannot have been here before.
+            # An append commits whole, so a part of it cannot have been written before.
             last = append.batches[-1]
             raise DuplicateSequence(origin_id=last.producer_id, sequence=last.base_sequence, last=last.base_sequence)
         if repeats:
@@ -225,7 +227,7 @@ class Plan:
         return None
 
     def _with_stored(self, origin_id: int, newest: OriginRef | None, header: BatchHeader) -> OriginRef | None:
-        """What is known of an origin: its runs in this plan, and behind them those that are stored, if they matter."""
+        """Return an origin with its runs in this plan and, if they matter, its stored runs before them."""
         stored = self.state.origins.get(origin_id)
         if newest is None or stored is None:
             return newest or stored
@@ -240,7 +242,7 @@ class Plan:
             size, offset = header.size_bytes, self._next_offset
             if self._size and self._size + size > self.limits.segment_bytes_max:
                 self._segment, self._size = offset, 0
-            self.placements.append(Placement(number_of_append, number, self._segment, self._size, offset))
+            self.placements.append(BatchPlacement(number_of_append, number, self._segment, self._size, offset))
             end = Offset(offset + header.record_count)
             self._add(header, txn_id, end)
             if _has_origin(header):
@@ -280,7 +282,7 @@ class Plan:
             )
 
     def _continues(self, last: _OpenAdd, origin: tuple[int, int, int], txn_id: str | None) -> bool:
-        """Whether a batch can be part of an add without anything being forgotten."""
+        """Tell whether a batch can extend an add without losing its origin, sequence or txn_id."""
         if last.segment != self._segment or last.txn_id != txn_id or last.origin_id != origin[0]:
             return False
         if last.origin_id == NO_ORIGIN:

@@ -1,8 +1,8 @@
-"""Where a subscription or a reader begins, as one word: `earliest`, `latest`, `offset:42`, `timestamp:…`, `version:7`.
+"""Start of a subscription or a reader, as one word: `earliest`, `latest`, `offset:42`, `timestamp:…`, `version:7`.
 
-A version begins at the first record that its commit added; a timestamp at the first record as new or newer. An offset
-may name the epoch in which everything before it was read, `offset:42@7`: where that was given up since, it means the
-place where the log goes on (`core.log.epochs`).
+A version means the first record that its commit added; a timestamp means the first record as new or newer. An offset
+may name the epoch in which everything before it was read, `offset:42@7`: if those records were discarded since, it
+means the offset where the log continues (`core.log.epochs`).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class At(StrEnum):
-    """What a position counts."""
+    """The unit of a position."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -28,20 +28,24 @@ class At(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a partition that is looked up when it is used."""
+    """A place in a partition, looked up when it is used."""
 
     at: At
     value: int = 0  # an offset, milliseconds since 1970, or a version
-    epoch: int | None = None  # of an offset; None: not known
+    epoch: int | None = None  # only with an offset: everything before it was read in this epoch; None: not known
 
     @classmethod
     def at_offset(cls, offset: int, epoch: int | None) -> Self:
-        """The offset, after everything before it was read in that epoch, if that is known (not negative)."""
+        """Return an offset, and the epoch in which everything before it was read if that is known (not negative)."""
         return cls(At.OFFSET, offset, epoch if epoch is not None and epoch >= 0 else None)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the word. Timestamps are milliseconds since 1970 or ISO 8601 (UTC unless it says otherwise)."""
+        """Parse a position. Timestamps are milliseconds since 1970 or ISO 8601 (UTC unless another zone is given).
+
+        Raises:
+            InvalidSettings: the text is not a position.
+        """
         word, colon, rest = text.partition(":")
         if word in (At.EARLIEST, At.LATEST) and not colon:
             return cls(At(word))
@@ -54,8 +58,8 @@ class Position:
                 return cls(At(word), number, epoch)
         shown = text if len(text) <= 60 else text[:57] + "..."
         raise InvalidSettings(
-            f"position {shown!r} is none of earliest, latest, offset:N, offset:N@EPOCH, version:N, "
-            "timestamp:MS, timestamp:ISO"
+            f"position {shown!r} is not valid: use earliest, latest, offset:N, offset:N@EPOCH, version:N, "
+            "timestamp:MS or timestamp:ISO"
         )
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """A publish as one object, from the listener that reads it to the commit that stores it.
 
-A listener makes it once; broker, topic, log and plan read what they need of it, and none of them changes it.
+A listener creates it once; broker, topic, log and plan read its fields, and none of them changes it.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ NO_OPTIONS = PublishOptions()
 
 
 class PublishRequest(Struct, frozen=True):
-    """Record batches that are appended to one partition together, all or none, and the terms of that."""
+    """Record batches to append to one partition together, all or none, and the conditions for it."""
 
-    data: Bytes  # one or more batches end to end; not to be changed before the answer
+    data: Bytes  # one or more batches end to end; must not change before the answer
     partition: int | None = None  # None: the topic chooses
-    keys: Sequence[bytes | None] | None = None  # of the records, where they are known without decoding `data`
-    txn_id: str | None = None  # a repeat gets the answer of the first
+    keys: Sequence[bytes | None] | None = None  # of the records, if they are known without decoding `data`
+    txn_id: str | None = None  # a repeat gets the first answer
     expected_version: int | None = None  # append only if the partition is still at this version
-    schema_id: str | None = None  # by which the publisher has checked the values
-    topic_id: str | None = None  # as the publisher knows it: a later topic of the same name has another
+    schema_id: str | None = None  # the publisher has checked the values against this schema
+    topic_id: str | None = None  # the topic that the publisher means: a later topic of the same name has another id
     is_trusted: bool = False  # this process has just encoded `data`: only its size is checked
-    may_skip: bool = False  # its producer leaves out sequences that were refused
-    options: PublishOptions = NO_OPTIONS  # how it is delivered
+    may_skip: bool = False  # its producer skips sequences that were refused
+    options: PublishOptions = NO_OPTIONS  # of the delivery

@@ -1,21 +1,22 @@
-"""What a new owner does with the directory that it finds: the rules, without touching it.
+"""Rules for a new owner that finds a directory of the partition on its disk. Nothing here touches the directory.
 
-A directory is stamped with the topic that it belongs to, and with a name of its own, its holder. Every claim in the
-archive names the holder that goes on from there. So a directory is the log's newest if, and only if, the newest claim
-names it: then everything in it follows what is in the archive. If the claim names another, that one has gone on from
-the archive, and what this one has beyond it never counted, or was given up.
+A directory is stamped with the topic that it belongs to, and with a unique name of its own, its holder. Every claim in
+the archive names the holder that continues from there. So a directory is the log's newest if, and only if, the newest
+claim names it: then everything in it follows the archive. If the claim names another holder, that one has continued
+from the archive, and records that only this directory has never counted, or were discarded.
 
-| directory | newest claim in the archive names | it is | and then |
+| directory | newest claim in the archive names | state | next step |
 |---|---|---|---|
-| none | anything | ABSENT | a new directory goes on from the archive; an empty archive: from offset 0 |
+| none | anything | ABSENT | a new directory continues from the archive; from offset 0 if the archive is empty |
 | stamped with another topic | anything | FOREIGN | set aside; then as none |
-| stamped with this topic | it | NEWEST | it goes on |
-| stamped with this topic | nothing, there is no claim | NEWEST | it goes on: it was stamped, and its claim never came |
-| stamped with this topic | another | OVERTAKEN | removed if all of it is in the archive, else set aside; then as none |
-| without stamp | nothing, and it is adopted | UNSTAMPED | stamped, then it goes on: its node had no archive before |
-| without stamp | anything, else | FOREIGN | set aside; then as none |
+| stamped with this topic | this directory | NEWEST | it continues |
+| stamped with this topic | nothing, there is no claim | NEWEST | it continues: it was stamped, its claim never came |
+| stamped with this topic | another | OVERTAKEN | removed if all of it is archived, else set aside; then as none |
+| without stamp | nothing, and it is adopted | UNSTAMPED | stamped, then it continues: its node had no archive before |
+| without stamp | anything else | FOREIGN | set aside; then as none |
 
-The claim is made after this decision and says who goes on; if it is lost to another claim, the decision is made again.
+The claim is made after this decision and names the holder that continues; if another claim comes first, the decision is
+made again.
 """
 
 from collections.abc import Iterable
@@ -32,14 +33,14 @@ from sulina.types import Epoch, Offset, Version
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
-    """What a directory says about itself."""
+    """The topic and the unique name of a directory, stored in it."""
 
     topic_id: str
-    holder: str  # no other directory's
+    holder: str  # unique name of the directory
 
 
 class DirectoryState(StrEnum):
-    """What a directory is to the log of a topic."""
+    """How a directory relates to the log of a topic."""
 
     ABSENT = "absent"
     NEWEST = "newest"
@@ -48,13 +49,13 @@ class DirectoryState(StrEnum):
     FOREIGN = "foreign"
 
 
-GOES_ON = (DirectoryState.NEWEST, DirectoryState.UNSTAMPED)
+CONTINUES = (DirectoryState.NEWEST, DirectoryState.UNSTAMPED)
 
 
-def standing(
+def directory_state(
     *, exists: bool, stamp: Stamp | None, topic_id: str, claimed_by: str | None, is_adopted: bool = False
 ) -> DirectoryState:
-    """The table above. `claimed_by` is the holder in the archive's newest claim, None where there is none."""
+    """Return the state of a directory by the table above. `claimed_by` is the holder in the newest claim, if any."""
     if not exists:
         return DirectoryState.ABSENT
     if stamp is None:
@@ -64,55 +65,59 @@ def standing(
     return DirectoryState.NEWEST if claimed_by in (None, stamp.holder) else DirectoryState.OVERTAKEN
 
 
-ARCHIVE, DIRECTORY = "the archive", "the directory of this broker"  # where a log ends
+ARCHIVE, DIRECTORY = "the archive", "the directory of this broker"  # a log ends in one of them
 
 
 class How(StrEnum):
-    """How a log was opened."""
+    """Where a log was opened from."""
 
-    NEW = "new"  # at offset 0: there is nothing of it anywhere
+    NEW = "new"  # at offset 0: no record of it exists
     CONTINUED = "continued"  # from its directory
     FROM_ARCHIVE = "from_archive"
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How far a log has come."""
+    """The end of a log."""
 
     next_offset: Offset
     version: Version
-    epoch: Epoch = Epoch(-1)  # of its newest owner
+    epoch: Epoch = Epoch(-1)  # of the newest owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """What was once reported of a log. A log that ends before it has lost something."""
+    """An end that was once reported of a log. A log that ends before it has lost records."""
 
-    source: str  # who reported what, for messages
+    source: str  # who reported it, for messages
     end: End
-    archived: Offset = Offset(0)  # how far the archive had come
+    archived: Offset = Offset(0)  # the end of the archive at that time
 
 
 def check_continues(path: str, local: LogState, archive: ArchiveView, at_archived: Offset | None) -> None:
-    """CorruptLog unless the directory has everything that the archive has, and the same.
+    """Check that the directory has everything that the archive has, and the same.
 
-    `at_archived` is where the directory's own log ends at the archive's version; None where it no longer knows.
+    `at_archived` is the end of the directory's own log at the archive's version; None if it no longer has that version.
+
+    Raises:
+        CorruptLog: the directory ends before the archive, or differs from it.
     """
     if archive.is_empty:
         return
     if local.version < archive.log_version or local.next_offset < archive.next_offset:
         has = f"it ends at offset {local.next_offset}, version {local.version}"
-        reason = f"{has}, but {archive.next_offset}, {archive.log_version} came from it into the archive"
-        raise CorruptLog(path=path, reason=f"{reason}; move it away to go on from the archive")
+        reason = f"{has}, but offset {archive.next_offset}, version {archive.log_version} of it was archived"
+        raise CorruptLog(path=path, reason=f"{reason}; move the directory away to continue from the archive")
     if at_archived is not None and archive.log_version >= 0 and at_archived != archive.next_offset:
         reason = f"its version {archive.log_version} ends at {at_archived}, the archive's at {archive.next_offset}"
         raise CorruptLog(path=path, reason=reason)
 
 
 def witnesses(sealed: Sealed | None, current: Current | None, *, is_only_here: bool) -> list[Witness]:
-    """Return what the metadata store has heard of a log. What was never reported is not missed.
+    """Return the ends that the metadata store has heard of for a log.
 
-    `is_only_here`: not all that was acknowledged is in the archive, so the log must reach as far as its owner reported.
+    `is_only_here`: not all acknowledged records are in the archive, so the log must reach the end that its owner
+    reported.
     """
     found = []
     if sealed is not None:
@@ -134,10 +139,10 @@ def witnesses(sealed: Sealed | None, current: Current | None, *, is_only_here: b
 
 
 def check_witnesses(partition: str, where: str, heard: Iterable[Witness], end: End) -> None:
-    """Check that a log has everything that was ever reported of it.
+    """Check that a log reaches every end that was reported of it.
 
     Raises:
-        LogIncomplete: it ends earlier, or does not know the owner that reported.
+        LogIncomplete: it ends earlier, or at an older epoch than the one that reported.
     """
     for witness in heard:
         told = witness.end
@@ -148,9 +153,9 @@ def check_witnesses(partition: str, where: str, heard: Iterable[Witness], end: E
 
 
 def check_joins(partition: str, heard: Iterable[Witness], start: Offset, end: Offset, archive: ArchiveView) -> None:
-    """Check that the archive reaches to where a directory, which holds [start, end), begins.
+    """Check that the archive reaches the start of a directory, which holds [start, end).
 
-    An archive that never had anything need not. A log has no gaps, so to give up the records between them is to give up
+    An archive that never had a record need not. A log has no gaps, so discarding the records between the two discards
     those of the directory too, which is then set aside: the error names all of them.
 
     Raises:

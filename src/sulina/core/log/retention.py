@@ -1,11 +1,11 @@
-"""Which segments may go, and which files of the commit log.
+"""Which segments, and which files of the commit log, may be removed.
 
-Only whole sealed segments go, from the oldest on, and never past an offset that somebody still needs. Commit files go
-only when two valid checkpoints make them needless, so that one checkpoint may be lost.
+Only whole sealed segments are removed, from the oldest on, and never past an offset that a reader still needs. Commit
+files are removed only when two valid checkpoints replace them, so that one checkpoint may be lost.
 
-The age of a segment is what can be shown of it. Its commit says when it was written, by a clock that may have been
-wrong; the monotonic clock of this process, where it has seen the log grow, says at least and at most how long ago that
-was. What producers say of the times of their records counts for nothing here.
+The age of a segment is the age that can be shown. Its commit has the time of writing, by a clock that may have been
+wrong; the monotonic clock of this process, if it has seen the log grow, bounds how long ago that was. The timestamps of
+producers do not count here.
 """
 
 import math
@@ -17,22 +17,26 @@ from sulina.core.log.commit import Remove, SegmentRef
 from sulina.types import Offset, Version
 
 CHECKPOINTS_KEPT = 2
-SIGHTINGS_MAX = 1024  # of one log; beyond it every other one is dropped
+SIGHTINGS_MAX = 1024  # of one log; beyond it every other sighting is dropped
 
 
 @dataclass(slots=True)
 class Sightings:
-    """Where a log was seen to end, and when, by the monotonic clock: bounds of the age of what lies before.
+    """Ends of a log with the times when they were seen, by the monotonic clock: they bound the age of earlier records.
 
-    They hold for one owner's epoch: after a change of owner an offset may be another record.
+    They are valid for one owner's epoch: after a change of owner an offset may be another record.
     """
 
     _ends: list[int] = field(default_factory=list)
     _first_at: list[float] = field(default_factory=list)  # when the log was first seen to end there
     _last_at: list[float] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        """Return the number of sightings that are kept."""
+        return len(self._ends)
+
     def note(self, end: Offset, now: float) -> None:
-        """Say where the log ends now."""
+        """Note that the log ends at `end` now."""
         if self._ends and end <= self._ends[-1]:
             self._last_at[-1] = now
             return
@@ -44,7 +48,7 @@ class Sightings:
 
     def age_bounds(self, end: Offset, now: float) -> tuple[float, float]:
         """Return how many seconds ago, at least and at most, the record before `end` was written."""
-        at = bisect_left(self._ends, end)  # the first sighting that has it
+        at = bisect_left(self._ends, end)  # the first sighting that includes the record
         least = now - self._first_at[at] if at < len(self._ends) else 0.0
         most = now - self._last_at[at - 1] if at > 0 else math.inf
         return least, most
@@ -52,14 +56,14 @@ class Sightings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTime:
-    """What is known of the time at one moment."""
+    """The time as it is known at one moment."""
 
-    shown: float  # seconds since 1970, as far as it has been shown (`core.cluster.shown_time`)
+    shown: float  # seconds since 1970, as far as clocks have shown it (`core.cluster.shown_time`)
     monotonic: float = 0.0
     sightings: Sightings | None = None  # of the log in question
 
     def age_seconds(self, written_ms: int, end: Offset) -> float:
-        """Return the age of what was last written at `written_ms`, by the writer's clock, and ends before `end`."""
+        """Return the age of records that end before `end`, last written at `written_ms` by the writer's clock."""
         age = self.shown - written_ms / 1000
         if self.sightings is None:
             return age
@@ -69,23 +73,23 @@ class KnownTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What the log may forget: a segment goes when any limit says so. None does not limit."""
+    """Limits of a log: a segment is removed when it is past any of them. None does not limit."""
 
     bytes_max: int | None = None
     age_seconds_max: float | None = None  # since a segment was last written
-    before_offset: Offset | None = None  # everything below it may go
-    keep_from: Offset | None = None  # nothing from here on may go, whatever the others say
-    time: KnownTime | None = None  # by which ages are told; None: by the clock of the log alone
+    before_offset: Offset | None = None  # segments that end at or before it may be removed
+    keep_from: Offset | None = None  # records from here on stay, whatever the other limits are
+    time: KnownTime | None = None  # for ages; None: the clock of the log alone decides
 
 
 def expired(segments: Sequence[SegmentRef], retention: Retention, now: float) -> list[Remove]:
-    """The removals that bring the log within `retention`. `now` counts only where the retention knows no time."""
+    """Return the removals that bring the log within `retention`. `now` counts only if `retention.time` is None."""
     removals: list[Remove] = []
     time = retention.time or KnownTime(shown=now)
     total_bytes = sum(segment.size for segment in segments)
     written_ms = 0
     for segment in segments:
-        # What comes later in the log was written later: a clock that was behind does not make it older.
+        # Later segments were written later: a clock that was behind does not make them older.
         written_ms = max(written_ms, segment.written_ms)
         age_seconds = time.age_seconds(written_ms, segment.next_offset)
         if not segment.sealed or not _past(segment, retention, age_seconds, total_bytes):
@@ -113,9 +117,9 @@ def _past(segment: SegmentRef, retention: Retention, age_seconds: float, total_b
 
 
 def disposable_before(checkpoints: Iterable[Version], keep_from: Version) -> Version:
-    """Commits and checkpoints below this version are needed by no recovery and by nobody who asked to keep them.
+    """Return the version below which no recovery, and no holder of a pin, needs commits and checkpoints.
 
-    `checkpoints` are the valid ones. With fewer than two nothing is disposable.
+    `checkpoints` are the valid ones. With fewer than two, every file is needed.
     """
     newest = sorted(checkpoints, reverse=True)[:CHECKPOINTS_KEPT]
     if len(newest) < CHECKPOINTS_KEPT:

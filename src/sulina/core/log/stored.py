@@ -1,7 +1,7 @@
-"""Stored batches: what a reader checks before it believes a byte.
+"""Stored batches: the checks before a reader uses any byte of them.
 
-A batch's CRC32C covers all but its first 21 bytes. The rest is checked against what the commit log knows: the offset
-follows from the batch before, the epoch is the segment's, the length must lead to the next batch or to the end.
+A batch's CRC32C covers all but its first 21 bytes. Those are checked against the commit log: the offset must follow
+from the batch before, the epoch must be the segment's, the length must lead to the next batch or to the end.
 """
 
 import struct
@@ -15,7 +15,7 @@ from sulina.errors import CorruptSegment
 from sulina.types import Epoch, Offset
 
 _FRONT = struct.Struct(">qiibIhi")  # base_offset, length, epoch, magic, crc, attributes, last_offset_delta
-_STAMP = struct.Struct(">qii")  # base_offset, length, epoch: all that the log may change in a batch
+_STAMP = struct.Struct(">qii")  # base_offset, length, epoch: the only bytes of a batch that the log may change
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_AT = 35
 _LENGTH_END = 12
@@ -26,24 +26,24 @@ STAMP_BYTES = _STAMP.size
 
 
 def stamp(offset: Offset, size_bytes: int, epoch: Epoch) -> bytes:
-    """The first bytes of a batch as they are stored; the rest stays as it came."""
+    """Return the first bytes of a batch as they are stored; the other bytes stay as they were sent."""
     return _STAMP.pack(offset, size_bytes - _LENGTH_END, epoch)
 
 
 def size_at(data: memoryview, start: int) -> int:
-    """How many bytes the batch at `start` says it has; for a buffer that holds at least its header."""
+    """Return the size of the batch at `start`, by its header; `data` must hold at least that header."""
     length: int = _FRONT.unpack_from(data, start)[1]
     return _LENGTH_END + length
 
 
 def max_timestamp_at(data: memoryview, start: int) -> int:
-    """The newest timestamp of the batch at `start`."""
+    """Return the newest timestamp of the batch at `start`."""
     found: int = _MAX_TIMESTAMP.unpack_from(data, start + _MAX_TIMESTAMP_AT)[0]
     return found
 
 
 def bounds(data: memoryview) -> list[tuple[int, int, int, int]]:
-    """Of each batch in checked bytes: where it starts and ends in them, its first offset and the one after its last."""
+    """Return for each batch in checked bytes: its start and end in them, its first offset and the one past its last."""
     found = []
     position = 0
     while position < len(data):
@@ -55,7 +55,7 @@ def bounds(data: memoryview) -> list[tuple[int, int, int, int]]:
 
 
 def first_after_epoch(data: memoryview, epoch: int) -> int | None:
-    """The first offset in checked bytes whose batch is of a later epoch; None: there is none."""
+    """Return the first offset in checked bytes whose batch has a later epoch; None if there is no such batch."""
     position = 0
     while position < len(data):
         offset, length, written_in, *_ = _FRONT.unpack_from(data, position)
@@ -66,9 +66,9 @@ def first_after_epoch(data: memoryview, epoch: int) -> int | None:
 
 
 class StoredRun(NamedTuple):
-    """Batches that lie end to end in a buffer: bytes [start, end), offsets [base_offset, end_offset).
+    """Batches end to end in a buffer: bytes [start, end), offsets [base_offset, end_offset).
 
-    Empty when the walk did not reach what was wanted; then `end` and `end_offset` say how far it came.
+    Empty when the walk did not reach the wanted offset; then `end` and `end_offset` are where it stopped.
     """
 
     start: int
@@ -88,12 +88,15 @@ def checked_run(
     until: Offset,
     bytes_max: int,
 ) -> StoredRun:
-    """The whole batches in `data` from the one that holds `wanted` on, every one checked: as many as end before
-    `until` and within `bytes_max`, but at least one. `data` was read at `position`, where a batch starts with `offset`.
+    """Find the whole batches in `data` from the one that holds `wanted` on, and check each of them.
 
-    Ends before a batch that is not what was written; CorruptSegment if that is the first.
+    The run has all batches that end before `until` and within `bytes_max`, but at least one. It ends before a batch
+    that is not what was written. `data` was read at `position`, where a batch starts with `offset`.
+
+    Raises:
+        CorruptSegment: the first batch is not what was written.
     """
-    # The hot path of every read: one batch a turn, with nothing made but what is needed.
+    # The hot path of every read: one batch per turn, and no object that is not needed.
     unpack, checksum, available = _FRONT.unpack_from, crc32c, len(data)
     start, base_offset = -1, offset
     at = 0
@@ -122,7 +125,11 @@ def checked_run(
 
 
 def stored_batches(data: memoryview, *, path: str, position: int, offset: Offset, epoch: Epoch) -> Iterator[StoredRun]:
-    """The whole batches at the front of `data`, one by one, every one checked. As `checked_run`."""
+    """Yield the whole batches at the front of `data`, each checked as in `checked_run`.
+
+    Raises:
+        CorruptSegment: a batch is not what was written.
+    """
     at = 0
     while True:
         run = checked_run(
@@ -143,7 +150,8 @@ def stored_batches(data: memoryview, *, path: str, position: int, offset: Offset
 
 def _misplaced(data: memoryview, at: int, path: str, position: int, offset: Offset, epoch: Epoch) -> CorruptSegment:
     found, length, its_epoch, magic, *_ = _FRONT.unpack_from(data, at)
-    reason = f"it says offset {found}, epoch {its_epoch}, format {magic}, {length} bytes; epoch {epoch} is right"
+    has = f"it has offset {found}, epoch {its_epoch}, format {magic}, {length} bytes"
+    reason = f"{has}; expected offset {offset}, epoch {epoch}"
     return CorruptSegment(path=path, position=position + at, offset=offset, reason=reason)
 
 

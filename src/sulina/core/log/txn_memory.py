@@ -1,9 +1,10 @@
 """The txn_ids that a log remembers: each for a stated time, all within a stated bound.
 
-- A txn_id is known for `seconds` after its commit, by the log's own time (`log_time`): no wrong clock hurries it.
-- None is forgotten earlier. At the bound a new one is refused instead, until older ones have had their time.
-- They lie in runs, oldest first. A full run is sealed and stored once (`txn_run`), so a checkpoint costs what is
-  new, however many are remembered. A run goes as a whole, when the newest in it has had its time.
+- A txn_id is known for `seconds` after its commit, by the log's own time (`log_time`): a wrong clock does not shorten
+  it.
+- No txn_id expires earlier. At the bound a new one is refused instead, until older ones have expired.
+- They are in runs, oldest first. A full run is sealed and stored once (`txn_run`), so the cost of a checkpoint depends
+  on the new ones only. A run is removed as a whole, when its newest txn_id has expired.
 """
 
 from collections.abc import Iterable
@@ -14,13 +15,13 @@ from sulina.core.log.txn_run import TxnRef, TxnRun
 TXN_SECONDS = 15 * 60.0
 TXN_IDS_MAX = 1_000_000
 RUN_TXN_IDS_MAX = 1024
-_RUNS_AT_LEAST = 64  # of a full memory: the room that one run gives back is a small part of it
-_SHARDS = 64  # a dictionary that grows stands still while it does: small ones do so for a moment
+_RUNS_AT_LEAST = 64  # of a full memory: removing one run frees a small part of it
+_SHARDS = 64  # a dictionary blocks while it grows: small ones do so only briefly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnLimits:
-    """For how long, and how many."""
+    """How long txn_ids are remembered, and how many."""
 
     seconds: float = TXN_SECONDS
     txn_ids_max: int = TXN_IDS_MAX
@@ -28,26 +29,26 @@ class TxnLimits:
 
     @property
     def run_max(self) -> int:
-        """Return how many are in a run when it is sealed."""
+        """Return the number of txn_ids at which a run is sealed."""
         return max(1, min(self.run_txn_ids_max, self.txn_ids_max // _RUNS_AT_LEAST))
 
     def is_over(self, log_ms: int, now_ms: int) -> bool:
-        """Return whether what was committed at `log_ms` has had its time."""
+        """Return whether a txn_id that was committed at `log_ms` has expired."""
         return now_ms - log_ms > self.seconds * 1000
 
 
 class TxnMemory:
-    """Changed by one thread; `find` and `has_room` may be asked beside it by another."""
+    """The remembered txn_ids. One thread changes it; another may call `find` and `has_room` meanwhile."""
 
-    __slots__ = ("_count", "_newest", "_next_number", "_runs", "_sealed", "_shards")
+    __slots__ = ("_count", "_newest", "_next_number", "_sealed", "runs", "shards")
 
     def __init__(self, sealed: Iterable[TxnRun] = (), newest: Iterable[TxnRef] = ()) -> None:
-        # The numbers of runs, not the runs: so the garbage collector need not look through a million entries.
-        self._shards: tuple[dict[str, int], ...] = ()
-        self._runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
-        self._next_number = 0  # never one that was used: somebody may be looking it up beside us
+        # The numbers of runs, not the runs: so the garbage collector need not visit a million entries.
+        self.shards: tuple[dict[str, int], ...] = ()
+        self.runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
+        self._next_number = 0  # numbers are never used again: another thread may be looking one up
         self._count = 0
-        self._sealed = tuple(sealed)  # replaced, never changed: others may be looking at it
+        self._sealed = tuple(sealed)  # replaced, never changed: other threads may read it
         for run in self._sealed:
             self._enter(run)
         self._newest = self._begun(TxnRun())
@@ -55,7 +56,7 @@ class TxnMemory:
             self.remember(txn)
 
     def __len__(self) -> int:
-        """Return how many there are, with those that go with their run."""
+        """Return the number of remembered txn_ids, with expired ones whose run is still there."""
         return self._count
 
     def __eq__(self, other: object) -> bool:
@@ -67,39 +68,39 @@ class TxnMemory:
 
     @property
     def sealed(self) -> tuple[TxnRun, ...]:
-        """Return the runs that are full, oldest first."""
+        """Full runs, oldest first."""
         return self._sealed
 
     @property
     def newest(self) -> tuple[TxnRef, ...]:
-        """Return those that are in no sealed run, oldest first."""
+        """The txn_ids that are in no sealed run, oldest first."""
         return self._newest.refs()
 
     def find(self, txn_id: str, now_ms: int, limits: TxnLimits) -> TxnRef | None:
-        """Return what a txn_id wrote; None when it is not known, or no longer."""
-        number = self._shards[hash(txn_id) % _SHARDS].get(txn_id) if self._shards else None
-        run = None if number is None else self._runs.get(number)
+        """Return the offsets that a txn_id got; None if it is not known, or has expired."""
+        number = self.shards[hash(txn_id) % _SHARDS].get(txn_id) if self.shards else None
+        run = None if number is None else self.runs.get(number)
         if run is None:
             return None
         found = run.find(txn_id)
         return None if limits.is_over(found.log_ms, now_ms) else found
 
     def has_room(self, waiting: int, now_ms: int, limits: TxnLimits) -> bool:
-        """Return whether another may come behind `waiting` others. Runs that are over by then count no more."""
+        """Return whether one more fits in after `waiting` others. Runs that have expired by then do not count."""
         if len(self) + waiting < limits.txn_ids_max:
             return True
         runs = (*self._sealed, self._newest)
         return sum(run.count for run in runs if not limits.is_over(run.last_ms, now_ms)) + waiting < limits.txn_ids_max
 
     def remember(self, txn: TxnRef) -> None:
-        """Take in the newest."""
+        """Add the newest txn_id."""
         run, before = self._newest, self._newest.count
         run.add(txn)
         self._count += run.count - before
         self._all_shards()[hash(txn.txn_id) % _SHARDS][txn.txn_id] = run.number
 
-    def forget(self, now_ms: int, limits: TxnLimits) -> None:
-        """Drop the runs that are over, before what a commit adds."""
+    def remove_expired(self, now_ms: int, limits: TxnLimits) -> None:
+        """Remove expired runs. Called before the txn_ids of a commit are added."""
         runs = self._sealed
         while runs and limits.is_over(runs[0].last_ms, now_ms):
             self._leave(runs[0])
@@ -109,20 +110,20 @@ class TxnMemory:
             self._newest = self._begun(TxnRun())
 
     def seal(self, limits: TxnLimits) -> None:
-        """Seal the newest run if it is full, after what a commit added."""
+        """Seal the newest run if it is full. Called after the txn_ids of a commit were added."""
         if self._newest.count >= limits.run_max:
             self._newest.seal()
             self._sealed += (self._newest,)
             self._newest = self._begun(TxnRun())
 
     def _all_shards(self) -> tuple[dict[str, int], ...]:
-        if not self._shards:
-            self._shards = tuple({} for _ in range(_SHARDS))
-        return self._shards
+        if not self.shards:
+            self.shards = tuple({} for _ in range(_SHARDS))
+        return self.shards
 
     def _begun(self, run: TxnRun) -> TxnRun:
         run.number, self._next_number = self._next_number, self._next_number + 1
-        self._runs[run.number] = run
+        self.runs[run.number] = run
         return run
 
     def _enter(self, run: TxnRun) -> None:
@@ -137,6 +138,6 @@ class TxnMemory:
         shards = self._all_shards()
         for txn_id in run.txn_ids:
             shard = shards[hash(txn_id) % _SHARDS]
-            if shard.get(txn_id) == run.number:  # else it came again, after its time
+            if shard.get(txn_id) == run.number:  # else it was sent again, after it had expired
                 del shard[txn_id]
-        del self._runs[run.number]
+        del self.runs[run.number]

@@ -1,7 +1,7 @@
-"""A run of txn_ids: what each of them wrote, in the order of their commits.
+"""A run of txn_ids: the offsets that each of them got, in the order of their commits.
 
-A run grows until it is sealed, and never changes again. It is stored once, under a name that says which versions it is
-of and what the checksum of its bytes is, so that a checkpoint needs only its name and nobody can take another for it.
+A run grows until it is sealed, and never changes again. It is stored once, under a name with its versions and the
+checksum of its bytes, so that a checkpoint needs only its name and one run cannot be mistaken for another.
 """
 
 import re
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[0-9]{20}-[0-9]{20}-[0-9a-f]{8}\.txns")
 
 
 class TxnRef(msgspec.Struct, frozen=True, array_like=True):
-    """What a txn_id wrote."""
+    """The offsets that a txn_id got."""
 
     txn_id: str
     offset_start: Offset
@@ -40,16 +40,16 @@ class _RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TxnRun:
-    """Columns, because there may be a million of them: 40 bytes and the text for each."""
+    """A run in columns, because there may be a million entries: each has 40 bytes and its text."""
 
     __slots__ = ("_ends", "_starts", "_times", "_versions", "count", "last_ms", "name", "number", "txn_ids")
 
     def __init__(self) -> None:
-        self.name: str | None = None  # of its file, once it is sealed
+        self.name: str | None = None  # of its file, once the run is sealed
         self.count = 0
-        self.last_ms = 0  # of the newest of them
-        self.number = 0  # for who has several of them
-        self.txn_ids: list[str] | tuple[str, ...] = []  # sealed: a tuple, of which the garbage collector knows nothing
+        self.last_ms = 0  # of the newest entry
+        self.number = 0  # set by a memory of several runs
+        self.txn_ids: list[str] | tuple[str, ...] = []  # sealed: a tuple, which the garbage collector skips
         self._starts, self._ends, self._versions, self._times = array("q"), array("q"), array("q"), array("q")
 
     def __eq__(self, other: object) -> bool:
@@ -63,16 +63,16 @@ class TxnRun:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it has its txn_ids: what a checkpoint names has to be read first."""
+        """Whether the run has its txn_ids: one that a checkpoint names has to be read first."""
         return len(self.txn_ids) == self.count
 
     def add(self, txn: TxnRef) -> None:
-        """Take in the newest. Adds of one txn_id follow one another in one commit, and are one."""
+        """Add the newest entry. Adds of one txn_id follow one another in one commit, and become one entry."""
         assert isinstance(self.txn_ids, list), "it is sealed"
         if self.count and self.txn_ids[-1] == txn.txn_id and self._versions[-1] == txn.version:
             self._ends[-1] = txn.offset_end
             return
-        # A reader beside us finds a txn_id by its place: that comes last.
+        # Another thread finds an entry by its txn_id: that is added last.
         self._starts.append(txn.offset_start)
         self._ends.append(txn.offset_end)
         self._versions.append(txn.version)
@@ -82,14 +82,18 @@ class TxnRun:
         self.count += 1
 
     def find(self, txn_id: str) -> TxnRef:
-        """Return what a txn_id of this run wrote; the newest, if it is there twice."""
+        """Return the entry of a txn_id; the newest, if it is there twice.
+
+        Raises:
+            KeyError: the txn_id is not in this run.
+        """
         for at in range(len(self.txn_ids) - 1, -1, -1):
             if self.txn_ids[at] == txn_id:
                 return self._at(at)
         raise KeyError(txn_id)
 
     def refs(self) -> tuple[TxnRef, ...]:
-        """Return all of them, oldest first."""
+        """Return all entries, oldest first."""
         return tuple(self._at(at) for at in range(self.count))
 
     def _at(self, at: int) -> TxnRef:
@@ -104,20 +108,24 @@ class TxnRun:
     # As a file
 
     def seal(self) -> None:
-        """Name it: from now on it does not change."""
+        """Name the run: from now on it does not change."""
         assert self.count
         self.txn_ids = tuple(self.txn_ids)
         self.name = f"{self._versions[0]:020d}-{self._versions[-1]:020d}-{crc32c(self.encode()):08x}{ENDING}"
 
     def encode(self) -> bytes:
-        """Return the bytes of its file: one line of JSON."""
+        """Return the bytes of the run's file: one line of JSON."""
         columns = (list(column) for column in (self._starts, self._ends, self._versions, self._times))
         names = ("offset_starts", "offset_ends", "versions", "log_ms")
         line = msgspec.json.encode(_RunFile(txn_ids=list(self.txn_ids), **dict(zip(names, columns, strict=True))))
         return line + b"\n"
 
     def load(self, data: bytes) -> None:
-        """Take in what `encode` wrote. CorruptCommit for anything else."""
+        """Read the run's file, which `encode` wrote.
+
+        Raises:
+            CorruptCommit: it is damaged, or holds another run.
+        """
         assert self.name is not None
         if f"-{crc32c(data):08x}{ENDING}" != self.name[-len(f"-00000000{ENDING}") :]:
             raise CorruptCommit(name=self.name, reason=f"its checksum does not hold over {len(data)} bytes")
@@ -134,21 +142,25 @@ class TxnRun:
     # As a checkpoint names it
 
     def reference(self) -> tuple[str, int, int]:
-        """Return what a checkpoint says of it."""
+        """Return the entry of a checkpoint that names this run."""
         assert self.name is not None, "only a sealed run has a name"
         return self.name, self.count, self.last_ms
 
     @classmethod
     def referred(cls, reference: Any) -> "TxnRun":
-        """Return the run that a checkpoint names, not yet loaded. ValidationError."""
+        """Return the run that a checkpoint names, not yet loaded.
+
+        Raises:
+            msgspec.ValidationError: the entry does not name a run.
+        """
         match reference:
             case [str(name), int(count), int(last_ms)] if is_run_name(name) and count > 0:
                 run = cls()
                 run.name, run.count, run.last_ms = name, count, last_ms
                 return run
-        raise msgspec.ValidationError(f"{reference} names no run of txn_ids")
+        raise msgspec.ValidationError(f"{reference} does not name a run of txn_ids")
 
 
 def is_run_name(name: str) -> bool:
-    """Return whether a name is that of a run's file; nothing else is such a run, and no such name leads elsewhere."""
+    """Return whether a name is that of a run's file. Such a name never leads to another directory."""
     return _NAME.fullmatch(name) is not None

@@ -1,12 +1,12 @@
-"""The record batch: Kafka's format, version 2, which is how records travel and how they are stored.
+"""The record batch: Kafka's format, version 2, in which records are sent and stored.
 
 ```
 bytes 0..60   header, see BatchHeader       bytes 61..   records, compressed together if the codec says so
 ```
-- A batch says its size, its record count and its CRC32C; `split` and `validate` hold it to all of them.
-- Base offset and partition epoch lie outside the CRC: `patch` writes them in place; nothing else changes.
+- A batch states its size, its record count and its CRC32C; `split` and `validate` check all of them.
+- Base offset and partition epoch lie outside the CRC: the log writes them in place; nothing else changes.
 - A batch has at least one record, and its offsets have no holes: record i has offset base_offset + i.
-- Bytes from outside are never trusted: the only things that come out of here are headers and SulinaErrors.
+- Bytes from outside are never trusted: any input gives either a header or a SulinaError.
 """
 
 import struct
@@ -42,14 +42,14 @@ _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_BASE_OFFSET_MAX = 2**63 - 2**32  # so that no record's offset leaves 64 bits
-_RECORDS_MIN_FOR_KERNELS = 64  # below this the walk in Python is quick, and Numba need not be imported
+_BASE_OFFSET_MAX = 2**63 - 2**32  # so that every record's offset fits 64 bits
+_RECORDS_MIN_FOR_KERNELS = 64  # below this the walk in Python is fast enough not to import Numba
 _RECORDS_MIN_WITH_KERNELS = 4  # once it is imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How much one batch may hold."""
+    """Limits of one batch."""
 
     batch_bytes_max: int = 16 * 1024 * 1024  # as sent
     decompressed_bytes_max: int = 64 * 1024 * 1024
@@ -79,22 +79,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole batch, this header included."""
+        """Size of the whole batch, this header included."""
         return _LENGTH_END + self.batch_length
 
     @property
     def end_offset(self) -> Offset:
-        """The offset after the last record."""
+        """One past the offset of the last record."""
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
     @property
     def codec(self) -> int:
-        """The number of the compression; `split` lets only known ones pass."""
+        """Number of the compression; `split` accepts only known ones."""
         return self.attributes & _CODEC_MASK
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether every record has `max_timestamp` for its timestamp."""
+        """Whether `max_timestamp` is the timestamp of every record."""
         return bool(self.attributes & _LOG_APPEND_TIME)
 
     @property
@@ -104,26 +104,32 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch holds transaction markers, which are no records for readers."""
+        """Whether the batch holds transaction markers, which readers do not get as records."""
         return bool(self.attributes & _CONTROL)
 
 
-# Where one record lies in the records of its batch: timestamp delta; start and end of the key; of the value;
-# for each header its key, and start and end of its value. What is null starts at -1.
+# The place of one record in the records of its batch: timestamp delta; start and end of the key; of the value;
+# for each header its key, and start and end of its value. Null starts at -1.
 RecordSpan = tuple[int, int, int, int, int, tuple[tuple[str, int, int], ...]]
 
 
 def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
-    """Read the header at `position`, and check what it alone can show. InvalidBatch."""
+    """Parse the header at `position`, and check its fields.
+
+    Raises:
+        InvalidBatch: it is not the header of a record batch.
+    """
     if len(buffer) - position < HEADER_BYTES or position < 0:
-        raise InvalidBatch(f"record batch needs {HEADER_BYTES} bytes of header, there are {len(buffer) - position}")
+        raise InvalidBatch(
+            f"record batch needs a header of {HEADER_BYTES} bytes, but only {len(buffer) - position} are there"
+        )
     header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
     if header.magic != MAGIC:
-        raise InvalidBatch(f"record batch has format version {header.magic}, only {MAGIC} is understood")
+        raise InvalidBatch(f"record batch has format version {header.magic}: use version {MAGIC}")
     if header.batch_length < HEADER_BYTES - _LENGTH_END:
-        raise InvalidBatch(f"record batch says that {header.batch_length} bytes follow its length")
+        raise InvalidBatch(f"record batch has length {header.batch_length}, which is less than a header")
     if not 0 <= header.base_offset <= _BASE_OFFSET_MAX:
-        raise InvalidBatch(f"record batch has base offset {header.base_offset}")
+        raise InvalidBatch(f"record batch has base offset {header.base_offset}, which is negative or too large")
     if header.record_count < 0 or header.last_offset_delta < 0:
         raise InvalidBatch(
             f"record batch has {header.record_count} records and last offset delta {header.last_offset_delta}"
@@ -132,9 +138,13 @@ def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
 
 
 def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: bool = True) -> list[BatchHeader]:
-    """The headers of the batches that lie end to end in `buffer`, each checked but for the records inside.
+    """Return the headers of the batches that lie end to end in `buffer`. Everything but their records is checked.
 
-    An empty buffer has none. InvalidBatch, CorruptBatch, UnknownCodec, BatchTooLarge.
+    Raises:
+        InvalidBatch: a batch is not what its header says.
+        CorruptBatch: a checksum does not hold.
+        UnknownCodec: a batch has a compression that is not known.
+        BatchTooLarge: a batch is over the limit.
     """
     headers = []
     position = 0
@@ -145,7 +155,9 @@ def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: boo
             if header.size_bytes > limits.batch_bytes_max:
                 raise BatchTooLarge(size_bytes=header.size_bytes, limit_bytes=limits.batch_bytes_max)
             if end > len(view):
-                raise InvalidBatch(f"record batch says {header.size_bytes} bytes, there are {len(view) - position}")
+                raise InvalidBatch(
+                    f"record batch has {header.size_bytes} bytes by its header, but {len(view) - position} are there"
+                )
             _check_counts(header, limits)
             if check_crc:
                 computed = crc32c(view[position + _CRC_START : end])
@@ -157,9 +169,14 @@ def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: boo
 
 
 def validate(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS) -> list[BatchHeader]:
-    """As `split`, and every record inside is checked too; what passes can be decoded by anybody.
+    """Return the headers of the batches in `buffer` after checking them as `split` does, and every record in them.
 
-    DecompressedTooLarge besides the errors of `split`.
+    Raises:
+        InvalidBatch: a batch is not what its header says, or a record is malformed.
+        CorruptBatch: a checksum does not hold.
+        UnknownCodec: a batch has a compression that is not known.
+        BatchTooLarge: a batch is over the limit.
+        DecompressedTooLarge: the records are over the limit once decompressed.
     """
     headers = split(buffer, limits)
     check_records(buffer, headers, limits)
@@ -167,7 +184,7 @@ def validate(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS) -> list[BatchH
 
 
 def is_quickly_checked(headers: Sequence[BatchHeader]) -> bool:
-    """Whether `check_records` takes no longer than to look at the bytes: nothing to decompress, nothing to import."""
+    """Tell whether `check_records` is fast for these batches: nothing to decompress, nothing to import."""
     has_kernels = are_loaded()
     return all(
         header.codec == Codec.NONE and (has_kernels or header.record_count < _RECORDS_MIN_FOR_KERNELS)
@@ -176,39 +193,47 @@ def is_quickly_checked(headers: Sequence[BatchHeader]) -> bool:
 
 
 def check_records(buffer: Bytes, headers: Sequence[BatchHeader], limits: BatchLimits = DEFAULT_LIMITS) -> None:
-    """Check every record of the batches that `split` found. InvalidBatch, DecompressedTooLarge.
+    """Check every record of the batches that `split` found.
 
     The limit of decompressed bytes is for all of them together.
+
+    Raises:
+        InvalidBatch: a record is malformed, or there are too many batches.
+        DecompressedTooLarge: the records are over the limit once decompressed.
     """
     if len(headers) > limits.batches_max:
-        raise InvalidBatch(f"{len(headers)} record batches at once, the limit is {limits.batches_max}")
+        raise InvalidBatch(f"{len(headers)} record batches at once are over the limit of {limits.batches_max}")
     position, left = 0, limits
     for header in headers:
         if header.is_control or header.is_log_append_time:
-            # Both are for the log to say, not for a client.
-            raise InvalidBatch("record batch is a control batch, or says that the log gave its timestamps")
+            # Only the log may make either, not a client.
+            raise InvalidBatch(
+                "record batch is a control batch, or has timestamps of the log: a client may send neither"
+            )
         body = records_of(buffer, header, position, left)
-        # Numba takes a second to import: only who needs it pays, and who has paid uses it.
+        # Numba takes a second to import: it is imported only for many records, and used from then on.
         if not are_worth_it(header.record_count, loaded=_RECORDS_MIN_WITH_KERNELS, unloaded=_RECORDS_MIN_FOR_KERNELS):
             newest = max(delta for delta, *_ in walk(body, header)) + header.base_timestamp
         else:
-            from sulina.core.records import _kernels
+            from sulina.core.records import kernels
 
-            newest = _kernels.check(body, header)
+            newest = kernels.check(body, header)
         if newest != header.max_timestamp:
-            raise InvalidBatch(f"record batch says its newest timestamp is {header.max_timestamp}, it is {newest}")
+            raise InvalidBatch(
+                f"record batch has newest timestamp {header.max_timestamp} by its header, but it is {newest}"
+            )
         if header.codec != Codec.NONE:
             left = replace(left, decompressed_bytes_max=left.decompressed_bytes_max - len(body))
         position += header.size_bytes
 
 
 def record_count(buffer: Bytes) -> int:
-    """Return how many records the batch in `buffer` says it has."""
+    """Return the record count in the header of the batch in `buffer`."""
     return int(_U32.unpack_from(buffer, _COUNT_POSITION)[0])
 
 
 def write_origin(buffer: bytearray | memoryview, *, producer_id: int, epoch: int, sequence: int) -> None:
-    """Say who wrote the batch that fills `buffer`, in place; its CRC32C is made anew, as that covers it."""
+    """Write the producer of the batch that fills `buffer`, in place, and its CRC32C, which covers that."""
     _ORIGIN.pack_into(buffer, _ORIGIN_POSITION, producer_id, epoch, sequence)
     with memoryview(buffer) as view:
         _U32.pack_into(buffer, _CRC_POSITION, crc32c(view[_CRC_START:]))
@@ -228,7 +253,11 @@ def write_header(
     base_sequence: int = -1,
     transactional: bool = False,
 ) -> None:
-    """Fill the first 61 bytes of `buffer`, which is a whole batch with its records in place."""
+    """Fill the first 61 bytes of `buffer`, which is a whole batch with its records in place.
+
+    Raises:
+        InvalidBatch: a number does not fit its field.
+    """
     assert 0 <= codec <= Codec.ZSTD
     assert record_count >= 1
     attributes = codec | (_TRANSACTIONAL if transactional else 0)
@@ -247,22 +276,30 @@ def write_header(
 def records_of(
     buffer: Bytes, header: BatchHeader, position: int = 0, limits: BatchLimits = DEFAULT_LIMITS
 ) -> memoryview:
-    """The bytes of the records of the batch at `position`, decompressed, not yet walked.
+    """Return the bytes of the records of the batch at `position`, decompressed. The records are not checked.
 
-    InvalidBatch, UnknownCodec, DecompressedTooLarge.
+    Raises:
+        InvalidBatch: the bytes are malformed, or too few for the record count.
+        UnknownCodec: the compression is not known.
+        DecompressedTooLarge: they are over the limit once decompressed.
     """
     body = memoryview(buffer).cast("B")[position + HEADER_BYTES : position + header.size_bytes]
     if header.codec != Codec.NONE:
         body = decompress(header.codec, body, limits.decompressed_bytes_max)
-    if header.record_count * RECORD_BYTES_MIN > len(body):  # before anybody allocates by this count
-        raise InvalidBatch(f"record batch says {header.record_count} records, they have {len(body)} bytes")
+    if header.record_count * RECORD_BYTES_MIN > len(body):  # before any caller allocates by this count
+        raise InvalidBatch(
+            f"record batch has {header.record_count} records by its header, but only {len(body)} bytes of them"
+        )
     return body
 
 
 def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
-    """Find every record in `body`, and check all of them by the end. InvalidBatch.
+    """Yield every record in `body`; at the end all of them are checked.
 
     This is the reference: the kernels accept and refuse the same bytes.
+
+    Raises:
+        InvalidBatch: a record is malformed.
     """
     position = 0
     size = len(body)
@@ -271,13 +308,13 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
         length, position = _varint(body, position, size)
         end = position + length
         if length < RECORD_BYTES_MIN - 1 or end > size:
-            raise InvalidBatch(f"record {index} says {length} bytes, {size - position} are left")
+            raise InvalidBatch(f"record {index} has length {length}, not {RECORD_BYTES_MIN - 1} to {size - position}")
         delta, position = _varint(body, position + 1, end, 64)  # after one byte of attributes, all unused
         if not _INT64_MIN <= base_timestamp + delta <= _INT64_MAX:
-            raise InvalidBatch(f"record {index} has timestamp {base_timestamp} + {delta}")
+            raise InvalidBatch(f"record {index} has timestamp {base_timestamp} + {delta}, which is too large")
         offset_delta, position = _varint(body, position, end)
         if offset_delta != index:
-            raise InvalidBatch(f"record {index} has offset delta {offset_delta}")
+            raise InvalidBatch(f"record {index} has offset delta {offset_delta}, but {index} is right")
         key_start, key_end, position = _nullable(body, position, end)
         value_start, value_end, position = _nullable(body, position, end)
         headers: tuple[tuple[str, int, int], ...] = ()
@@ -303,7 +340,7 @@ def _check_counts(header: BatchHeader, limits: BatchLimits) -> None:
 
 
 def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, int]:
-    """A zigzag varint, and where it ends."""
+    """Read a zigzag varint. Return it with the position after it."""
     value = shift = 0
     while position < end and shift < bits:
         byte = body[position]
@@ -319,12 +356,12 @@ def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, 
 
 
 def _nullable(body: Bytes, position: int, end: int) -> tuple[int, int, int]:
-    """Start and end of bytes after their length, and what follows. Length -1 is null, which starts at -1."""
+    """Return start and end of bytes after their length, and the position after them. Null (-1) starts at -1."""
     length, position = _varint(body, position, end)
     if length == -1:
         return -1, -1, position
     if length < 0 or length > end - position:
-        raise InvalidBatch(f"a length of {length} bytes, of {end - position} that are left")
+        raise InvalidBatch(f"a key or value has length {length}, but {end - position} bytes are left")
     return position, position + length, position + length
 
 

@@ -1,9 +1,9 @@
 """Record batches to and from Arrow columns, in bulk.
 
-- `decode_columns(encode_columns(…))` gives the same columns back; `records` gives and takes the same bytes.
+- `decode_columns(encode_columns(…))` gives the same columns back; `record` encodes and decodes the same bytes.
 - One kernel call decodes a whole run of uncompressed batches. Outputs come from Arrow's pool, which reuses
   pages: touching fresh memory costs more than all of the decoding.
-- Bytes are checked while they are decoded; what comes out is valid Arrow, header keys are UTF-8.
+- Bytes are checked while they are decoded; the output is valid Arrow, and header keys are UTF-8.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sulina.core.records import _kernels as kernels
+from sulina.core.records import kernels
 from sulina.core.records.batch import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
@@ -43,16 +43,23 @@ def decode_columns(
     check_crc: bool = False,
     headers: list[BatchHeader] | None = None,
 ) -> pa.RecordBatch:
-    """The records of the batches that lie end to end in `buffer`, without those of control batches.
+    """Decode the records of the batches that lie end to end in `buffer`, without those of control batches.
 
-    `columns` are names of SCHEMA; what is not asked for is not copied. The CRCs are the caller's to check,
-    unless it says otherwise. Who has split the buffer already passes its `headers`. InvalidBatch, CorruptBatch,
-    UnknownCodec, BatchTooLarge, DecompressedTooLarge.
+    `columns` are names of SCHEMA; other columns are not copied. CRCs are checked only with `check_crc`. A caller that
+    has split the buffer already passes its `headers`.
+
+    Raises:
+        InvalidInput: a name in `columns` is not in SCHEMA.
+        InvalidBatch: a batch or record is malformed.
+        CorruptBatch: a checksum does not hold.
+        UnknownCodec: a compression is not known.
+        BatchTooLarge: the buffer is larger than an Arrow column can be.
+        DecompressedTooLarge: a batch is over the limit once decompressed.
     """
     names = SCHEMA.names if columns is None else list(columns)
     unknown = set(names) - set(SCHEMA.names)
     if unknown:
-        raise InvalidInput(f"there is no column {min(unknown)!r}, only {', '.join(SCHEMA.names)}")
+        raise InvalidInput(f"there is no column {min(unknown)!r}: use some of {', '.join(SCHEMA.names)}")
     if len(buffer) > _ARROW_BYTES_MAX:
         raise BatchTooLarge(size_bytes=len(buffer), limit_bytes=_ARROW_BYTES_MAX)
     if headers is None:
@@ -70,7 +77,7 @@ def decode_columns(
 
 
 def origins(headers: Sequence[BatchHeader]) -> pa.StructArray:
-    """Who wrote each record of these batches: producer id, epoch and sequence; null where the producer did not say."""
+    """Return the producer id, epoch and sequence of each record of these batches; null without a producer."""
     kept = [header for header in headers if not header.is_control]
     counts = np.array([header.record_count for header in kept], np.int64)
     rows = int(counts.sum())
@@ -79,7 +86,7 @@ def origins(headers: Sequence[BatchHeader]) -> pa.StructArray:
     ids = np.repeat(np.array([header.producer_id for header in kept], np.int64), counts)
     epochs = np.repeat(np.array([header.producer_epoch for header in kept], np.int32), counts)
     firsts = np.cumsum(counts) - counts
-    # A sequence goes on at 0 after the largest that 31 bits hold.
+    # A sequence starts again at 0 after the largest that 31 bits hold.
     base = np.repeat(np.array([header.base_sequence for header in kept], np.int64) - firsts, counts)
     sequences = (base + np.arange(rows)) & 0x7FFFFFFF
     children = [pa.array(ids), pa.array(epochs), pa.array(sequences)]
@@ -100,11 +107,16 @@ def encode_columns(
     base_sequence: int = -1,
     transactional: bool = False,
 ) -> memoryview:
-    """One batch, writable, of the rows of some columns.
+    """Encode the rows of some columns as one batch, which the caller may change.
 
-    `value` and `key` are binary or what casts to it, `headers` is HEADERS_TYPE or alike; nulls stay null, but
-    null headers are none. `timestamp_ms` is integers or Arrow timestamps, or one number for all.
-    InvalidInput.
+    `value` and `key` are binary or can be cast to it, `headers` is HEADERS_TYPE or similar; nulls stay null, except
+    that null headers become no headers. `timestamp_ms` is integers or Arrow timestamps, or one number for all.
+
+    Raises:
+        InvalidInput: the columns do not fit together, or have another type.
+        InvalidBatch: there are no rows, or a number does not fit.
+        UnknownCodec: `codec` is not known.
+        BatchTooLarge: the rows are larger than an Arrow column can be.
     """
     if not 0 <= codec <= Codec.ZSTD:
         raise UnknownCodec(codec=codec)
@@ -143,7 +155,7 @@ class _BufferRun:
     """Batches whose records lie in one buffer: any number of uncompressed ones, or one decompressed."""
 
     array: kernels.U8
-    batches: list[tuple[int, ...]] = field(default_factory=list)  # as `decode_batches` takes them, but by batch
+    batches: list[tuple[int, ...]] = field(default_factory=list)  # the table of `decode_batches`, transposed
     rows: int = 0
     body_bytes: int = 0
     row_range: kernels.I64 = field(default_factory=lambda: np.zeros(2, np.int64))
@@ -190,7 +202,7 @@ def _runs(buffer: Bytes, headers: list[BatchHeader], limits: BatchLimits) -> Ite
 
 
 class _Binary:
-    """A binary column in the making."""
+    """A binary column that is being filled."""
 
     def __init__(self, rows: int, data_bytes_max: int) -> None:
         self._ends = pa.allocate_buffer(4 * (rows + 1))
@@ -204,14 +216,14 @@ class _Binary:
 
     def finish(self, kind: pa.DataType, nulls: int) -> pa.Array:
         rows, data_bytes = len(self.ends) - 1, int(self.ends[-1])
-        del self.data  # the memory below it may move
+        del self.data  # its memory may move
         self._data.resize(data_bytes, shrink_to_fit=True)
         valid = self._valid if nulls else None
         return pa.Array.from_buffers(kind, rows, [valid, self._ends, self._data], nulls)
 
 
 class _OutputColumns:
-    """The columns that are asked for, in the making."""
+    """The columns that were asked for, while they are filled."""
 
     def __init__(self, names: list[str], rows: int, body_bytes: int) -> None:
         self.state = np.zeros(kernels.STATE_FIELDS, np.int64)
@@ -229,7 +241,7 @@ class _OutputColumns:
             np.frombuffer(self._header_ends, np.int32)[0] = 0
 
     def arrays(self) -> Iterator[NDArray[Any]]:
-        """What `decode_batches` takes after its state."""
+        """Yield the arguments of `decode_batches` after its state."""
         for name in ("offset", "timestamp"):
             yield np.frombuffer(self._longs.get(name, bytearray()), np.int64)
         for name in ("key", "value"):
@@ -271,7 +283,7 @@ class _OutputColumns:
 
 @dataclass(slots=True, frozen=True)
 class _InputColumns:
-    """Columns as the kernel takes them. A binary one is its offsets, its data and its nulls."""
+    """Columns in the form that the kernel needs. A binary one is its offsets, its data and its nulls."""
 
     timestamps: kernels.I64
     key: tuple[kernels.I32, kernels.U8, kernels.U8]
@@ -290,7 +302,7 @@ class _InputColumns:
             pairs, counts = _flat_headers(headers)
             return cls(timestamps, _binary(key), _binary(value), counts, _binary(pairs[0]), _binary(pairs[1]))
         except (pa.ArrowException, OverflowError) as error:
-            raise InvalidInput(f"the columns are not what a batch is made of: {error}") from None
+            raise InvalidInput(f"the columns cannot be encoded as a batch: {error}") from None
 
     @property
     def bytes_max(self) -> int:
@@ -300,7 +312,7 @@ class _InputColumns:
         return _RECORD_OVERHEAD_BYTES * len(self.timestamps) + header_bytes + data_bytes
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """What `encode_records` takes after its output."""
+        """Return the arguments of `encode_records` after its output."""
         return (
             self.timestamps, *self.key, *self.value,
             self.header_counts, *self.header_key[:2], *self.header_value,
@@ -344,13 +356,13 @@ def _integers(timestamp_ms: Any, rows: int) -> kernels.I64:
 
 
 def _flat_headers(headers: Any) -> tuple[tuple[pa.Array | None, pa.Array | None], kernels.I32]:
-    """Keys and values of all headers end to end, and how many each row has."""
+    """Return keys and values of all headers end to end, and the number of headers of each row."""
     if headers is None:
         return (None, None), _readonly(None, np.int32)
     array = _whole(headers, HEADERS_TYPE)
     counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     counts.flags.writeable = False
-    keys, values = array.flatten().flatten()  # skips what lies under nulls and outside slices
+    keys, values = array.flatten().flatten()  # skips items under nulls and outside slices
     if keys.null_count:
         raise InvalidInput("a header has no key")
     return (keys, values), counts

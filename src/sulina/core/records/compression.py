@@ -1,10 +1,10 @@
 """The compressions of a record batch: none, gzip, snappy, lz4, zstd.
 
-- Bytes out never pass `limit_bytes`, whatever the input claims: a bomb costs its limit and an error.
-- What comes out is whole: truncated input, garbage and trailing bytes are InvalidBatch.
-- What we write, every Kafka client reads: snappy in xerial's framing, lz4 as a frame of independent blocks.
+- The output never exceeds `limit_bytes`: a decompression bomb costs that many bytes and an error.
+- The output is whole: truncated input, garbage and trailing bytes are InvalidBatch.
+- Every Kafka client can read our output: snappy in xerial's framing, lz4 as a frame of independent blocks.
 
-pyarrow has all codecs but is slow to import, so it is imported by the first use.
+pyarrow has all codecs but is slow to import, so it is imported at the first use.
 """
 
 import struct
@@ -21,7 +21,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Codec(IntEnum):
-    """The number of a compression, as a batch's attributes carry it."""
+    """Number of a compression in a batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -49,7 +49,11 @@ _LENGTH = struct.Struct(">i")
 
 
 def compress(codec: int, data: Bytes) -> Bytes:
-    """`data` under `codec`. UnknownCodec."""
+    """Compress `data`.
+
+    Raises:
+        UnknownCodec: `codec` is not known.
+    """
     if codec == Codec.NONE:
         return data
     import pyarrow as pa
@@ -66,7 +70,13 @@ def compress(codec: int, data: Bytes) -> Bytes:
 
 
 def decompress(codec: int, data: Bytes, limit_bytes: int) -> memoryview:
-    """The bytes that `compress` was given. InvalidBatch, DecompressedTooLarge, UnknownCodec."""
+    """Decompress `data` to the bytes that `compress` was given.
+
+    Raises:
+        InvalidBatch: the data is damaged, or is followed by other bytes.
+        DecompressedTooLarge: there would be more than `limit_bytes`.
+        UnknownCodec: `codec` is not known.
+    """
     if codec == Codec.NONE:
         if len(data) > limit_bytes:
             raise DecompressedTooLarge(limit_bytes=limit_bytes)
@@ -79,7 +89,7 @@ def decompress(codec: int, data: Bytes, limit_bytes: int) -> memoryview:
 
 
 def _view(buffer: "pa.Buffer") -> memoryview:
-    # A view of an Arrow buffer shows signed bytes, and its size before any resize; a slice has the true size.
+    # A view of an Arrow buffer has signed bytes, and its size before any resize; a slice has the true size.
     return memoryview(buffer.slice(0, buffer.size)).cast("B")
 
 
@@ -97,7 +107,7 @@ def _compress_xerial(snappy: "pa.Codec", data: Bytes) -> bytes:
 
 
 def _compress_lz4(lz4_raw: "pa.Codec", data: Bytes) -> bytes:
-    # Arrow's own lz4 frames link their blocks, which Java's Kafka clients refuse; so the frame is made here.
+    # Arrow's own lz4 frames link their blocks, which Java's Kafka clients refuse; so the frame is built here.
     view = memoryview(data)
     parts: list[Bytes] = [_LZ4_HEADER]
     for start in range(0, len(view), _LZ4_BLOCK_BYTES):
@@ -122,7 +132,7 @@ def _decompress_stream(name: str, data: Bytes, limit_bytes: int) -> memoryview:
     read_bytes = max(_FIRST_READ_BYTES_MIN, 4 * len(data))
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), name) as stream:
-            # Arrow's pool reuses pages that were touched before, which fresh bytes would not.
+            # Arrow's pool reuses pages that were touched before; fresh bytes would be new pages.
             while part := _view(stream.read_buffer(min(read_bytes, limit_bytes + 1 - size))):
                 parts.append(part)
                 size += len(part)
@@ -153,7 +163,7 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> memoryview:
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
-    """The blocks of xerial's framing, or the one block of raw snappy (librdkafka's)."""
+    """Yield the blocks of xerial's framing, or the one block of raw snappy (librdkafka's)."""
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         yield data
         return
@@ -170,10 +180,10 @@ def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _snappy_length(block: memoryview) -> int:
-    """What a snappy block says that it decompresses to: a varint of at most 32 bits at its start."""
+    """Return the decompressed size that a snappy block states: a varint of at most 32 bits at its start."""
     length = 0
     for index, byte in enumerate(block[:5]):
         length |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return length
-    raise InvalidBatch("snappy block does not say its length")
+    raise InvalidBatch("snappy block has no valid length")

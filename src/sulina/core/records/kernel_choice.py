@@ -1,33 +1,33 @@
-"""Whether the kernels are worth it: quick once they are there, but Numba takes a second to come.
+"""Decides between the Numba kernels and Python: kernels are fast once imported, but the import takes a second.
 
-Few records never need them. A process that will need them warms up in a thread, and goes on in Python until that is
-done: nobody waits for an import.
+Few records never need the kernels. A process that will need them warms up in a thread, and uses Python until that is
+done: no request waits for an import.
 """
 
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 
-_MODULE = "sulina.core.records._kernels"
+_MODULE = "sulina.core.records.kernels"
 
-_warming = 0  # how many threads are at it
+_warming = 0  # number of threads that are warming up
 _is_warming_here: ContextVar[bool] = ContextVar("is_warming_here", default=False)
 
 
 def are_loaded() -> bool:
-    """Whether they can be used at once."""
+    """Tell whether the kernels can be used at once."""
     return _MODULE in sys.modules and (not _warming or _is_warming_here.get())
 
 
 def are_worth_it(count: int, *, loaded: int, unloaded: int) -> bool:
-    """Whether to use them for so many: at least `loaded` if they are there, at least `unloaded` if not."""
+    """Tell whether to use the kernels for `count` items: at least `loaded` if imported, at least `unloaded` if not."""
     if _warming and not _is_warming_here.get():
         return False
     return count >= (loaded if _MODULE in sys.modules else unloaded)
 
 
 def warm_up(use: Callable[[], object]) -> None:
-    """Import them, and use each once, because the first use compiles or reads what was compiled before."""
+    """Import the kernels and call `use`, because the first use compiles or reads the cache."""
     global _warming
     token = _is_warming_here.set(True)
     _warming += 1

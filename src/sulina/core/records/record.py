@@ -25,12 +25,12 @@ from sulina.errors import InvalidBatch, UnknownCodec
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-class StoredRecord(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer back to it
-    """One stored item. `offset` is given by the log: `encode` takes the order of the records instead."""
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):  # its fields cannot refer back to it
+    """One stored item. The log assigns `offset`: `encode` ignores it, and uses the order of the records."""
 
     value: bytes | None
     key: bytes | None = None
-    timestamp_ms: int = -1  # -1: none was given
+    timestamp_ms: int = -1  # -1: not given
     headers: Headers = ()
     offset: int = 0
 
@@ -46,7 +46,12 @@ def encode(
     base_sequence: int = -1,
     transactional: bool = False,
 ) -> bytearray:
-    """One batch of `records`, in their order. InvalidBatch when there are none or a number does not fit."""
+    """Encode `records` as one batch, in their order.
+
+    Raises:
+        InvalidBatch: there are no records, or a number does not fit.
+        UnknownCodec: `codec` is not known.
+    """
     if not records:
         raise InvalidBatch("a record batch needs at least one record")
     if not 0 <= codec <= Codec.ZSTD:
@@ -101,16 +106,21 @@ def decode(
     position: int = 0,
     limits: BatchLimits = DEFAULT_LIMITS,
 ) -> list[StoredRecord]:
-    """The records of the batch at `position`; none if it is a control batch.
+    """Decode the records of the batch at `position`; a control batch has none. The CRC is not checked.
 
-    Its CRC is the caller's to check. InvalidBatch, UnknownCodec, DecompressedTooLarge.
+    Raises:
+        InvalidBatch: the batch or a record is malformed.
+        UnknownCodec: the compression is not known.
+        DecompressedTooLarge: the records are over the limit once decompressed.
     """
     header = header or parse_header(buffer, position)
     if header.size_bytes > len(buffer) - position:
-        raise InvalidBatch(f"record batch says {header.size_bytes} bytes, there are {len(buffer) - position}")
+        raise InvalidBatch(
+            f"record batch has {header.size_bytes} bytes by its header, but {len(buffer) - position} are there"
+        )
     if header.is_control:
         return []
-    body = bytes(records_of(buffer, header, position, limits))  # slices of bytes are the records' own bytes
+    body = bytes(records_of(buffer, header, position, limits))  # a slice of bytes is a copy of its own
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.max_timestamp if header.is_log_append_time else None
     return [
@@ -128,9 +138,9 @@ def decode(
 
 
 def _encode_varint(number: int) -> bytes:
-    """Zigzag, then seven bits a byte, the lowest first."""
+    """Encode a varint: zigzag, then seven bits a byte, the lowest first."""
     if not -(2**63) <= number < 2**63:
-        raise InvalidBatch(f"{number} does not fit 64 bits; the timestamps of a batch must")
+        raise InvalidBatch(f"a timestamp of the batch, or its distance from the first, does not fit 64 bits: {number}")
     rest = (number << 1) ^ (number >> 63)
     out = bytearray()
     while rest > 0x7F:

@@ -1,4 +1,4 @@
-"""The columns of records, as Arrow has them. Apart from `columns`, whose kernels take a second to import."""
+"""Arrow types of the columns of records. Separate from `columns`, whose kernels take a second to import."""
 
 import pyarrow as pa
 

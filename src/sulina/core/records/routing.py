@@ -1,4 +1,4 @@
-"""Which partition a record goes to: by its key, with the hash that Kafka's own clients use, or in turn."""
+"""The partition of a record: by its key, with the hash that Kafka's own clients use, else by its txn_id."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """MurmurHash2 as in Kafka's Java client, as an unsigned integer of 32 bits."""
+    """Compute MurmurHash2 as Kafka's Java client does, as an unsigned integer of 32 bits."""
     length = len(data)
     h = (_SEED ^ length) & _MASK
     end = length & ~3
@@ -25,17 +25,16 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Where the records of `key` go."""
+    """Return the partition for records with `key`."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def chosen_partition(keys: Iterable[bytes | None], txn_id: str | None, partitions: int, *, topic: str) -> int | None:
-    """Return the partition that the keys of a publish name, else its `txn_id`; None: any will do.
+    """Return the partition for the keys of a publish, else for its `txn_id`; None if any partition is right.
 
-    A repeat of a publish with a `txn_id` comes to the same partition, which knows the first answer.
-
+    A repeated publish with a `txn_id` gets to the same partition, which knows the first answer.
     Raises:
-        KeysSpanPartitions: the keys name several partitions of `topic`.
+        KeysSpanPartitions: the keys belong to several partitions of `topic`.
     """
     named = partitions_of(keys, partitions)
     if len(named) > 1:
@@ -46,5 +45,5 @@ def chosen_partition(keys: Iterable[bytes | None], txn_id: str | None, partition
 
 
 def partitions_of(keys: Iterable[bytes | None], partitions: int) -> set[int]:
-    """The partitions that the keys of some records name; records without a key name none."""
+    """Return the partitions for the keys of some records; records without a key do not count."""
     return {partition_of(key, partitions) for key in set(keys) if key is not None}

@@ -1,8 +1,8 @@
-"""Record batches to and from lists of Python values: what JSON and small publishes need, at the speed of a kernel.
+"""Record batches to and from lists of Python values, for JSON and small publishes, at the speed of a kernel.
 
-- `encode_rows` writes the very bytes of `records.encode`, and refuses what it refuses.
-- `decode_rows` gives the records of `records.decode`, of many batches at once and from some offset on.
-- Numba is not imported for a few records; once it is there, it is used where it is worth its call.
+- `encode_rows` writes the same bytes as `record.encode`, and refuses the same input.
+- `decode_rows` returns the same records as `record.decode`, for many batches at once and from some offset on.
+- Numba is not imported for a few records; once it is imported, it is used for all but the smallest inputs.
 """
 
 import sys
@@ -17,7 +17,7 @@ from sulina.core.records.record import _encode_headers as encode_headers
 from sulina.core.records.record import _varint as varint
 from sulina.errors import InvalidBatch
 
-_ROWS_MIN_FOR_KERNELS = 64  # below this Python is quick enough not to import Numba
+_ROWS_MIN_FOR_KERNELS = 64  # below this Python is fast enough not to import Numba
 _ROWS_MIN_TO_ENCODE = 10  # once it is imported
 _BYTES_MIN_FOR_KERNELS = 8192  # to decode
 _ROW_OVERHEAD_BYTES = 32  # the longest varints and one byte of attributes
@@ -30,9 +30,10 @@ def encode_rows(
     timestamps_ms: Sequence[int] | int,
     headers: Sequence[Headers] | None = None,
 ) -> bytearray:
-    """One uncompressed batch of records in their order. `timestamps_ms` may be one number for all.
+    """Encode records, in their order, as one uncompressed batch. `timestamps_ms` may be one number for all.
 
-    InvalidBatch when there are none, a number does not fit, or the lists have different lengths.
+    Raises:
+        InvalidBatch: there are no records, a number does not fit, or the lists have different lengths.
     """
     count = len(values)
     if not count:
@@ -63,13 +64,18 @@ def encode_rows(
 def decode_rows(
     data: Bytes, start_offset: int = 0, max_records: int | None = None, limits: BatchLimits = DEFAULT_LIMITS
 ) -> list[StoredRecord]:
-    """The records from `start_offset` on of the batches that lie end to end in `data`, at most so many.
+    """Decode the records from `start_offset` on of the batches that lie end to end in `data`, up to `max_records`.
 
-    Control batches have none. CRCs are the caller's to check; what follows the last record is not looked at.
-    InvalidBatch, UnknownCodec, BatchTooLarge, DecompressedTooLarge.
+    Control batches have no records. CRCs are not checked; bytes after the last record needed are not read.
+
+    Raises:
+        InvalidBatch: a batch or record is malformed.
+        UnknownCodec: a compression is not known.
+        BatchTooLarge: a batch is over the limit.
+        DecompressedTooLarge: the records are over the limit once decompressed.
     """
     wanted = sys.maxsize if max_records is None else max_records
-    body = bytes(data)  # slices of bytes are the records' own bytes
+    body = bytes(data)  # a slice of bytes is a copy of its own
     records: list[StoredRecord] = []
     position = 0
     while position < len(body) and len(records) < wanted:
@@ -78,7 +84,7 @@ def decode_rows(
             records += found
             if position == len(body) or len(records) == wanted:
                 break
-        # Whatever is not plain goes the way of the reference, and is refused there if it must be.
+        # Batches that are not plain are decoded, or refused, by the reference.
         size = parse_header(body, position).size_bytes
         [header] = split(body[position : position + size], limits, check_crc=False)
         records += decode(body, header, position, limits)[max(start_offset - header.base_offset, 0) :]
@@ -89,10 +95,10 @@ def decode_rows(
 def _decode_plain(
     body: bytes, start: int, start_offset: int, wanted: int, limits: BatchLimits
 ) -> tuple[list[StoredRecord], int]:
-    """The records of the plain batches at `start`, and where these end."""
+    """Decode the plain batches at `start`. Return their records, and where they end."""
     import numpy as np
 
-    from sulina.core.records import _kernels as kernels
+    from sulina.core.records import kernels
 
     buffer = np.frombuffer(body, np.uint8)
     bounds = (limits.batch_bytes_max, limits.records_max)
@@ -164,11 +170,11 @@ def _encode_many(
     items = values if keys is None else [*values, *keys]
     try:
         data = b"".join(items)  # type: ignore[arg-type]
-    except TypeError:  # some are null
+    except TypeError:  # some items are null
         data = b"".join(filter(None, items))
     import numpy as np
 
-    from sulina.core.records import _kernels as kernels
+    from sulina.core.records import kernels
 
     count = len(values)
     try:
@@ -184,7 +190,7 @@ def _encode_many(
     headers = np.frombuffer(suffix, np.uint8)
     size, row = kernels.encode_rows(out, np.frombuffer(data, np.uint8), sizes, timestamps, headers, count)
     kernels.raise_fault(size, row)
-    del out  # while it looks at the bytes, they cannot be cut off
+    del out  # the array must not use the bytes while they are cut
     del batch[HEADER_BYTES + size :]
     return batch
 

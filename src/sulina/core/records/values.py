@@ -1,7 +1,7 @@
-"""Values and their schemas: whether a schema is one, and whether values fit it.
+"""Values and their schemas: whether a schema is valid, and whether values match it.
 
 A schema comes from a client, so it is not trusted: it fetches nothing, and its patterns take linear time. The library
-for a kind of schema is imported by whoever first uses that kind.
+for a kind of schema is imported when that kind is first used.
 """
 
 import base64
@@ -23,7 +23,11 @@ _FAULTS = (ValueError, LookupError, EOFError, TypeError, RecursionError)
 
 
 def check_values(check: Check, values: Iterable[bytes | None]) -> None:
-    """InvalidRecord names the first value that does not fit. None is a tombstone, and fits every schema."""
+    """Check values against a schema. None is a tombstone, and matches every schema.
+
+    Raises:
+        InvalidRecord: a value does not match; the error names the first one.
+    """
     for index, value in enumerate(values):
         if value is not None:
             try:
@@ -33,13 +37,17 @@ def check_values(check: Check, values: Iterable[bytes | None]) -> None:
 
 
 def checker(schema: Schema) -> Check:
-    """What checks one value. InvalidSettings when the schema is none."""
+    """Return a function that checks one value against a schema.
+
+    Raises:
+        InvalidSettings: the schema is not valid, too large, or nested too deep.
+    """
     if len(msgspec.json.encode(schema.definition)) > SCHEMA_BYTES_MAX:
-        raise InvalidSettings(f"a schema may have {SCHEMA_BYTES_MAX} bytes")
+        raise InvalidSettings(f"the schema is too large: at most {SCHEMA_BYTES_MAX} bytes are allowed")
     if _depth(schema.definition) > DEPTH_MAX:
-        raise InvalidSettings(f"a schema may be nested {DEPTH_MAX} deep")
+        raise InvalidSettings(f"the schema is nested too deep: at most {DEPTH_MAX} levels are allowed")
     if schema.kind == SchemaKind.BYTES and schema.definition is not None:
-        raise InvalidSettings("a schema of bytes has no definition")
+        raise InvalidSettings("a schema of kind bytes cannot have a definition: leave it out")
     try:
         return _CHECKERS[schema.kind](schema.definition)
     except _FAULTS as error:
@@ -47,7 +55,7 @@ def checker(schema: Schema) -> Check:
 
 
 def _depth(definition: Any) -> int:
-    """How deep a value of JSON is nested; it stops counting when that is too deep anyway."""
+    """Count how deep a JSON value is nested, up to one more than the limit."""
     level, depth = [definition], 0
     while level and depth <= DEPTH_MAX:
         inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
@@ -68,7 +76,7 @@ def _bytes_checker(_definition: Any) -> Check:
 
 def _json_checker(definition: Any) -> Check:
     if not isinstance(definition, dict | bool):
-        raise TypeError("JSON Schema is an object or a boolean")
+        raise TypeError("a JSON Schema must be an object or a boolean")
     import jsonschema_rs
 
     # Linear patterns, no fetching.
@@ -101,7 +109,7 @@ def _avro_checker(definition: Any) -> Check:
 
 
 def _check_items(schema: Any, named: dict[str, Any] | None = None) -> None:
-    """An array of items that take no bytes could say that it has any number of them."""
+    """Refuse an array whose items take no bytes: a few bytes could state any number of items."""
     named = {} if named is None else named
     if isinstance(schema, list):
         for branch in schema:
@@ -117,7 +125,7 @@ def _check_items(schema: Any, named: dict[str, Any] | None = None) -> None:
 
 
 def _is_empty(schema: Any, named: dict[str, Any]) -> bool:
-    """Whether values of it take no bytes. A union takes one for its branch, an array or map one for its end."""
+    """Tell whether values take no bytes. A union takes one for its branch, an array or map one for its end."""
     if isinstance(schema, str):
         schema = {"type": "record", **named[schema]} if schema in named else {"type": schema}
     if not isinstance(schema, dict):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.errors import BatchUnfinished
+from sulina.spark.table_location import TableLocation
 from sulina.storage.objects import Objects
 
 WAIT_SECONDS = 60.0
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class QueryCheckpoint:
     """The checkpoint of one query, which has one source."""
 
     uri: str
@@ -56,7 +56,7 @@ class Checkpoint:
         return offset
 
     def _files(self) -> Objects:
-        return TablePlace.parse(self.uri).objects()
+        return TableLocation.parse(self.uri).objects()
 
 
 def _numbers(files: Objects, folder: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a pipeline is: topics become bronze tables, those silver ones, those gold ones.
+"""Definition of a pipeline: topics become bronze tables, bronze ones silver, and silver ones gold.
 
 Read from `pipeline.toml`, or made in Python; checked whole before anything runs.
 
@@ -30,7 +30,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class Otherwise(StrEnum):
-    """What becomes of a row that does not meet an expectation."""
+    """What happens to a row that does not meet an expectation."""
 
     DROP = "drop"
     QUARANTINE = "quarantine"
@@ -38,21 +38,21 @@ class Otherwise(StrEnum):
 
 
 class GoldMode(StrEnum):
-    """How the answer becomes a table."""
+    """How the rows of a gold query become a table."""
 
-    COMPLETE = "complete"  # asked anew of all rows when there are new ones; the table is replaced
-    APPEND = "append"  # of new rows only; windows are added once the watermark has passed them
+    COMPLETE = "complete"  # the query runs again over all rows when there are new ones, and the table is replaced
+    APPEND = "append"  # the query runs over new rows only; windows are added once the watermark has passed
 
 
 class Watermark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How late rows may come, by a column that has their time."""
 
     column: str
-    delay: str  # as Spark says it: "10 minutes"
+    delay: str  # in Spark's words: "10 minutes"
 
 
 class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is true of every good row, in SQL."""
+    """A condition in SQL that every good row meets."""
 
     name: str
     that: str
@@ -60,7 +60,7 @@ class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Topics, as they are."""
+    """A bronze table: the records of topics, as they are."""
 
     table: str
     topic: str
@@ -71,11 +71,11 @@ class Bronze(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decoded, checked, and each once."""
+    """A silver table: the records of a bronze table, decoded, checked, and each once."""
 
     table: str
     source: str = msgspec.field(name="from")
-    decode: str = "schema"  # of the topic; or raw
+    decode: str = "schema"  # by the schema of the topic; or raw
     sql: str | None = None  # over `input`: the decoded rows
     quarantine: str | None = None  # the table of what does not fit; None: {table}_quarantine
     expect: list[Expectation] = []
@@ -89,7 +89,7 @@ class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Gold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question, and its answer as a table."""
+    """A gold table: the rows of a query over other tables."""
 
     table: str
     sql: str
@@ -156,7 +156,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if isinstance(found, Silver):
             return self.bronze_of(found.source)
         if isinstance(found, Gold):
-            raise InvalidSettings(f"{table} is gold: it is made of whole tables, not of one")
+            raise InvalidSettings(f"{table} is a gold table, which has no single source table")
         return found
 
 
@@ -199,7 +199,7 @@ def check(pipeline: Pipeline) -> None:
         InvalidSettings: something in it is wrong.
     """
     if (pipeline.url is None) == (pipeline.path is None):
-        raise InvalidSettings("say either url (of a broker) or path (where topics lie)")
+        raise InvalidSettings("set either url (of a broker) or path (of an archive or a data directory), not both")
     _check_names(pipeline)
     for bronze in pipeline.bronze:
         try:
@@ -224,7 +224,9 @@ def _check_names(pipeline: Pipeline) -> None:
         raise InvalidSettings(f"a pipeline has {TABLES_MAX} tables at most")
     for name in (pipeline.name, *names):
         if not NAME.fullmatch(name):
-            raise InvalidSettings(f"{name!r} is no name: small letters, digits and _, the first a letter, 63 at most")
+            raise InvalidSettings(
+                f"{name!r} is not a valid name: use small letters, digits and _, a letter first, at most 63 characters"
+            )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidSettings(f"table {twice} is made twice")
@@ -233,7 +235,7 @@ def _check_names(pipeline: Pipeline) -> None:
 def _check_silver(silver: Silver, bronze: set[str]) -> None:
     where = f"silver table {silver.table}"
     if silver.source not in bronze:
-        raise InvalidSettings(f"{where}: there is no bronze table {silver.source!r}")
+        raise InvalidSettings(f"{where}: the pipeline has no bronze table {silver.source!r}")
     if silver.decode not in ("schema", "raw"):
         raise InvalidSettings(f"{where}: decode is schema or raw, not {silver.decode!r}")
     if len(silver.expect) > EXPECTATIONS_MAX:
@@ -250,4 +252,4 @@ def _check_gold(gold: Gold, sources: set[str]) -> None:
     if gold.mode == GoldMode.APPEND and (gold.source is None or gold.watermark is None):
         raise InvalidSettings(f"{where}: mode append needs from (a table) and a watermark")
     if gold.source is not None and gold.source not in sources:
-        raise InvalidSettings(f"{where}: there is no table {gold.source!r} to read from")
+        raise InvalidSettings(f"{where}: the pipeline has no table {gold.source!r} to read from")

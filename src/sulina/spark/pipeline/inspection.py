@@ -5,8 +5,8 @@ import msgspec
 from sulina.errors import SulinaError
 from sulina.spark.clients import client_of
 from sulina.spark.delta_log import find_table, snapshot
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.pipeline.definition import Bronze, Pipeline, Table
+from sulina.spark.table_location import TableLocation
 
 
 class TableState(msgspec.Struct, kw_only=True):
@@ -33,7 +33,7 @@ def inspect(pipeline: Pipeline) -> list[TableState]:
 def _state(pipeline: Pipeline, name: str, stage: str, one: Table | None) -> TableState:
     uri = pipeline.table_uri(name)
     state = TableState(table=name, stage=stage, uri=uri)
-    table = find_table(TablePlace.parse(uri))
+    table = find_table(TableLocation.parse(uri))
     if table is None:
         return state
     files = snapshot(table)

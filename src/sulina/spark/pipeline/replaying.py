@@ -1,4 +1,4 @@
-"""Tables made again from the log, or repaired: with what was before they began, with what was put aside by mistake.
+"""Replay of tables from the log, and repairs: rows from before a table began, and rows that were put aside by mistake.
 
 - A `replay` fills a table of its own, in one commit.
 - A `backfill` and a `retry` add to a table while its stream runs. Each looks at one version of the table, finds out
@@ -25,15 +25,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table
 from sulina.spark.delta_native import read_delta
-from sulina.spark.delta_place import LOG_FOLDER
 from sulina.spark.errors import ExpectationFailed, own_errors
-from sulina.spark.logs import open_logs
-from sulina.spark.options import Place
+from sulina.spark.log_catalogue import open_catalogue
+from sulina.spark.options import LogLocation
 from sulina.spark.pipeline.definition import NAME, Bronze, Gold, Silver
 from sulina.spark.pipeline.silver import ASIDE, sorted_out
 from sulina.spark.pipeline.stages import DELTA, Stages
-from sulina.spark.planning import Offsets, from_json, to_json
+from sulina.spark.planner import Offsets, from_json, to_json
 from sulina.spark.scan import TopicChoice
+from sulina.spark.table_location import LOG_FOLDER
 from sulina.types import Offset, PartitionName, TopicName
 
 RECORD = ("namespace", "topic", "partition", "offset")
@@ -53,13 +53,13 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
     pipeline = stages.pipeline
     made = pipeline.find(table)
     if isinstance(made, Gold):
-        raise InvalidSettings(f"{table} is gold: it is made of whole tables; replay those, and ask them")
+        raise InvalidSettings(f"{table} is a gold table: replay the tables that it reads instead")
     if not NAME.fullmatch(into) or into in set(pipeline.names()):
         raise InvalidSettings(
-            f"{into!r} is no name for a new table: small letters, digits and _, and none of this pipeline"
+            f"{into!r} cannot name the new table: use small letters, digits and _, and no table of this pipeline"
         )
-    if find_table(stages.place(into)) is not None:
-        raise InvalidSettings(f"there is a table {into} already: name another")
+    if find_table(stages.location(into)) is not None:
+        raise InvalidSettings(f"table {into} exists already: choose another name")
     options = {"start": start, "end": end, "topic": pipeline.bronze_of(table).topic}
     rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
     if isinstance(made, Bronze):
@@ -74,7 +74,7 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
 
 
 @dataclass(frozen=True, slots=True)
-class _Repair:
+class Repair:
     """One version of a table, and what is to be added to it if nobody has repaired it since."""
 
     stages: Stages
@@ -84,8 +84,8 @@ class _Repair:
     version: int | None  # None: there is no table yet
 
     @classmethod
-    def of(cls, stages: Stages, table: str, kind: str) -> "_Repair":
-        found = find_table(stages.place(table))
+    def of(cls, stages: Stages, table: str, kind: str) -> "Repair":
+        found = find_table(stages.location(table))
         app = f"{kind}.{stages.pipeline.name}.{table}"
         last = None if found is None else found.transaction_version(app)
         return cls(stages, table, app, 0 if last is None else last + 1, None if found is None else found.version())
@@ -112,11 +112,11 @@ class _Repair:
         return self._has(ours)
 
     def _has(self, ours: str) -> bool:
-        place = self.stages.place(self.table)
-        found = find_table(place)
+        location = self.stages.location(self.table)
+        found = find_table(location)
         newest = -1 if found is None else found.version()
         for version in range(newest, -1 if self.version is None else self.version, -1):
-            commit = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
+            commit = location.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
             if commit is not None and ours.encode() in bytes(commit):
                 return True
         return False
@@ -141,10 +141,10 @@ def backfill(stages: Stages, table: str) -> int:
         raise InvalidSettings(f"{table} is made of other tables: backfill {pipeline.bronze[0].table}, and it follows")
     checkpoint = stages.checkpoint(table)
     read = from_json(checkpoint.end_of(checkpoint.wait_done()))
-    repair = _Repair.of(stages, table, "backfill")
+    repair = Repair.of(stages, table, "backfill")
     held = _first_held(repair)
-    place = Place(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
-    logs = open_logs(place, TopicChoice.parse(made.topic))
+    location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
+    logs = open_catalogue(location, TopicChoice.parse(made.topic))
     starts: Offsets = {}
     ends: Offsets = {}
     for partition in logs.partitions():
@@ -160,7 +160,7 @@ def backfill(stages: Stages, table: str) -> int:
     return count if repair.add(rows, made.partition_by) else 0
 
 
-def _first_held(repair: _Repair) -> dict[PartitionName, Offset]:
+def _first_held(repair: Repair) -> dict[PartitionName, Offset]:
     """Return the first offset that a table has of each partition."""
     rows = repair.held()
     if rows is None:
@@ -173,10 +173,10 @@ def _first_held(repair: _Repair) -> dict[PartitionName, Offset]:
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """What became of the records that were open."""
+    """How many quarantined records were added, and how many stay."""
 
-    rows: int  # that the table has now
-    left: int  # records that are still open
+    rows: int  # that were added to the table
+    left: int  # records that stay in the quarantine
 
 
 @own_errors()
@@ -191,13 +191,13 @@ def retry(stages: Stages, table: str) -> Retried:
     silver = stages.pipeline.find(table)
     if not isinstance(silver, Silver):
         raise InvalidSettings(f"{table} has no quarantine: only silver tables do")
-    aside = find_table(stages.place(silver.quarantine_table))
+    aside = find_table(stages.location(silver.quarantine_table))
     if aside is None:
         return Retried(0, 0)
     last = aside.transaction_version(f"{stages.pipeline.name}.{table}")
     if last is not None:
         stages.checkpoint(table).wait_done(last)
-    repair = _Repair.of(stages, table, "retry")
+    repair = Repair.of(stages, table, "retry")
     records = _open(stages, silver, aside.version(), repair).persist()
     decoded = stages.decoded(silver, _whole(stages, silver, records))
     ready = sorted_out(_unlike(decoded, repair.held(), silver), silver).persist()
@@ -221,7 +221,7 @@ def _record_key(stages: Stages, silver: Silver) -> tuple[str, ...]:
     return RECORD[2:] if topics is not None and len(topics) == 1 else RECORD
 
 
-def _open(stages: Stages, silver: Silver, version: int, repair: _Repair) -> DataFrame:
+def _open(stages: Stages, silver: Silver, version: int, repair: Repair) -> DataFrame:
     """Return the records that were put aside and that the table has no row of, each once."""
     uri = stages.pipeline.table_uri(silver.quarantine_table)
     records = read_delta(stages.spark, uri, version=version).dropDuplicates(list(RECORD))
@@ -237,7 +237,7 @@ def _check_columns(rows: DataFrame, needed: list[str], silver: Silver) -> None:
     missing = [name for name in needed if name not in rows.columns]
     if missing:
         raise InvalidSettings(
-            f"silver table {silver.table} has no column {', '.join(missing)}, so nobody can tell what it has already: "
+            f"silver table {silver.table} has no column {', '.join(missing)}, so which records it has is unknown: "
             f"keep them in its sql, or replay it into a new table"
         )
 

@@ -1,4 +1,4 @@
-"""Tells others how a pipeline is coming along: a topic of reports, and its positions as a registered reader.
+"""Reports the progress of a pipeline: in a topic of reports, and as positions of a registered reader.
 
 What a bronze query has committed is its position: retention keeps everything after it. Reports are for people; when
 they cannot be sent the pipeline goes on, and says so once.

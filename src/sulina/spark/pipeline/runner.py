@@ -1,10 +1,11 @@
 """Runs a pipeline: once, through what is there now, or for as long as it is wanted.
 
 - Once: bronze, then silver, then gold, each to its end.
-- Continuously: all queries side by side; gold tables that are asked anew are made when what they read has changed.
-- A query that fails ends the run, with its error; the others stop after their batch. Nothing is lost: whoever starts it
-  again goes on where it was, each record once. One whose Python process was late to start is started again here.
-- Whoever wants it to stop says so in a file beside the checkpoints, or by a signal.
+- Continuously: all queries side by side; complete gold tables are made again when a table that they read has changed.
+- A query that fails ends the run, with its error; the others stop after their batch. Nothing is lost: the
+  next run goes on where this one was, each record once. A query whose Python process was late to start is started
+  again here.
+- A run is stopped by a file beside the checkpoints, or by a signal.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ from sulina.spark.delta_log import find_table
 from sulina.spark.errors import PipelineFailed, said
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, parse
 from sulina.spark.pipeline.silver import ways
-from sulina.spark.pipeline.silver_sink import Counts, counts_at
+from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
 from sulina.spark.pipeline.stages import Stages
-from sulina.spark.planning import offset_of
+from sulina.spark.planner import offset_of
 
 POLL_SECONDS = 0.25
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
@@ -36,7 +37,7 @@ STARTS_MAX = 5
 
 
 class TableProgress(msgspec.Struct, kw_only=True):
-    """How one table is coming along."""
+    """The progress of one table."""
 
     table: str
     stage: str
@@ -95,7 +96,7 @@ class Runner:
         for group in (self.pipeline.bronze, self.pipeline.silver, self._growing()):
             self._start(group, is_once=True)
             self._wait()
-        for gold in self._asked_anew():
+        for gold in self._complete():
             self._refresh(gold)
             self._progress[gold.table].state = "done"
         self._note_commits()
@@ -128,11 +129,11 @@ class Runner:
         refreshed_at = 0.0
         try:
             while self.is_wanted():
-                ready = [gold for gold in waiting if find_table(self.stages.place(gold.source or "")) is not None]
+                ready = [gold for gold in waiting if find_table(self.stages.location(gold.source or "")) is not None]
                 self._start(ready, is_once=False)
                 waiting = [gold for gold in waiting if gold not in ready]
                 if self.clock() - refreshed_at >= self.pipeline.trigger_seconds:
-                    for gold in self._asked_anew():
+                    for gold in self._complete():
                         self._refresh(gold)
                     refreshed_at = self.clock()
                 self._look(is_once=False)
@@ -153,7 +154,7 @@ class Runner:
     def _growing(self) -> list[Gold]:
         return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.APPEND]
 
-    def _asked_anew(self) -> list[Gold]:
+    def _complete(self) -> list[Gold]:
         return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.COMPLETE]
 
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:
@@ -221,7 +222,7 @@ class Runner:
             if isinstance(one, Silver):
                 rows //= ways(one)
             else:
-                progress.rows += rows  # of a silver table, its log says it: see _note_commits
+                progress.rows += rows  # those of a silver table are counted from its log: see _note_commits
             progress.batch_seconds = found.get("durationMs", {}).get("triggerExecution", 0) / 1000
             progress.rows_per_second = rows / max(progress.batch_seconds, 1e-3)
             progress.dropped += sum(
@@ -237,7 +238,7 @@ class Runner:
                 progress.lag = _lag(end, newest)
 
     def _note_commits(self) -> None:
-        """Take over what the logs of the tables say, from where they were when this run began."""
+        """Add the counts of new commits of the tables, from where their logs were when this run began."""
         for one in self.pipeline.all_tables:
             version = self._newest(one.table)
             self._progress[one.table].version = version if version >= 0 else None
@@ -248,17 +249,17 @@ class Runner:
     def _count(self, progress: TableProgress, name: str) -> None:
         newest = self._newest(name)
         for version in range(self._versions[name] + 1, newest + 1):
-            counts = counts_at(self.stages.place(name), version) or Counts()
+            counts = counts_at(self.stages.location(name), version) or RowCounts()
             progress.rows += counts.good
             progress.dropped += sum(counts.dropped.values())
             progress.quarantined += sum(counts.quarantined.values())
-            both = Counts(dropped=dict(progress.reasons))
-            both.add(Counts(dropped=counts.dropped | counts.quarantined))
+            both = RowCounts(dropped=dict(progress.reasons))
+            both.add(RowCounts(dropped=counts.dropped | counts.quarantined))
             progress.reasons = both.dropped
         self._versions[name] = newest
 
     def _newest(self, table: str) -> int:
-        found = find_table(self.stages.place(table))
+        found = find_table(self.stages.location(table))
         return found.version() if found is not None else -1
 
 

@@ -27,12 +27,21 @@ INPUT = "input"  # the name under which SQL finds the decoded rows
 ASIDE = "_aside"
 _ERROR, _DECODED, _FOUND = "_error", "_decoded", "_found"
 NO_VALUE = "null: the record has no value"
-_KEPT = ("namespace", "topic", "partition", "offset", "timestamp", "version", "key", "value")  # with a _ before it
+KEPT_COLUMNS = (
+    "namespace",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "version",
+    "key",
+    "value",
+)  # with a _ before it
 
 
 def undecoded(rows: DataFrame) -> DataFrame:
     """Return key and value as they are, and where the row is from."""
-    kept = [F.col(name).alias(f"_{name}") for name in _KEPT]
+    kept = [F.col(name).alias(f"_{name}") for name in KEPT_COLUMNS]
     return rows.select("key", "value", "headers", *kept, F.lit(None).cast("string").alias(_ERROR))
 
 
@@ -40,12 +49,14 @@ def decoded(rows: DataFrame, schema: Schema) -> DataFrame:
     """Return one column for each field of the schema, and where the row is from; `_error` if a value is not valid."""
     columns = arrow_schema(schema)
     out = StructType(spark_type(columns).fields)
-    for name in _KEPT:
+    for name in KEPT_COLUMNS:
         out = out.add(f"_{name}", spark_type(RAW_SCHEMA)[name].dataType)
-    return rows.mapInArrow(_decoding(schema, columns), out.add(_ERROR, "string"))
+    return rows.mapInArrow(arrow_decoder(schema, columns), out.add(_ERROR, "string"))
 
 
-def _decoding(schema: Schema, columns: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def arrow_decoder(schema: Schema, columns: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for `mapInArrow` that decodes values to columns and keeps the columns of the topic."""
+
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = Decoder.of(schema)
         for batch in batches:
@@ -53,8 +64,8 @@ def _decoding(schema: Schema, columns: pa.Schema) -> Callable[[Iterator[pa.Recor
             if found.value_rows is not None:  # a value of Arrow may have any number of rows
                 batch = batch.take(found.value_rows)
             error = pc.if_else(batch.column("value").is_null(), NO_VALUE, found.error)
-            arrays = [*found.data.flatten(), *(batch.column(name) for name in _KEPT), error]
-            names = [*columns.names, *(f"_{name}" for name in _KEPT), _ERROR]
+            arrays = [*found.data.flatten(), *(batch.column(name) for name in KEPT_COLUMNS), error]
+            names = [*columns.names, *(f"_{name}" for name in KEPT_COLUMNS), _ERROR]
             rows = pa.RecordBatch.from_arrays(arrays, names=names)
             if found.value_rows is not None:  # or none at all
                 rows = rows.filter(pc.or_(found.data.is_valid(), error.is_valid()))
@@ -81,7 +92,7 @@ def decoded_in_place(rows: DataFrame, schema: Schema) -> DataFrame:
 
     decoding = F.arrow_udf(decode, data)  # type: ignore[attr-defined]
     found = rows.select("*", decoding("value").alias(_DECODED))
-    kept = [F.col(name).alias(f"_{name}") for name in _KEPT]
+    kept = [F.col(name).alias(f"_{name}") for name in KEPT_COLUMNS]
     return found.select(f"{_DECODED}.data.*", *kept, F.col(f"{_DECODED}.error").alias(_ERROR))
 
 
@@ -119,7 +130,7 @@ def judged(rows: DataFrame, silver: Silver) -> DataFrame:
         F.coalesce(*missed(Otherwise.FAIL), nothing).alias("failed"),
         F.coalesce(*missed(Otherwise.DROP), nothing).alias("dropped"),
         F.array_compact(F.array(error, *missed(Otherwise.QUARANTINE))).alias("reasons"),
-        *(F.col(f"_{name}").alias(name) for name in _KEPT),
+        *(F.col(f"_{name}").alias(name) for name in KEPT_COLUMNS),
     )
     found = F.col(_FOUND)
     is_bad = found.failed.isNotNull() | found.dropped.isNotNull() | (F.size(found.reasons) > 0)

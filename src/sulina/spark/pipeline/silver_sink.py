@@ -5,7 +5,7 @@
   attempt ended.
 - Where a row must not be there at all, neither table gets anything of the batch.
 - A commit says in its own words what became of the rows of its batch (`userMetadata`). So the counts are those of what
-  is in the tables, whoever reads them, in whichever process; nothing is counted twice.
+  is in the tables, for every reader and in every process; nothing is counted twice.
 """
 
 import time
@@ -27,12 +27,12 @@ from pyspark.sql.types import ArrayType, StringType, StructType
 from sulina.errors import InvalidSettings
 from sulina.failpoints import Failpoint, reach
 from sulina.spark.delta_files import FileWriter, NewFile, discard
-from sulina.spark.delta_place import LOG_FOLDER, TablePlace
 from sulina.spark.delta_sink import SinkOptions
 from sulina.spark.delta_table import commit
 from sulina.spark.errors import ExpectationFailed
 from sulina.spark.options import Options
 from sulina.spark.pipeline.silver import ASIDE
+from sulina.spark.table_location import LOG_FOLDER, TableLocation
 
 FORMAT = "sulina-silver"
 OPTIONS = ("path", "quarantine", "table", "partitionColumns", "app")
@@ -49,21 +49,21 @@ QUARANTINE = (
     .add("reasons", ArrayType(StringType()))
     .add("quarantined_at", "timestamp")
 )
-REASONS_MAX = 100  # that are counted each for itself
+REASONS_MAX = 100  # reasons that are counted by name; the others are counted together
 OTHER = "other reasons"
 
 WHERE = ("topic", "partition", "offset")
 Where = tuple[str, int, int]
 
 
-class Counts(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RowCounts(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How many rows were good, dropped and quarantined."""
 
     good: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)  # by the expectation that they missed
     quarantined: dict[str, int] = msgspec.field(default_factory=dict)  # by the kind of reason
 
-    def add(self, other: "Counts") -> None:
+    def add(self, other: "RowCounts") -> None:
         self.good += other.good
         for ours, theirs in ((self.dropped, other.dropped), (self.quarantined, other.quarantined)):
             for reason, rows in theirs.items():
@@ -74,12 +74,12 @@ class Counts(msgspec.Struct, kw_only=True, omit_defaults=True):
 class _Note(msgspec.Struct):
     """The user metadata of a commit."""
 
-    counts: Counts
+    counts: RowCounts
 
 
-def counts_at(place: TablePlace, version: int) -> Counts | None:
+def counts_at(location: TableLocation, version: int) -> RowCounts | None:
     """Return what a version of a silver or quarantine table says about its batch. None: it is not a batch's commit."""
-    data = place.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
+    data = location.objects().get(f"{LOG_FOLDER}/{version:020d}.json")
     for line in bytes(data).splitlines() if data is not None else ():
         if b'"commitInfo"' in line:
             note = msgspec.json.decode(line)["commitInfo"].get("userMetadata")
@@ -96,7 +96,7 @@ class Parts(WriterCommitMessage):
 
     good: list[NewFile] = field(default_factory=list)
     aside: list[NewFile] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
+    counts: RowCounts = field(default_factory=RowCounts)
     failed: dict[str, tuple[int, Where]] = field(default_factory=dict)  # rows that must not be there, and the first
 
     def add(self, other: "Parts") -> None:
@@ -158,12 +158,12 @@ class Tables:
                 good.add(rows)
             parts.good, parts.aside = good.finish(), aside.finish()
         except BaseException:
-            discard(self.good.to.place, good.done)
-            discard(self.aside.to.place, aside.done)
+            discard(self.good.to.location, good.done)
+            discard(self.aside.to.location, aside.done)
             raise
-        for place, files in ((self.good.to.place, parts.good), (self.aside.to.place, parts.aside)):
+        for location, files in ((self.good.to.location, parts.good), (self.aside.to.location, parts.aside)):
             if files:
-                reach(Failpoint.FILES_WRITTEN, place.location)
+                reach(Failpoint.FILES_WRITTEN, location.path_or_uri)
         return parts
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
@@ -180,10 +180,10 @@ class Tables:
             where = f"{topic}/{partition} at offset {offset}"
             raise ExpectationFailed(table=self.name, expectation=name, rows=rows, first=where)
         if parts.aside:
-            counts = Counts(quarantined=parts.counts.quarantined)
+            counts = RowCounts(quarantined=parts.counts.quarantined)
             commit(replace(self.aside.to, user_metadata=_text(counts)), parts.aside, app=self.app, version=batch)
         if parts.good or parts.counts.dropped:
-            counts = Counts(good=parts.counts.good, dropped=parts.counts.dropped)
+            counts = RowCounts(good=parts.counts.good, dropped=parts.counts.dropped)
             commit(replace(self.good.to, user_metadata=_text(counts)), parts.good, app=self.app, version=batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -199,8 +199,8 @@ class Tables:
         return parts
 
     def _discard(self, parts: Parts) -> None:
-        discard(self.good.to.place, parts.good)
-        discard(self.aside.to.place, parts.aside)
+        discard(self.good.to.location, parts.good)
+        discard(self.aside.to.location, parts.aside)
 
 
 def sort(rows: pa.StructArray, parts: Parts) -> pa.RecordBatch:
@@ -210,12 +210,12 @@ def sort(rows: pa.StructArray, parts: Parts) -> pa.RecordBatch:
     for name, *where in zip(failed.to_pylist(), *(columns[name].to_pylist() for name in WHERE), strict=True):
         if name is not None:
             parts.add(Parts(failed={name: (1, tuple(where))}))
-    parts.counts.add(Counts(dropped=_counted(dropped.drop_null())))
+    parts.counts.add(RowCounts(dropped=_counted(dropped.drop_null())))
     aside = pa.RecordBatch.from_pydict(columns).filter(pc.and_(failed.is_null(), dropped.is_null()))
     reasons = pc.list_element(aside.column("reasons"), 0)
     # Reasons that tell of a single value are counted together by how they begin.
     kinds = pc.list_element(pc.split_pattern(reasons, ":", max_splits=1), 0)
-    parts.counts.add(Counts(quarantined=_counted(kinds)))
+    parts.counts.add(RowCounts(quarantined=_counted(kinds)))
     now = pa.repeat(pa.scalar(int(time.time() * 1e6), pa.timestamp("us", "UTC")), aside.num_rows)
     return aside.append_column("quarantined_at", now).select(QUARANTINE.names)
 
@@ -225,7 +225,7 @@ def _counted(names: pa.StringArray) -> dict[str, int]:
     return dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
 
 
-def _text(counts: Counts) -> str:
+def _text(counts: RowCounts) -> str:
     return msgspec.json.encode(_Note(counts)).decode()
 
 

@@ -1,6 +1,6 @@
 """The queries of a pipeline: one for each bronze and silver table, and for each gold one that grows.
 
-A gold table that is asked anew has none: it is a pure function of the versions of the tables that it reads, so it is
+A complete gold table has none: it is a pure function of the versions of the tables that it reads, so it is
 made again when they have changed, and replaced in one commit that says of which versions it is.
 """
 
@@ -20,16 +20,16 @@ from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table, snapshot
 from sulina.spark.delta_native import read_delta
-from sulina.spark.delta_place import TablePlace
 from sulina.spark.delta_table import WriteTo, commit
-from sulina.spark.logs import common_schema, open_logs
-from sulina.spark.options import Place
-from sulina.spark.pipeline.checkpoints import Checkpoint
+from sulina.spark.log_catalogue import common_schema, open_catalogue
+from sulina.spark.options import LogLocation
+from sulina.spark.pipeline.checkpoints import QueryCheckpoint
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
 from sulina.spark.pipeline.silver import decoded, sorted_out, undecoded
 from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
 from sulina.spark.scan import TopicChoice
 from sulina.spark.schema import RAW_SCHEMA
+from sulina.spark.table_location import TableLocation
 from sulina.spark.value_schemas import spark_type
 
 DELTA = "sulina-delta"
@@ -59,13 +59,13 @@ class Stages:
             self._make(silver.quarantine_table, QUARANTINE, [])
 
     def _make(self, table: str, columns: StructType, partition_by: list[str]) -> None:
-        place = self.place(table)
-        if find_table(place) is None:
-            commit(WriteTo(place=place, schema=columns, partition_columns=tuple(partition_by)), [])
+        location = self.location(table)
+        if find_table(location) is None:
+            commit(WriteTo(location=location, schema=columns, partition_columns=tuple(partition_by)), [])
 
-    def place(self, table: str) -> TablePlace:
+    def location(self, table: str) -> TableLocation:
         """Return where a table is."""
-        return TablePlace.parse(self.pipeline.table_uri(table))
+        return TableLocation.parse(self.pipeline.table_uri(table))
 
     # Queries
 
@@ -84,9 +84,9 @@ class Stages:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{self.pipeline.trigger_seconds} seconds").start()
 
-    def checkpoint(self, table: str) -> Checkpoint:
+    def checkpoint(self, table: str) -> QueryCheckpoint:
         """Return the checkpoint of the query that writes a table."""
-        return Checkpoint(f"{self.pipeline.checkpoint_root}/{table}", table)
+        return QueryCheckpoint(f"{self.pipeline.checkpoint_root}/{table}", table)
 
     def _check_begun(self, one: Bronze | Silver | Gold) -> None:
         """Check that a table's rows belong to the checkpoint of its query.
@@ -156,7 +156,7 @@ class Stages:
 
     def rows_of(self, table: str) -> int:
         """Return how many rows a table has."""
-        found = find_table(self.place(table))
+        found = find_table(self.location(table))
         return sum(snapshot(found).column("num_records").to_pylist()) if found is not None else 0
 
     # Gold
@@ -175,11 +175,11 @@ class Stages:
         return [name for name in names if re.search(rf"\b{name}\b", gold.sql)]
 
     def refresh(self, gold: Gold) -> int | None:
-        """Ask anew, if the tables that it reads have changed; the number of rows of the answer. None: they have not."""
+        """Run the query again if the tables that it reads have changed; return the number of its rows, else None."""
         assert gold.mode == GoldMode.COMPLETE
         versions = {}
         for name in self.sources(gold):
-            table = find_table(self.place(name))
+            table = find_table(self.location(name))
             if table is None:
                 return None  # nothing has come yet
             versions[name] = table.version()
@@ -199,7 +199,7 @@ class Stages:
     def _known(self, gold: Gold) -> dict[str, int] | None:
         """Return the versions from which the table was made last, as its log has them."""
         if gold.table not in self._made_of:
-            table = find_table(self.place(gold.table))
+            table = find_table(self.location(gold.table))
             found: dict[str, Any] = {}
             for entry in table.history(1) if table is not None else ():
                 found = json.loads(entry.get("userMetadata") or "{}")
@@ -211,11 +211,11 @@ def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
     """Return the schema that the values of all topics of a silver table have.
 
     Raises:
-        InvalidSettings: there is none, or several.
+        InvalidSettings: the topics have no schema, or several.
     """
-    place = Place(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
+    location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
     try:
-        return common_schema(open_logs(place, TopicChoice.parse(pipeline.bronze_of(silver.source).topic)))
+        return common_schema(open_catalogue(location, TopicChoice.parse(pipeline.bronze_of(silver.source).topic)))
     except InvalidSettings as error:
         raise InvalidSettings(f"silver table {silver.table}: {error}") from None
 
@@ -238,8 +238,8 @@ def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
 def anywhere(pipeline: Pipeline) -> Pipeline:
     """Return the definition with absolute paths: a Spark Connect server has another working directory."""
 
-    def whole(place: str | None) -> str | None:
-        return place if place is None or "://" in place else os.path.abspath(place)
+    def whole(location: str | None) -> str | None:
+        return location if location is None or "://" in location else os.path.abspath(location)
 
     tables = whole(pipeline.tables) or ""
     return replace(pipeline, tables=tables, checkpoints=whole(pipeline.checkpoints), path=whole(pipeline.path))

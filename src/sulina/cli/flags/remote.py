@@ -1,0 +1,164 @@
+"""The `--url` and `--json` options: connecting to a node, and hints for the errors that it answers."""
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from sulina.errors import (
+    ArchiveFailed,
+    BrokerNotFound,
+    DelayQueueFull,
+    Disconnected,
+    InvalidName,
+    InvalidSettings,
+    LimitReached,
+    MetadataFailed,
+    NamespaceNotEmpty,
+    NamespaceNotFound,
+    NoSubscribers,
+    NotReliable,
+    OffsetOutOfRange,
+    PartitionDropped,
+    PositionDiverged,
+    QueueFull,
+    ReaderNotFound,
+    Recovering,
+    SubscriptionBusy,
+    SubscriptionNotFound,
+    SulinaError,
+    TopicNotFound,
+    VersionNotRetained,
+)
+from sulina.types import TopicName
+
+if TYPE_CHECKING:
+    from sulina.client import Client, ClientOptions
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_NAMESPACE = "default"
+
+Answer = TypeVar("Answer")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """The options of every command that connects to a node."""
+
+    url: Annotated[
+        str,
+        Parameter(env_var="SULINA_URL", help="URL of the node, or of several brokers of a cluster, comma-separated."),
+    ] = DEFAULT_URL
+    json: Annotated[bool, Parameter(help="Print the result as JSON, and nothing else on standard output.")] = False
+
+    def run(self, work: "Callable[[Client], Awaitable[Answer]]") -> Answer:
+        """Connect to the node, do the work, disconnect."""
+        return asyncio.run(self._run(work))
+
+    async def _run(self, work: "Callable[[Client], Awaitable[Answer]]") -> Answer:
+        async with client_for(self.url) as client:
+            try:
+                return await work(client)
+            except TopicNotFound as error:
+                error.add_note(await _nearest(client, error))
+                raise
+            except BrokerNotFound as error:
+                facts = vars(error)
+                known = str(facts.get("brokers", "")).split(", ")
+                near = difflib.get_close_matches(str(facts.get("broker", "")), known, n=1, cutoff=0.6)
+                error.add_note(f"did you mean {near[0]}?" if near else "`sulina broker list` lists the brokers")
+                raise
+
+
+HERE = Remote()  # the default; cyclopts fills in what was given
+
+
+def client_for(url: str, options: "ClientOptions | None" = None) -> "Client":
+    """Return a client that connects with `async with`.
+
+    Raises:
+        InvalidSettings: `url` is not a URL, or not several with commas between them.
+    """
+    from sulina.client import Client
+
+    return Client(url=url, options=options)
+
+
+def topic_name(text: str) -> str:
+    """Return the full name of a topic; one without a namespace is in `default`.
+
+    Raises:
+        InvalidName: the text is not a topic's name.
+    """
+    return str(TopicName.parse(text) if "/" in text else TopicName(DEFAULT_NAMESPACE, text))
+
+
+async def check_broker(client: "Client", broker_id: str) -> None:
+    """Check that a broker is there to take partitions. A single node is not checked: it refuses the move itself.
+
+    Raises:
+        BrokerNotFound: the cluster has no such broker.
+        InvalidSettings: the broker is unreachable.
+    """
+    brokers = (await client.admin.cluster()).brokers
+    state_of = {info.broker_id: info.state for info in sorted(brokers, key=lambda info: info.broker_id)}
+    if broker_id not in state_of and any(info.url for info in brokers):
+        raise BrokerNotFound(broker=broker_id, brokers=", ".join(state_of))
+    if state_of.get(broker_id) == "unreachable":
+        there = ", ".join(name for name, state in state_of.items() if state == "active") or "none"
+        raise InvalidSettings(f"broker {broker_id} is unreachable; brokers that take partitions: {there}")
+
+
+def hint_for(error: SulinaError) -> str | None:
+    """Return what to do about an error, or None."""
+    match error:
+        case Disconnected():
+            return "start a node with `sulina serve`, or name a node that runs with --url"
+        case NamespaceNotFound():
+            return f"create it with `sulina namespace create {vars(error).get('namespace', 'NAMESPACE')}`"
+        case SubscriptionNotFound():
+            return "`sulina subscription list TOPIC` lists the subscriptions of a topic"
+        case ReaderNotFound():
+            return "`sulina reader list` lists the registered readers"
+        case SubscriptionBusy():
+            return "stop those consumers first, or use --force if the command has it"
+        case MetadataFailed() if str(vars(error).get("path", "")).startswith("etcd"):
+            return "check etcd with `sulina doctor`"
+        case ArchiveFailed():
+            return "check the object store with `sulina doctor`"
+        case Recovering():
+            return "start that broker again; `sulina broker list` shows which brokers are there"
+        case NamespaceNotEmpty():
+            namespace = vars(error).get("namespace", "NAMESPACE")
+            return f"delete its topics first; `sulina topic list --namespace {namespace}` lists them"
+        case InvalidName():
+            return "a topic's name is /namespace/topic, of letters, digits, '.', '_' and '-'"
+        case OffsetOutOfRange() | PositionDiverged() | VersionNotRetained():
+            return "`sulina topic show TOPIC` shows the offsets and versions of each partition"
+        case NotReliable():
+            return "use --subscription to receive records while they are published"
+        case NoSubscribers():
+            return "a best-effort topic does not store records: subscribe before you publish"
+        case PartitionDropped() | DelayQueueFull():
+            return "`sulina broker list` shows which brokers are unreachable"
+        case QueueFull():
+            return "the disk is slower than the producers: publish at a lower rate"
+        case LimitReached():
+            return "raise the limit in the node's settings: docs/reference/settings.md"
+    return None
+
+
+async def _nearest(client: "Client", error: TopicNotFound) -> str:
+    """Return a hint for a topic that is not there: the name most like it, or how to create it."""
+    wanted = str(vars(error).get("topic", ""))
+    by_topic: dict[str, str] = {}
+    for info in await client.admin.topics():
+        by_topic.setdefault(info.topic.rpartition("/")[2], info.topic)
+    near = difflib.get_close_matches(wanted.rpartition("/")[2], by_topic, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {by_topic[near[0]]}? `sulina topic list` lists all topics"
+    return f"create it with `sulina topic create {wanted}`"

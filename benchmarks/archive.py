@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.measure import MIB, Result, Setup, main, percentile, ratio
 from sulina.core.log.archive import SLICE_BYTES_MAX
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.objects import Objects, open_objects
@@ -58,7 +58,7 @@ class Bench:
         topic_id = secrets.token_hex(4)
         log = await self.opened("a", topic_id, 1, Archiving(archive_bytes=1 << 30, archive_seconds=3600.0))
         rng = random.Random(7)
-        batch = bytes(encode([Record(value=rng.randbytes(1000)) for _ in range(1000)]))
+        batch = bytes(encode([StoredRecord(value=rng.randbytes(1000)) for _ in range(1000)]))
         for _ in range(size // len(batch)):
             await log.append(batch)
         written = len(batch) * (size // len(batch))
@@ -89,7 +89,7 @@ class Bench:
             self.objects.get(f"raw/{topic_id}/{number}")
         note("raw get", time.perf_counter() - started, written / 1e6)
 
-        small = bytes(encode([Record(value=rng.randbytes(100))]))
+        small = bytes(encode([StoredRecord(value=rng.randbytes(100))]))
         results.setdefault("ack", []).extend(await self._acks(log, small, acks))
         started = time.perf_counter()
         await asyncio.gather(*(self._acks(log, small, acks // 10) for _ in range(WRITERS)))

@@ -49,7 +49,7 @@ from sulina.core.log.segment import SegmentLimits
 from sulina.core.log.txn_run import TxnRef
 from sulina.core.records.batch import split
 from sulina.core.records.columns import decode_columns
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.storage.directory_log import COMMITS_DIRECTORY, DirectoryLog, LogOptions, NoMetrics
 from sulina.storage.files import OsFile, OsFiles
 from sulina.storage.partition_log import PartitionLog
@@ -87,7 +87,9 @@ def make_batches(count: int, batch_bytes: int) -> list[bytearray]:
     made: list[bytearray] = []
     for number in range(count):
         timestamp_ms = 1_700_000_000_000 + number
-        records = [Record(rng.randbytes(100), rng.randbytes(8), timestamp_ms) for _ in range(RECORDS[batch_bytes])]
+        records = [
+            StoredRecord(rng.randbytes(100), rng.randbytes(8), timestamp_ms) for _ in range(RECORDS[batch_bytes])
+        ]
         made.append(encode(records))
         assert 0.95 * batch_bytes < len(made[-1]) <= batch_bytes
     return made
@@ -207,7 +209,7 @@ def write_through(path: str, size_bytes: int) -> None:
 
 def commit_latency(setup: Setup) -> Iterator[Result]:
     """One append of one record at a time, against the same bytes by pwrite and fdatasync, and a commit file."""
-    batch = encode([Record(bytes(100), b"key", 1_700_000_000_000)])
+    batch = encode([StoredRecord(bytes(100), b"key", 1_700_000_000_000)])
     mine: list[float] = []
     limit: list[float] = []
     log_directory, raw_directory = f"{setup.directory}/latency-ours", f"{setup.directory}/latency-raw"
@@ -445,7 +447,7 @@ def remembering(directory: str, count: int) -> DirectoryLog:
 
 def checkpoint_ms(log: DirectoryLog) -> float:
     """How long a checkpoint takes after ten commits with ten new txn_ids each."""
-    batch = encode([Record(bytes(100), b"key", 1_700_000_000_000)])
+    batch = encode([StoredRecord(bytes(100), b"key", 1_700_000_000_000)])
     for _ in range(10):
         version = log.view.version
         log.append([Append(PublishRequest(batch, txn_id=f"{version}-{n:030d}"), split(batch)) for n in range(10)])
@@ -472,7 +474,7 @@ def make_history(directory: str, commits: int) -> None:
     """A log with so many commits."""
     log = DirectoryLog(directory, files=UnsyncedFiles(), clock=SystemClock())
     log.open()
-    batch = encode([Record(bytes(100), b"key", 1_700_000_000_000)])
+    batch = encode([StoredRecord(bytes(100), b"key", 1_700_000_000_000)])
     appends = [Append(PublishRequest(batch), split(batch))]
     for _ in range(commits):
         log.append(appends)

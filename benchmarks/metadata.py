@@ -116,9 +116,10 @@ async def produce(client: Client, topic: str) -> None:
 
 async def consume(client: Client, topic: str, counts: Counts) -> None:
     """Ack each record, and wait until that is durable."""
-    async for message in client.subscribe(topic, "s", start="earliest"):
+    messages = client.consumer(topic, "s", start="earliest")
+    async for message in messages:
         began = time.perf_counter()
-        await message.ack()
+        await messages.ack(message)
         counts.ack_seconds.append(time.perf_counter() - began)
         counts.acks += 1
 

@@ -49,6 +49,7 @@ from benchmarks.measure import (
     seconds_of,
 )
 from sulina.client import SyncClient
+from sulina.client.sync import publish_encoded
 from sulina.core.records.columns import encode_columns
 from sulina.spark.delta_native import read_delta
 from sulina.spark.pipeline.definition import Pipeline
@@ -108,7 +109,7 @@ def fill(client: SyncClient, topic: str, rows: int) -> None:
     for first in range(0, rows, BATCH_ROWS):
         key = pa.array([b"%08d" % n for n in range(first, first + BATCH_ROWS)], pa.binary())
         batch = encode_columns(value=value, key=key, timestamp_ms=int(time.time() * 1000))
-        client.publish_encoded(topic, first // BATCH_ROWS % PARTITIONS, batch)
+        publish_encoded(client, topic, first // BATCH_ROWS % PARTITIONS, batch)
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
@@ -122,7 +123,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
 
 def is_archived(client: SyncClient, topic: str) -> bool:
     """Whether all of it is in the archive."""
-    found = [client.partition(topic, partition) for partition in range(PARTITIONS)]
+    found = [client.admin.partition(topic, partition) for partition in range(PARTITIONS)]
     return all(info.archived_offset == info.end_offset for info in found)
 
 
@@ -133,12 +134,12 @@ def benchmark(setup: Setup) -> Iterator[Result]:
     rows = setup.choose(300_000, 10_000_000)
     with (
         serving.serving(home / "data", arguments=["--objects", f"file://{home}/objects"], is_forked=False) as node,
-        sulina.connect(node.url) as client,
+        sulina.connect_sync(node.url) as client,
     ):
-        client.create_namespace("bench")
+        client.admin.create_namespace("bench")
         policy = {"archive_bytes": 8 << 20, "archive_seconds": 1.0}
         for topic in (COLD, HOT, LIVE):
-            client.create_topic(topic, partitions=PARTITIONS, policy=policy)
+            client.admin.create_topic(topic, partitions=PARTITIONS, policy=policy)
         fill(client, COLD, rows)
         fill(client, HOT, rows)
         until(lambda: is_archived(client, COLD), "nothing more comes into the archive")
@@ -429,7 +430,7 @@ def publish_live(bench: Bench, watching: Watching) -> float:
             until_ = began + bench.setup.choose(8, 30)
         stamps = [b"%.6f" % time.time()] * TICK_ROWS
         batch = encode_columns(value=pa.array(stamps, pa.binary()), timestamp_ms=int(time.time() * 1000))
-        bench.client.publish_encoded(LIVE, 0, batch)
+        publish_encoded(bench.client, LIVE, 0, batch)
         time.sleep(TICK_SECONDS)
     last = watching.versions
     until(lambda: watching.versions > last + 1 or is_idle(bench), "the last records do not become rows")

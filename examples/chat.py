@@ -17,21 +17,21 @@ TOPIC = "/default/chat"
 
 
 async def chat(url: str, topic: str, name: str) -> None:
-    """Until the end of standard input."""
+    """Chat until the end of standard input."""
     me = f"{name}-{secrets.token_hex(4)}"  # there may be two of that name
 
-    def hear(message: sulina.PubSubMessage) -> None:
-        """What others say. Returning acks it."""
+    def hear(message: sulina.Message) -> None:
+        """Print what others say. Returning acks it."""
         said = message.payload
         if said["by"] != me:
             print(f"{said['name']} {said['text']}", flush=True)
 
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.client.create_topic(topic)  # one that exists stays as it is
-        subscriber = await pubsub.subscribe(topic, hear, name=me)
+    async with sulina.connect(url) as client:
+        await client.admin.create_topic(topic)  # one that exists stays as it is
+        subscriber = await client.subscribe(topic, hear, name=me)
 
         async def say(text: str) -> None:
-            ack = await pubsub.publish(topic, {"by": me, "name": name, "text": text}, key=name)
+            ack = await client.publish(topic, {"by": me, "name": name, "text": text}, key=name)
             if not ack.is_accepted:
                 print(f"(nobody hears that: {ack.reason}, {ack.message})", file=sys.stderr)
 
@@ -41,11 +41,11 @@ async def chat(url: str, topic: str, name: str) -> None:
             if text := line.strip():
                 await say(f"says: {text}")
         await say("has left")
-        await pubsub.unsubscribe(topic, subscriber)
+        await client.unsubscribe(topic, subscriber)
 
 
 def main() -> int:
-    """The exit code."""
+    """Run, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="what others see")
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="of a node, or of several with commas between")

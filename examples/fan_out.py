@@ -28,8 +28,8 @@ class Worker:
         self._pause_seconds = pause_seconds
         self._started = time.monotonic()
 
-    async def take(self, messages: Sequence[sulina.PubSubMessage]) -> None:
-        """A whole batch. Returning acks it; raising means that this worker gets it again later."""
+    async def take(self, messages: Sequence[sulina.Message]) -> None:
+        """Count a whole batch. Returning acks it; after raising, this worker gets it again later."""
         await asyncio.sleep(self._pause_seconds)
         self.taken += len(messages)
         self.deliveries += 1
@@ -40,18 +40,18 @@ class Worker:
 
 async def fan_out(url: str, count: int, messages: int) -> None:
     """Publish to all workers, and show what each of them got."""
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.client.create_topic(TOPIC)
+    async with sulina.connect(url) as client:
+        await client.admin.create_topic(TOPIC)
         workers = [Worker(f"worker-{number}", messages) for number in range(1, count)]
         workers.append(Worker("slow worker", messages, SLOW_SECONDS))
         subscribers = [
-            await pubsub.subscribe(TOPIC, worker.take, name=worker.name.replace(" ", "-"), batches=True)
+            await client.subscribe(TOPIC, worker.take, name=worker.name.replace(" ", "-"), batches=True)
             for worker in workers
         ]
         started = time.monotonic()
         for first in range(0, messages, BATCH):
             numbers = range(first, min(first + BATCH, messages))
-            ack = await pubsub.publish_batch(TOPIC, [{"number": number} for number in numbers])
+            ack = await client.publish_batch(TOPIC, [{"number": number} for number in numbers])
             ack.raise_for_status()
         print(f"{messages:,} messages were accepted in {time.monotonic() - started:.2f} s")
         await asyncio.gather(*(worker.done.wait() for worker in workers))
@@ -63,11 +63,11 @@ async def fan_out(url: str, count: int, messages: int) -> None:
             )
         print(f"in all {sum(worker.taken for worker in workers):,} deliveries")
         for subscriber in subscribers:
-            await pubsub.unsubscribe(TOPIC, subscriber)
+            await client.unsubscribe(TOPIC, subscriber)
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line, and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", default="memory:", help="a node in this process, or http://HOST:PORT (default: memory:)"

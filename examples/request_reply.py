@@ -17,87 +17,88 @@ REQUESTS = "/default/sums"
 REPLY_SECONDS = 10.0
 
 
-def header(message: sulina.PubSubMessage, name: str) -> str:
-    """KeyError where there is none."""
+def header(message: sulina.Message, name: str) -> str:
+    """Return the value of a header."""
     return (dict(message.headers)[name] or b"").decode()
 
 
-async def serve(pubsub: sulina.PubSub) -> None:
+async def serve(client: sulina.Client) -> None:
     """Answer requests, for ever."""
 
-    async def answer(request: sulina.PubSubMessage) -> None:
+    async def answer(request: sulina.Message) -> None:
         reply = {"sum": sum(request.payload["numbers"])}
-        # Only who asked is subscribed to that topic. When it has gone meanwhile, the ack says that nobody is there.
-        await pubsub.publish(
+        ack = await client.publish(
             header(request, "reply-to"), reply, headers={"correlation-id": header(request, "correlation-id")}
         )
+        if not ack.is_accepted:  # only the asker is subscribed to that topic, and it has gone meanwhile
+            print(f"nobody took the reply: {ack.reason}")
 
-    await pubsub.subscribe(REQUESTS, answer, name="server")
+    await client.subscribe(REQUESTS, answer, name="server")
     print("the server waits for requests", flush=True)
     await asyncio.Event().wait()
 
 
 class Requests:
-    """Whoever asks. It has a topic of its own for replies, which keeps nothing."""
+    """Asks, and has a best-effort topic of its own for the replies."""
 
-    def __init__(self, pubsub: sulina.PubSub) -> None:
-        self._pubsub = pubsub
+    def __init__(self, client: sulina.Client) -> None:
+        self._client = client
         self._replies = f"/default/replies-{secrets.token_hex(4)}"
         self._waiting: dict[str, asyncio.Future[Any]] = {}
 
     async def __aenter__(self) -> "Requests":
-        await self._pubsub.client.create_topic(self._replies, delivery="non_reliable")
-        self._subscriber = await self._pubsub.subscribe(self._replies, self._replied, name="asker")
+        await self._client.admin.create_topic(self._replies, delivery="non_reliable")
+        self._subscriber = await self._client.subscribe(self._replies, self._replied, name="asker")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._pubsub.unsubscribe(self._replies, self._subscriber)
-        await self._pubsub.client.delete_topic(self._replies)
+        await self._client.unsubscribe(self._replies, self._subscriber)
+        await self._client.admin.delete_topic(self._replies)
 
     async def ask(self, numbers: list[int]) -> Any:
-        """The reply. TimeoutError."""
+        """Ask for a sum, and return the reply."""
         correlation_id = secrets.token_hex(8)
         reply = self._waiting[correlation_id] = asyncio.get_running_loop().create_future()
         try:
             headers = {"reply-to": self._replies, "correlation-id": correlation_id}
-            ack = await self._pubsub.publish(REQUESTS, {"numbers": numbers}, headers=headers)
+            ack = await self._client.publish(REQUESTS, {"numbers": numbers}, headers=headers)
             ack.raise_for_status()
             async with asyncio.timeout(REPLY_SECONDS):
                 return await reply
         finally:
             del self._waiting[correlation_id]
 
-    async def _replied(self, message: sulina.PubSubMessage) -> None:  # a plain function would run in another thread
+    async def _replied(self, message: sulina.Message) -> None:  # a plain function would run in another thread
         reply = self._waiting.get(header(message, "correlation-id"))
         if reply is not None and not reply.done():  # else: too late, or twice
             reply.set_result(message.payload)
 
 
-async def ask(pubsub: sulina.PubSub) -> None:
-    """Some requests, all under way together: replies may come in any order."""
+async def ask(client: sulina.Client) -> None:
+    """Send some requests at once: replies may come in any order."""
     questions = [list(range(1, last + 1)) for last in (2, 4, 10, 100)]
-    async with Requests(pubsub) as requests:
+    async with Requests(client) as requests:
         replies = await asyncio.gather(*(requests.ask(numbers) for numbers in questions))
     for numbers, reply in zip(questions, replies, strict=True):
         print(f"the sum of 1 to {numbers[-1]} is {reply['sum']}", flush=True)
 
 
 async def run(role: str, url: str) -> None:
-    """One side, or both."""
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.client.create_topic(REQUESTS)
+    """Run one side, or both."""
+    async with sulina.connect(url) as client:
+        await client.admin.create_topic(REQUESTS)
         if role == "server":
-            await serve(pubsub)
+            await serve(client)
         elif role == "client":
-            await ask(pubsub)
+            await ask(client)
         else:
-            server = asyncio.create_task(serve(pubsub))
-            await ask(pubsub)
+            server = asyncio.create_task(serve(client))
+            await ask(client)
             server.cancel()
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line, and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("role", nargs="?", choices=("both", "server", "client"), default="both")
     parser.add_argument(

@@ -33,18 +33,20 @@ ORDER = {
 chance = random.Random(7)
 
 
-def event(number: int) -> sulina.Message:
+def event(number: int) -> sulina.Record:
     at = f"2026-11-{1 + number % 3:02d}T{number % 24:02d}:{chance.randrange(60):02d}:00Z"
     country = chance.choice(["RO", "BG", "MD", "UA"])
     value = json.dumps({"order": number, "country": country, "amount": round(chance.uniform(1, 200), 2), "at": at})
     if number % 50 == 49:
         value = chance.choice([value[:-9], value.replace('"amount": ', '"amount": "free", "was": '), ""])
-    return sulina.Message(value, key=country)
+    return sulina.Record(value, key=country)
 
 
-client = sulina.connect(url).__enter__()
+client = sulina.connect_sync(url)
 schema = {"kind": "json", "definition": ORDER}
-client.create_topic("/default/orders", partitions=2, schema=schema, policy={"validate": False})  # bad ones come, too
+client.admin.create_topic(
+    "/default/orders", partitions=2, schema=schema, policy={"validate": False}
+)  # bad ones come, too
 for first in range(0, 20_000, 1_000):
     ack = client.publish_batch("/default/orders", [event(number) for number in range(first, first + 1_000)], split=True)
     ack.raise_for_status()
@@ -104,7 +106,7 @@ print(polars.read_delta(f"{home}/tables/revenue").group_by("country").agg(polars
 
 # %% The end
 spark.stop()
-client.__exit__(None, None, None)
+client.close()
 node.terminate()
 node.wait()
 subprocess.run(["rm", "-r", str(home)], check=True)

@@ -12,7 +12,7 @@ import time
 
 import uvloop
 
-from sulina.client import WebSocketConnector, connecting
+import sulina
 
 NOBODY_DELIVERS_SECONDS = 120
 
@@ -25,18 +25,18 @@ async def consume(url: str, topic: str, start: str, warm: str, until: str) -> di
     began = started = cpu = 0.0
     async with (
         asyncio.timeout(NOBODY_DELIVERS_SECONDS),
-        connecting(WebSocketConnector(url), url=url) as client,
-        client.subscribe(topic, "client", start=start, credit=200_000) as subscription,
+        sulina.connect(url) as client,
+        client.consumer(topic, "client", start=start, credit=200_000) as consumer,
     ):
         print("attached", flush=True)
-        async for messages in subscription.batches():
+        async for messages in consumer.batches():
             now = time.perf_counter()
             began = began or now
             if records >= int(warm) and not started:
                 started, cpu, cold = now, time.process_time(), records
             records += len(messages)
             for message in messages:
-                message.ack_soon()
+                consumer.ack_soon(message)
             if started and (records >= int(warm) + records_max or now - started >= seconds_max):
                 break
     seconds = time.perf_counter() - started

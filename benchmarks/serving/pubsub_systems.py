@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 import sulina
-from sulina.client import BatchingRules
+from sulina import BatchingRules
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient
@@ -56,29 +56,29 @@ class Sulina:
     def __init__(self, url: str, settings: dict[str, Any]) -> None:
         self._url = url
         self._settings = settings
-        self._publisher: sulina.PubSub | None = None
-        self._subscribers: list[sulina.PubSub] = []
+        self._publisher: sulina.Client | None = None
+        self._subscribers: list[sulina.Client] = []
         self._names = count()
 
     async def create(self, topic: str) -> None:
         """With one partition."""
-        pubsub = await self._connected()
-        await pubsub.client.create_topic(topic, partitions=1, **self._settings)
+        client = await self._connected()
+        await client.admin.create_topic(topic, partitions=1, **self._settings)
 
     async def publish(self, topic: str, payloads: Sequence[bytes]) -> None:
         """One ack for all of them."""
-        pubsub = await self._connected()
+        client = await self._connected()
         if len(payloads) == 1:
-            ack = await pubsub.publish(topic, payloads[0])
+            ack = await client.publish(topic, payloads[0])
         else:
-            ack = await pubsub.publish_batch(topic, payloads)
+            ack = await client.publish_batch(topic, payloads)
         ack.raise_for_status()
 
     async def produce(self, topic: str, payload: bytes, messages: int, batch: int, room: "Room") -> None:
         """One by one, through a batching producer."""
-        pubsub = await self._connected()
+        client = await self._connected()
         rules = BatchingRules(records_max=batch, queue_records_max=max(1000, 10 * batch))
-        async with pubsub.batching_producer(topic, rules=rules) as producer:
+        async with client.producer(topic, rules=rules) as producer:
             for number in range(messages):
                 if number % batch == 0:
                     await room(number + batch)
@@ -89,29 +89,29 @@ class Sulina:
 
     async def subscribe(self, url: str, topic: str, takes: Sequence[Take]) -> None:
         """Whole batches are handed over; returning acks them."""
-        pubsub = await sulina.PubSub(url).start()
-        self._subscribers.append(pubsub)
+        client = await sulina.connect(url)
+        self._subscribers.append(client)
         for take in takes:
 
-            async def handle(messages: "Sequence[sulina.PubSubMessage]", take: Take = take) -> None:
+            async def handle(messages: "Sequence[sulina.Message]", take: Take = take) -> None:
                 take([message.value or b"" for message in messages])
 
-            await pubsub.subscribe(topic, handle, name=f"bench-{id(self)}-{next(self._names)}", batches=True)
+            await client.subscribe(topic, handle, name=f"bench-{id(self)}-{next(self._names)}", batches=True)
 
     async def leave(self) -> None:
         """They go with their connections."""
         leaving, self._subscribers = self._subscribers, []
-        await at_once(pubsub.stop for pubsub in leaving)
+        await at_once(client.close for client in leaving)
 
     async def close(self) -> None:
         """The publisher's too."""
         await self.leave()
         if self._publisher is not None:
-            await self._publisher.stop()
+            await self._publisher.close()
 
-    async def _connected(self) -> "sulina.PubSub":
+    async def _connected(self) -> "sulina.Client":
         if self._publisher is None:
-            self._publisher = await sulina.PubSub(self._url).start()
+            self._publisher = await sulina.connect(self._url)
         return self._publisher
 
 

@@ -13,67 +13,117 @@ from typing import TYPE_CHECKING, Any
 from sulina.errors import SulinaError
 
 if TYPE_CHECKING:
-    from sulina._connect import PubSub
     from sulina.client import (
+        Admin,
+        BatchingRules,
         Client,
         ClientOptions,
-        Connecting,
-        Delivered,
+        Consumer,
         DeliveryPolicy,
+        Events,
+        Handler,
         IdentitySubscriber,
         Message,
+        OnFailure,
         PartitionBehavior,
+        Producer,
+        ProducerReport,
         PublishAck,
         PublishOptions,
         PublishPart,
         PublishStatus,
-        PubSubMessage,
-        Received,
+        Reader,
+        Receipt,
+        Record,
+        RejectedPublishWarning,
         RejectReason,
+        Rest,
         SerializationRegistry,
         SplitFailed,
         Subscriber,
+        SyncAdmin,
         SyncClient,
-        SyncPubSub,
+        SyncConsumer,
+        SyncEvents,
+        SyncProducer,
+        SyncReader,
+        SyncReceipt,
+        SyncSubscriber,
     )
 
 __all__ = [
+    "Admin",
+    "BatchingRules",
     "Client",
     "ClientOptions",
-    "Connecting",
-    "Delivered",
+    "Consumer",
     "DeliveryPolicy",
+    "Events",
+    "Handler",
     "IdentitySubscriber",
     "Message",
+    "OnFailure",
     "PartitionBehavior",
-    "PubSub",
-    "PubSubMessage",
+    "Producer",
+    "ProducerReport",
     "PublishAck",
     "PublishOptions",
     "PublishPart",
     "PublishStatus",
-    "Received",
+    "Reader",
+    "Receipt",
+    "Record",
     "RejectReason",
+    "RejectedPublishWarning",
+    "Rest",
     "SerializationRegistry",
     "SplitFailed",
     "Subscriber",
     "SulinaError",
+    "SyncAdmin",
     "SyncClient",
-    "SyncPubSub",
+    "SyncConsumer",
+    "SyncEvents",
+    "SyncProducer",
+    "SyncReader",
+    "SyncReceipt",
+    "SyncSubscriber",
     "connect",
+    "connect_sync",
 ]
 
 
-def connect(url: str, *, options: "ClientOptions | None" = None) -> "Connecting":
-    """A client for the node at `url`, to be awaited, or entered with `async with` or with `with` (for threads).
+def connect(
+    url: str, *, options: "ClientOptions | None" = None, registry: "SerializationRegistry | None" = None
+) -> "Client":
+    """Return the client for a node, to be entered (`async with sulina.connect(url) as client:`) or awaited.
 
-    `http://host:port` is a node elsewhere; of a cluster name one broker or several, with commas between them. `memory:`
-    is a node in this process that keeps its data while it lives, and a path (`./data`) one that keeps it there.
-    InvalidSettings for anything else.
+    `http://host:port` is a node elsewhere; of a cluster, name one broker or several with commas between them. `memory:`
+    runs a node in this process that stores its data in memory, and a path (`./data`) one that stores it there.
+    `registry` writes and reads payloads of your own types.
+
+    Raises:
+        InvalidSettings: the URL is not valid.
     """
-    from sulina._connect import connect as make
+    from sulina._connect import connect
 
-    return make(url, options)
+    return connect(url, options, registry)
+
+
+def connect_sync(
+    url: str, *, options: "ClientOptions | None" = None, registry: "SerializationRegistry | None" = None
+) -> "SyncClient":
+    """Connect to a node as `connect` does, and return a client whose methods wait; any thread may call them.
+
+    Use it with `with`, or call its `close`.
+
+    Raises:
+        InvalidSettings: the URL is not valid.
+        Disconnected: the node does not answer.
+    """
+    from sulina._connect import connect_sync
+
+    return connect_sync(url, options, registry)
 
 
 def __dir__() -> list[str]:
@@ -81,15 +131,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """The rest is loaded when it is first used: whoever asks for help must not wait for all of it."""
+    """Load the rest when it is first used: `sulina --help` does not need all of it."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("sulina")
-    if name == "PubSub":
-        from sulina._connect import PubSub
-
-        return PubSub
     if name in __all__:
         from sulina import client
 

@@ -1,60 +1,70 @@
-"""From a URL to a client, or to publish/subscribe: over the network, or with a node in this process."""
+"""How a URL becomes a client: over the network, or with a node in this process."""
 
-import sulina.client
-from sulina.client import (
-    Client,
-    ClientOptions,
-    Connecting,
-    Connector,
-    SerializationRegistry,
-    SyncClient,
-    WebSocketConnector,
-    connecting,
-)
-from sulina.client.connect import OnClose
+from typing import TYPE_CHECKING
+
+from sulina.client import Client, ClientOptions, Connection, SerializationRegistry, SyncClient, WebSocketConnector
 from sulina.client.websocket import split_urls
 from sulina.config import Settings
 from sulina.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from sulina.node import Node
 
 MEMORY = "memory:"
 _REMOTE = ("http://", "https://", "ws://", "wss://")
 
 
-def connect(url: str, options: ClientOptions | None) -> Connecting:
-    """See `sulina.connect`."""
+def connect(url: str, options: ClientOptions | None, registry: SerializationRegistry | None) -> Client:
+    """Make the client of `sulina.connect`.
+
+    Raises:
+        InvalidSettings: the URL is not valid.
+    """
     if url.startswith(_REMOTE):
         for each in split_urls(url):
-            WebSocketConnector(each)  # InvalidSettings at once, not when it is used
-        return connecting(None, url=url, options=options)
+            WebSocketConnector(each)  # checks it
+        return Client(url=url, options=options, registry=registry)
     if not url or ("://" in url) or (":" in url.split("/")[0] and url != MEMORY):
         raise InvalidSettings(
-            f"{url!r} is none of http://HOST:PORT, https://HOST:PORT (or several, with commas between them), memory: "
-            f"and a path such as ./data"
+            f"cannot connect to {url!r}: use http://HOST:PORT or https://HOST:PORT (several with commas between them), "
+            f"memory:, or a path such as ./data"
         )
-    return Connecting(lambda: _start_node(url), url=url, options=options)
+    local = _LocalNode(url)
+    return Client(local.connect, options=options, registry=registry, url=url, on_close=local.stop)
 
 
-class PubSub(sulina.client.PubSub):
-    """Publish/subscribe at a URL as `sulina.connect` takes it, or over a client that there is already."""
+def connect_sync(url: str, options: ClientOptions | None, registry: SerializationRegistry | None) -> SyncClient:
+    """Make the client of `sulina.connect_sync`.
 
-    def __init__(
-        self,
-        source: str | Connecting | Client | SyncClient,
-        *,
-        options: ClientOptions | None = None,
-        registry: SerializationRegistry | None = None,
-    ) -> None:
-        """`options` are those of the client that is made. InvalidSettings when a URL is none."""
-        if options is not None and not isinstance(source, str):
-            raise InvalidSettings("the client that is given has options of its own")
-        super().__init__(connect(source, options) if isinstance(source, str) else source, registry=registry)
+    Raises:
+        InvalidSettings: the URL is not valid.
+        Disconnected: the node does not answer.
+    """
+
+    async def open_client() -> Client:
+        return await connect(url, options, registry)
+
+    return SyncClient(open_client)
 
 
-async def _start_node(url: str) -> tuple[Connector, OnClose | None]:
-    from sulina.node import Node
-    from sulina.node.logs import configure_for_a_library
+class _LocalNode:
+    """A node in this process, started by the first connection to it."""
 
-    configure_for_a_library()
-    settings = Settings() if url == MEMORY else Settings(data=url)
-    node = await Node.start(settings, listen=False, volatile=url == MEMORY)
-    return node.connector, node.stop
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._node: Node | None = None
+
+    async def connect(self) -> Connection:
+        if self._node is None:
+            from sulina.node import Node  # clients of nodes elsewhere do without
+            from sulina.node.logs import configure_for_a_library
+
+            configure_for_a_library()
+            is_volatile = self._url == MEMORY
+            settings = Settings() if is_volatile else Settings(data=self._url)
+            self._node = await Node.start(settings, listen=False, volatile=is_volatile)
+        return await self._node.connector()
+
+    async def stop(self) -> None:
+        if self._node is not None:
+            await self._node.stop()

@@ -73,7 +73,7 @@ def url(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def sync_client(url: str) -> Iterator[SyncClient]:
     """The client for threads; a node in this process lives in its loop."""
-    with sulina.connect(url) as client:
+    with sulina.connect_sync(url) as client:
         yield client
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sulina.client import Client, Message, Reader, Received
+from sulina.client import Client, Message, Reader, Record
 from sulina.core.records.record import decode
 from sulina.errors import (
     InvalidName,
@@ -18,7 +18,7 @@ from sulina.errors import (
 
 async def filled(client: Client, topic: str, count: int = 10, partitions: int = 1) -> list[int]:
     """Records 0 to `count`, a second apart from 1000 s on, each in a commit of its own; their versions."""
-    await client.create_topic(topic, partitions=partitions)
+    await client.admin.create_topic(topic, partitions=partitions)
     versions = []
     for number in range(count):
         ack = await client.publish(topic, str(number), timestamp_ms=(1000 + number) * 1000)
@@ -46,29 +46,29 @@ async def texts(reader: Reader) -> list[str | None]:
 )
 async def test_it_begins_where_it_is_told_p12(client: Client, topic: str, start: str, first: int) -> None:
     await filled(client, topic)
-    found = await texts(client.consume(topic, start=start, follow=False))
+    found = await texts(client.read(topic, start=start, follow=False))
     assert found == [str(number) for number in range(first, 10)]
 
 
 async def test_it_begins_at_what_a_version_added_p12(client: Client, topic: str) -> None:
     versions = await filled(client, topic)
-    assert await texts(client.consume(topic, start=f"version:{versions[6]}", follow=False)) == list("6789")
+    assert await texts(client.read(topic, start=f"version:{versions[6]}", follow=False)) == list("6789")
     with pytest.raises(VersionNotRetained):
-        await texts(client.consume(topic, start=f"version:{versions[-1] + 100}", follow=False))
+        await texts(client.read(topic, start=f"version:{versions[-1] + 100}", follow=False))
 
 
 async def test_it_reads_the_log_as_of_a_version_l14(client: Client, topic: str) -> None:
     versions = await filled(client, topic)
-    assert await texts(client.consume(topic, version=versions[4])) == list("01234")
-    assert await texts(client.consume(topic, version=versions[4], start="offset:3")) == list("34")
-    await client.create_topic(topic + "-2", partitions=2)
+    assert await texts(client.read(topic, version=versions[4])) == list("01234")
+    assert await texts(client.read(topic, version=versions[4], start="offset:3")) == list("34")
+    await client.admin.create_topic(topic + "-2", partitions=2)
     with pytest.raises(InvalidSettings, match="name the partition"):
-        await texts(client.consume(topic + "-2", version=1))
+        await texts(client.read(topic + "-2", version=1))
 
 
 async def test_it_follows_what_comes(client: Client, topic: str) -> None:
     await filled(client, topic, 3)
-    async with client.consume(topic, start="offset:2") as records:
+    async with client.read(topic, start="offset:2") as records:
         assert (await anext(records)).text == "2"
         waiting = asyncio.create_task(anext(records))
         await client.publish_batch(topic, ["3", "4"])
@@ -78,7 +78,7 @@ async def test_it_follows_what_comes(client: Client, topic: str) -> None:
 
 async def test_latest_means_when_the_reading_begins(client: Client, topic: str) -> None:
     await filled(client, topic, 3)
-    async with client.consume(topic, start="latest") as records:
+    async with client.read(topic, start="latest") as records:
         await client.publish(topic, b"new")
         assert (await anext(records)).text == "new"
 
@@ -86,7 +86,7 @@ async def test_latest_means_when_the_reading_begins(client: Client, topic: str) 
 async def test_without_following_it_ends_where_the_topic_ended(client: Client, topic: str) -> None:
     await filled(client, topic, 5)
     found = []
-    async with client.consume(topic, follow=False) as records:
+    async with client.read(topic, follow=False) as records:
         await client.publish(topic, b"too late")
         async for record in records:
             found.append(record.text)  # noqa: PERF401
@@ -94,23 +94,23 @@ async def test_without_following_it_ends_where_the_topic_ended(client: Client, t
 
 
 async def test_partitions_are_merged_each_in_its_order(client: Client, topic: str) -> None:
-    await client.create_topic(topic, partitions=5)
-    await client.publish_batch(topic, [Message(str(n), key=f"{n % 50}") for n in range(1000)], split=True)
-    records = [record async for record in client.consume(topic, follow=False, max_bytes=1)]
+    await client.admin.create_topic(topic, partitions=5)
+    await client.publish_batch(topic, [Record(str(n), key=f"{n % 50}") for n in range(1000)], split=True)
+    records = [record async for record in client.read(topic, follow=False, max_bytes=1)]
     assert len(records) == 1000
     for partition in range(5):
         offsets = [record.offset for record in records if record.partition == partition]
         assert offsets == list(range(len(offsets)))
-    some = [record async for record in client.consume(topic, follow=False, partitions=[1, 3])]
+    some = [record async for record in client.read(topic, follow=False, partitions=[1, 3])]
     assert some
     assert {record.partition for record in some} == {1, 3}
 
 
 async def test_an_offset_in_the_middle_of_a_batch_begins_there(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     await client.publish_batch(topic, [str(n) for n in range(100)])
-    records: list[Received] = []
-    async for batch in client.consume(topic, start="offset:37", follow=False).batches(10):
+    records: list[Message] = []
+    async for batch in client.read(topic, start="offset:37", follow=False).batches(10):
         assert len(batch) <= 10
         records += batch
     assert [record.offset for record in records] == list(range(37, 100))
@@ -118,10 +118,10 @@ async def test_an_offset_in_the_middle_of_a_batch_begins_there(client: Client, t
 
 async def test_a_reader_may_be_dropped_at_any_time(client: Client, topic: str) -> None:
     await filled(client, topic, 5)
-    async for record in client.consume(topic):
+    async for record in client.read(topic):
         if record.offset == 2:
             break
-    reader = client.consume(topic, start="latest")
+    reader = client.read(topic, start="latest")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await anext(reader)
@@ -131,19 +131,19 @@ async def test_a_reader_may_be_dropped_at_any_time(client: Client, topic: str) -
 
 async def test_what_is_not_there_is_said_p2(client: Client, topic: str) -> None:
     with pytest.raises(InvalidName):
-        client.consume("orders")
+        client.read("orders")
     with pytest.raises(InvalidSettings):
-        client.consume(topic, start="sometime")
+        client.read(topic, start="sometime")
     with pytest.raises(TopicNotFound):
-        await anext(client.consume(topic))
-    await client.create_topic(topic)
+        await anext(client.read(topic))
+    await client.admin.create_topic(topic)
     with pytest.raises(PartitionNotFound):
-        await anext(client.consume(topic, partitions=[1]))
+        await anext(client.read(topic, partitions=[1]))
 
 
 async def test_batches_can_be_fetched_as_they_are_stored_l14(client: Client, topic: str) -> None:
     versions = await filled(client, topic, 3)
-    fetched = await client.fetch(topic, 0, 1)
+    fetched = await client.admin.fetch(topic, 0, 1)
     assert (fetched.next_offset, fetched.end_offset, fetched.version) == (3, 3, versions[-1])
     values = []
     position = 0
@@ -153,10 +153,10 @@ async def test_batches_can_be_fetched_as_they_are_stored_l14(client: Client, top
         position += int.from_bytes(fetched.data[position + 8 : position + 12]) + 12
     assert values == [b"1", b"2"]
     with pytest.raises(NotYet):
-        await client.fetch(topic, 0, 0, min_version=versions[-1] + 1)
+        await client.admin.fetch(topic, 0, 0, min_version=versions[-1] + 1)
     with pytest.raises(NotYet):
-        await client.fetch(topic, 0, 0, min_offset=3, wait_seconds=0.01)
-    assert (await client.fetch(topic, 0, 0, min_offset=2)).end_offset == 3
-    waiting = asyncio.create_task(client.fetch(topic, 0, 3, wait_seconds=20))
+        await client.admin.fetch(topic, 0, 0, min_offset=3, wait_seconds=0.01)
+    assert (await client.admin.fetch(topic, 0, 0, min_offset=2)).end_offset == 3
+    waiting = asyncio.create_task(client.admin.fetch(topic, 0, 3, wait_seconds=20))
     await client.publish(topic, b"3")
     assert (await waiting).next_offset == 4

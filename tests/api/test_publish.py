@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from sulina.client import Client, Message, PublishStatus, Received, RejectReason
+from sulina.client import Client, Message, PublishStatus, Record, RejectReason
 from sulina.core.records.routing import partition_of
+from sulina.core.records.serializer import SERIALIZER_HEADER
 from sulina.core.topic import Ack, Schema, SchemaKind
 from sulina.errors import (
     BatchTooLarge,
@@ -24,23 +25,23 @@ NUMBER = Schema(kind=SchemaKind.JSON, definition={"type": "object", "properties"
 TEXT = Schema(kind=SchemaKind.JSON, definition={"type": "string"})
 
 
-async def contents(client: Client, topic: str) -> list[Received]:
-    return [record async for record in client.consume(topic, follow=False)]
+async def contents(client: Client, topic: str) -> list[Message]:
+    return [record async for record in client.read(topic, follow=False)]
 
 
 async def test_a_record_is_read_as_it_was_published_p1(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     ack = await client.publish(
         topic, {"n": 1}, key="k", headers={"a": b"\x00", "b": None}, timestamp_ms=1_700_000_000_000
     )
     assert (ack.status, ack.reason, ack.partition, ack.offset) == (PublishStatus.ACCEPTED, None, 0, 0)
     assert ack.parts[0].ack == Ack.LOCAL
     assert await contents(client, topic) == [
-        Received(
+        Message(
             value=b'{"n":1}',
             key=b"k",
             timestamp_ms=1_700_000_000_000,
-            headers=(("a", b"\x00"), ("b", None)),
+            headers=((SERIALIZER_HEADER, b"2"), ("a", b"\x00"), ("b", None)),
             offset=0,
             partition=0,
             topic=topic,
@@ -49,7 +50,7 @@ async def test_a_record_is_read_as_it_was_published_p1(client: Client, topic: st
 
 
 async def test_tombstones_and_empty_values_differ(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     await client.publish(topic, None, key=b"gone")
     await client.publish(topic, b"", key=b"")
     first, second = await contents(client, topic)
@@ -58,17 +59,17 @@ async def test_tombstones_and_empty_values_differ(client: Client, topic: str) ->
 
 
 async def test_a_batch_is_one_commit_l16(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
-    ack = await client.publish_batch(topic, [b"a", "b", {"c": 1}, Message("d", key="k")])
+    await client.admin.create_topic(topic)
+    ack = await client.publish_batch(topic, [b"a", "b", {"c": 1}, Record("d", key="k")])
     assert (ack.offset, ack.count, len(ack.parts)) == (0, 4, 1)
-    assert (await client.partition(topic)).version == ack.version
+    assert (await client.admin.partition(topic)).version == ack.version
     assert ack.version is not None
     assert [record.value for record in await contents(client, topic)] == [b"a", b"b", b'{"c":1}', b"d"]
 
 
 @pytest.mark.parametrize("count", [63, 1000, 20_000])
 async def test_large_batches_pass_whole(client: Client, topic: str, count: int) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     ack = await client.publish_batch(topic, [f"value-{n}" for n in range(count)])
     assert ack.count == count
     records = await contents(client, topic)
@@ -77,8 +78,8 @@ async def test_large_batches_pass_whole(client: Client, topic: str, count: int) 
 
 
 async def test_keys_decide_the_partition_and_batches_are_split_by_it(client: Client, topic: str) -> None:
-    await client.create_topic(topic, partitions=4)
-    ack = await client.publish_batch(topic, [Message(str(n), key=f"key-{n % 20}") for n in range(200)], split=True)
+    await client.admin.create_topic(topic, partitions=4)
+    ack = await client.publish_batch(topic, [Record(str(n), key=f"key-{n % 20}") for n in range(200)], split=True)
     assert ack.count == 200
     assert len(ack.parts) == 4
     records = await contents(client, topic)
@@ -92,13 +93,13 @@ async def test_keys_decide_the_partition_and_batches_are_split_by_it(client: Cli
 
 
 async def test_records_without_a_key_take_turns(client: Client, topic: str) -> None:
-    await client.create_topic(topic, partitions=3)
+    await client.admin.create_topic(topic, partitions=3)
     acks = [await client.publish(topic, b"") for _ in range(6)]
     assert sorted(ack.partition for ack in acks) == [0, 0, 1, 1, 2, 2]
 
 
 async def test_pipelined_publishes_are_appended_in_their_order(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     await client.publish(topic, b"-1")
     acks = await asyncio.gather(*(client.publish(topic, str(n)) for n in range(200)))
     assert [ack.offset for ack in acks] == list(range(1, 201))
@@ -106,7 +107,7 @@ async def test_pipelined_publishes_are_appended_in_their_order(client: Client, t
 
 
 async def test_a_txn_id_is_answered_once_l13(client: Client, topic: str) -> None:
-    await client.create_topic(topic, partitions=3)
+    await client.admin.create_topic(topic, partitions=3)
     first = await client.publish_batch(topic, [b"a", b"b"], txn_id="order-7")
     again = await client.publish_batch(topic, [b"a", b"b"], txn_id="order-7")
     other = await client.publish(topic, b"c", txn_id="order-8")
@@ -116,14 +117,14 @@ async def test_a_txn_id_is_answered_once_l13(client: Client, topic: str) -> None
 
 
 async def test_of_two_writers_at_one_version_one_wins_l3(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     ack = await client.publish(topic, b"first")
     outcomes = await asyncio.gather(
         *(client.publish(topic, str(n), expected_version=ack.version) for n in range(5)), return_exceptions=True
     )
     conflicts = [outcome for outcome in outcomes if isinstance(outcome, VersionConflict)]
     assert len(conflicts) == 4
-    current = (await client.partition(topic)).version
+    current = (await client.admin.partition(topic)).version
     assert {conflict.current for conflict in conflicts} <= {ack.version, current}
     retried = await client.publish(topic, b"again", expected_version=current)
     assert retried.offset == 2
@@ -136,7 +137,7 @@ async def test_an_invalid_topic_is_rejected_p2(client: Client) -> None:
 
 
 async def test_an_invalid_payload_is_rejected_and_nothing_of_it_is_written_p2(client: Client, topic: str) -> None:
-    await client.create_topic(topic, schema=NUMBER, policy={"validate": True, "batch_bytes_max": 2048})
+    await client.admin.create_topic(topic, schema=NUMBER, policy={"validate": True, "batch_bytes_max": 2048})
     wrong = await client.publish_batch(topic, [{"n": 1}, {"n": "one"}])
     assert (wrong.status, wrong.reason) == (PublishStatus.REJECTED, RejectReason.INVALID_PAYLOAD)
     with pytest.raises(InvalidRecord):
@@ -152,7 +153,7 @@ async def test_an_invalid_payload_is_rejected_and_nothing_of_it_is_written_p2(cl
 
 
 async def test_what_has_no_bytes_is_rejected_p2_p11(client: Client, topic: str) -> None:
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     ack = await client.publish_batch(topic, [b"fine", object()])
     assert ack.reason == RejectReason.NOT_SERIALIZABLE
     assert await contents(client, topic) == []
@@ -160,7 +161,7 @@ async def test_what_has_no_bytes_is_rejected_p2_p11(client: Client, topic: str) 
 
 async def test_a_full_queue_is_rejected_p2(open_client: OpenClient, topic: str) -> None:
     client = await open_client(requests_in_flight_max=1)
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     await client.publish(topic, b"the topic is known from here on")
     first, second = await asyncio.gather(client.publish(topic, b"1"), client.publish(topic, b"2", timeout_seconds=0))
     assert first.is_accepted
@@ -170,19 +171,19 @@ async def test_a_full_queue_is_rejected_p2(open_client: OpenClient, topic: str) 
 
 
 async def test_nobody_to_hear_it_is_rejected_by_topics_that_keep_nothing_p2(client: Client, topic: str) -> None:
-    await client.create_topic(topic, delivery="non_reliable")
+    await client.admin.create_topic(topic, delivery="non_reliable")
     ack = await client.publish(topic, b"anybody?")
     assert (ack.status, ack.reason) == (PublishStatus.REJECTED, RejectReason.NO_SUBSCRIBERS)
     with pytest.raises(NoSubscribers):
         ack.raise_for_status()
     reliable = topic + "-kept"
-    await client.create_topic(reliable)
+    await client.admin.create_topic(reliable)
     assert (await client.publish(reliable, b"later")).is_accepted
 
 
 async def test_a_topic_that_keeps_nothing_passes_on_to_whoever_is_there_p3(client: Client, topic: str) -> None:
-    await client.create_topic(topic, delivery="non_reliable")
-    async with client.subscribe(topic, "a") as first, client.subscribe(topic, "b", kind="shared") as second:
+    await client.admin.create_topic(topic, delivery="non_reliable")
+    async with client.consumer(topic, "a") as first, client.consumer(topic, "b", mode="shared") as second:
         ack = await client.publish_batch(topic, [b"1", b"2"])
         assert ack.is_accepted
         assert ack.parts[0].ack == Ack.MEMORY
@@ -191,15 +192,15 @@ async def test_a_topic_that_keeps_nothing_passes_on_to_whoever_is_there_p3(clien
             assert [message.value for message in received if message] == [b"1", b"2"]
             for message in received:
                 assert message is not None
-                assert await message.ack()
+                assert await messages.ack(message)
     assert (await client.publish(topic, b"3")).reason == RejectReason.NO_SUBSCRIBERS
     with pytest.raises(NotReliable):
-        await anext(client.consume(topic))
+        await anext(client.read(topic))
 
 
 async def test_a_memory_ack_knows_no_offset(client: Client, topic: str) -> None:
-    await client.create_topic(topic, policy={"ack": "memory"})
-    async with client.consume(topic) as records:
+    await client.admin.create_topic(topic, policy={"ack": "memory"})
+    async with client.read(topic) as records:
         ack = await client.publish(topic, b"soon")
         assert (ack.parts[0].ack, ack.offset, ack.version) == (Ack.MEMORY, None, None)
         assert (await anext(records)).value == b"soon"
@@ -208,30 +209,30 @@ async def test_a_memory_ack_knows_no_offset(client: Client, topic: str) -> None:
 async def test_system_faults_raise_p2(client: Client, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         await client.publish(topic, b"")
-    await client.create_topic(topic)
+    await client.admin.create_topic(topic)
     with pytest.raises(PartitionNotFound):
         await client.publish(topic, b"", partition=1)
 
 
 async def test_a_topic_made_anew_is_routed_anew(client: Client, topic: str) -> None:
-    await client.create_topic(topic, partitions=4)
+    await client.admin.create_topic(topic, partitions=4)
     acks = [await client.publish(topic, b"", key=f"{n}") for n in range(20)]
     assert {ack.partition for ack in acks} == {0, 1, 2, 3}
-    await client.delete_topic(topic)
-    await client.create_topic(topic, partitions=1)
+    await client.admin.delete_topic(topic)
+    await client.admin.create_topic(topic, partitions=1)
     acks = [await client.publish(topic, b"", key=f"{n}") for n in range(20)]
     assert [(ack.partition, ack.offset) for ack in acks] == [(0, n) for n in range(20)]
 
 
 async def test_another_schema_is_refused_once_there_is_data_u11(client: Client, topic: str) -> None:
-    await client.create_topic(topic, schema=NUMBER)
-    await client.create_topic(topic, schema=TEXT)  # nothing is there yet
+    await client.admin.create_topic(topic, schema=NUMBER)
+    await client.admin.create_topic(topic, schema=TEXT)  # nothing is there yet
     assert (await client.publish(topic, "hello", schema=TEXT)).is_accepted
     refused = await client.publish(topic, {"n": 1}, schema=NUMBER)
     assert refused.reason == RejectReason.INVALID_PAYLOAD
     with pytest.raises(SchemaConflict):
         refused.raise_for_status()
     with pytest.raises(SchemaConflict):
-        await client.create_topic(topic, schema=NUMBER)
+        await client.admin.create_topic(topic, schema=NUMBER)
     same = Schema(kind=SchemaKind.JSON, definition={"type": "string"})
-    assert (await client.create_topic(topic, schema=same)).schema_id == TEXT.fingerprint
+    assert (await client.admin.create_topic(topic, schema=same)).schema_id == TEXT.fingerprint

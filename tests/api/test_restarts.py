@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sulina
-from sulina.client import Client, ClientOptions, Subscription, WebSocketConnector
+from sulina.client import Client, ClientOptions, Consumer, WebSocketConnector
 from sulina.config import Settings
 from sulina.node import Node
 from tests.support.kill_world import NodeProcess
@@ -47,12 +47,12 @@ class Load:
             self.changed.set()
             number += 1
 
-    async def consume(self, messages: Subscription) -> None:
+    async def consume(self, messages: Consumer) -> None:
         async for message in messages:
             assert message.text is not None
             assert message.text not in self.acks_kept, "an ack that was answered is never delivered again"
             self.seen.append(message.text)
-            if await message.ack():
+            if await messages.ack(message):
                 self.acks_kept.add(message.text)
             self.changed.set()
 
@@ -68,9 +68,9 @@ class Load:
 async def test_a_client_lives_through_the_deaths_of_its_node_l13_p1(node: NodeProcess) -> None:
     options = ClientOptions(timeout_seconds=SECONDS_MAX, backoff_seconds_max=0.2)
     async with sulina.connect(f"http://{node.host}", options=options) as client:
-        await client.create_topic(TOPIC)
+        await client.admin.create_topic(TOPIC)
         load = Load(client)
-        async with client.subscribe(TOPIC, "s", start="earliest", credit=8, name="me") as messages:
+        async with client.consumer(TOPIC, "s", start="earliest", credit=8, name="me") as messages:
             tasks = [asyncio.create_task(load.publish()), asyncio.create_task(load.consume(messages))]
             await load.wait_more()
             await node.kill()
@@ -83,15 +83,15 @@ async def test_a_client_lives_through_the_deaths_of_its_node_l13_p1(node: NodePr
             await tasks[0]
             # Not by counting acks: one whose answer was lost is done all the same.
             async with asyncio.timeout(SECONDS_MAX):
-                while (await client.subscription(TOPIC, "s")).lag:
+                while (await client.admin.subscription(TOPIC, "s")).lag:
                     await load.changed.wait()
                     load.changed.clear()
             tasks[1].cancel()
-        stored = {record.text: record.offset async for record in client.consume(TOPIC, follow=False)}
+        stored = {record.text: record.offset async for record in client.read(TOPIC, follow=False)}
         assert stored == load.acked, "every record is there once, where its ack said"
         assert list(stored.values()) == list(range(len(stored)))
         assert set(load.seen) == set(load.acked)
-        info = await client.subscription(TOPIC, "s")
+        info = await client.admin.subscription(TOPIC, "s")
         assert (info.lag, info.consumers) == (0, [])
 
 
@@ -99,8 +99,8 @@ async def test_a_node_stops_at_once_although_readers_wait() -> None:
     node = await Node.start(Settings(http_port=0), volatile=True)
     try:
         async with Client(WebSocketConnector(node.url), url=node.url) as client:
-            await client.create_topic(TOPIC)
-            waiting = asyncio.create_task(anext(client.consume(TOPIC)))
+            await client.admin.create_topic(TOPIC)
+            waiting = asyncio.create_task(anext(client.read(TOPIC)))
             await client.publish(TOPIC, b"x")
             await waiting  # from here on the next fetch waits for what never comes
             async with asyncio.timeout(4):

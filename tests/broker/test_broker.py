@@ -12,7 +12,7 @@ from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.topic import Ack, DeliveryGuarantee, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     AlreadyExists,
@@ -85,7 +85,7 @@ async def test_what_was_made_is_there_after_a_restart(tmp_path: Path) -> None:
         info, is_new = await broker.put_topic(name, settings)
         assert is_new
         await broker.put_subscription(name, "billing", SubscriptionSettings(start="earliest"))
-        await broker.publish_records(name, [Record(value=b"{}")], partition=1)
+        await broker.publish_records(name, [StoredRecord(value=b"{}")], partition=1)
     async with a_broker(tmp_path) as broker:
         again = await broker.topic(name)
         assert again.settings == settings
@@ -111,11 +111,11 @@ async def test_a_schema_changes_only_while_there_is_no_data_u11(tmp_path: Path) 
         await broker.put_topic(ORDERS, TopicSettings())
         info, _ = await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
         assert info.schema_id == JSON.fingerprint
-        await broker.publish_records(ORDERS, [Record(value=b"1")], schema_id=JSON.fingerprint)
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], schema_id=JSON.fingerprint)
         with pytest.raises(SchemaConflict):
             await broker.put_topic(ORDERS, TopicSettings())
         with pytest.raises(SchemaConflict):
-            await broker.publish_records(ORDERS, [Record(value=b"1")], schema_id="another")
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], schema_id="another")
     async with a_broker(tmp_path) as broker:  # also by whoever comes later
         with pytest.raises(SchemaConflict):
             await broker.put_topic(ORDERS, TopicSettings())
@@ -125,18 +125,18 @@ async def test_a_schema_changes_only_while_there_is_no_data_u11(tmp_path: Path) 
 async def test_a_publish_that_names_no_schema_is_checked_by_its_values_u11(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
-        await broker.publish_records(ORDERS, [Record(value=b"{}"), Record(value=None)])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"{}"), StoredRecord(value=None)])
         for size in (1, 10_000):  # checked at once, and in a thread
             with pytest.raises(InvalidRecord, match="record 1 does not fit the topic's schema"):
-                await broker.publish_records(ORDERS, [Record(value=b"{}"), Record(value=b"[" * size)])
-        named = [Record(value=b"[]")]
+                await broker.publish_records(ORDERS, [StoredRecord(value=b"{}"), StoredRecord(value=b"[" * size)])
+        named = [StoredRecord(value=b"[]")]
         await broker.publish_records(ORDERS, named, schema_id=JSON.fingerprint)  # whoever names it is believed
         assert await values(broker) == [b"{}", None, b"[]"]
     async with a_broker(tmp_path) as broker:  # also by whoever comes later
         with pytest.raises(InvalidRecord):
-            await broker.publish_records(ORDERS, [Record(value=b"not json")])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"not json")])
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(validate=False), value_schema=JSON))
-        await broker.publish_records(ORDERS, [Record(value=b"not json")])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"not json")])
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(validate=True), value_schema=JSON))
         with pytest.raises(InvalidRecord):
             await broker.publish_records(ORDERS, named, schema_id=JSON.fingerprint)
@@ -147,7 +147,9 @@ async def test_a_dead_letter_needs_to_fit_no_schema(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(dead, TopicSettings(value_schema=JSON))
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(deliveries_max=1, dead_letter=str(dead))))
-        await broker.registry.bury(broker.registry.topics[ORDERS], "s", 0, [Record(value=b"not json", offset=0)], 1)
+        await broker.registry.bury(
+            broker.registry.topics[ORDERS], "s", 0, [StoredRecord(value=b"not json", offset=0)], 1
+        )
         assert await values(broker, dead) == [b"not json"]
 
 
@@ -155,25 +157,27 @@ async def test_values_are_checked_where_the_policy_says_so_p2(tmp_path: Path) ->
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(validate=True), value_schema=JSON))
         with pytest.raises(InvalidRecord, match="record 1"):
-            await broker.publish_records(ORDERS, [Record(value=b"{}"), Record(value=b"[]")])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"{}"), StoredRecord(value=b"[]")])
         assert await values(broker) == [], "a batch is all or nothing"
-        await broker.publish_records(ORDERS, [Record(value=b"{}"), Record(value=None)])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"{}"), StoredRecord(value=None)])
         assert await values(broker) == [b"{}", None]
 
 
 async def test_keys_choose_the_partition_and_a_batch_has_one_l16(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(partitions=4))
-        first = await broker.publish_records(ORDERS, [Record(value=b"1", key=b"k"), Record(value=b"2", key=b"k")])
-        again = await broker.publish_records(ORDERS, [Record(value=b"3", key=b"k")])
+        first = await broker.publish_records(
+            ORDERS, [StoredRecord(value=b"1", key=b"k"), StoredRecord(value=b"2", key=b"k")]
+        )
+        again = await broker.publish_records(ORDERS, [StoredRecord(value=b"3", key=b"k")])
         assert again.partition == first.partition
         assert (again.base_offset, again.count) == (2, 1)
         with pytest.raises(KeysSpanPartitions):
-            await broker.publish_records(ORDERS, [Record(value=b"x", key=b"%d" % n) for n in range(20)])
-        turns = [(await broker.publish_records(ORDERS, [Record(value=b"x")])).partition for _ in range(8)]
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x", key=b"%d" % n) for n in range(20)])
+        turns = [(await broker.publish_records(ORDERS, [StoredRecord(value=b"x")])).partition for _ in range(8)]
         assert sorted(turns) == [0, 0, 1, 1, 2, 2, 3, 3]
         with pytest.raises(PartitionNotFound, match="0 to 3"):
-            await broker.publish_records(ORDERS, [Record(value=b"x")], partition=4)
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x")], partition=4)
 
 
 async def test_a_version_has_one_winner_l3(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ async def test_a_version_has_one_winner_l3(tmp_path: Path) -> None:
         await broker.put_topic(ORDERS, TopicSettings())
         version = (await broker.partition(ORDERS, 0)).version
         tries = [
-            broker.publish_records(ORDERS, [Record(value=b"%d" % n)], partition=0, expected_version=version)
+            broker.publish_records(ORDERS, [StoredRecord(value=b"%d" % n)], partition=0, expected_version=version)
             for n in range(8)
         ]
         answers = await asyncio.gather(*tries, return_exceptions=True)
@@ -192,17 +196,17 @@ async def test_a_version_has_one_winner_l3(tmp_path: Path) -> None:
 async def test_a_txn_id_is_answered_once_also_after_a_restart_l13(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        first = await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id="a")
+        first = await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], txn_id="a")
     async with a_broker(tmp_path) as broker:
-        assert await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id="a") == first
+        assert await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], txn_id="a") == first
         assert await values(broker) == [b"1"]
 
 
 async def test_a_txn_id_comes_to_the_same_partition_when_nothing_else_names_one_l13(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(partitions=7))
-        firsts = [await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id=f"a{n}") for n in range(20)]
-        again = [await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id=f"a{n}") for n in range(20)]
+        firsts = [await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], txn_id=f"a{n}") for n in range(20)]
+        again = [await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], txn_id=f"a{n}") for n in range(20)]
         assert again == firsts
         assert len({answer.partition for answer in firsts}) > 3
 
@@ -210,15 +214,15 @@ async def test_a_txn_id_comes_to_the_same_partition_when_nothing_else_names_one_
 async def test_reads_at_a_version_and_waits_for_one_l14(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        first = await broker.publish_records(ORDERS, [Record(value=b"1")])
-        await broker.publish_records(ORDERS, [Record(value=b"2")])
+        first = await broker.publish_records(ORDERS, [StoredRecord(value=b"1")])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"2")])
         assert first.version is not None
         then = await broker.fetch(ORDERS, 0, 0, version=first.version)
         assert (then.next_offset, then.end_offset) == (1, 1)
         with pytest.raises(NotYet):
             await broker.fetch(ORDERS, 0, 0, min_version=first.version + 5, wait_seconds=0.01)
         waiting = asyncio.create_task(broker.fetch(ORDERS, 0, 2, wait_seconds=30))
-        await broker.publish_records(ORDERS, [Record(value=b"3")])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"3")])
         assert (await waiting).next_offset == 3
         assert (await broker.fetch(ORDERS, 0, 3, wait_seconds=0.01)).next_offset == 3, "nothing came"
         with pytest.raises(OffsetOutOfRange):
@@ -229,11 +233,11 @@ async def test_a_deleted_topic_is_gone_and_its_name_starts_anew(tmp_path: Path) 
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(partitions=2))
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings())
-        await broker.publish_records(ORDERS, [Record(value=b"1")], partition=0)
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], partition=0)
         await broker.delete_topic(ORDERS)
         assert not [name for name in os.listdir(tmp_path) if name.startswith("topic=")]
         with pytest.raises(TopicNotFound):
-            await broker.publish_records(ORDERS, [Record(value=b"1")])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"1")])
         await broker.put_topic(ORDERS, TopicSettings())
         assert await values(broker) == []
         with pytest.raises(SubscriptionNotFound):
@@ -243,7 +247,7 @@ async def test_a_deleted_topic_is_gone_and_its_name_starts_anew(tmp_path: Path) 
 async def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        await broker.publish_records(ORDERS, [Record(value=b"1")])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"1")])
         await broker.registry.catalogue.mark_deleting(
             ORDERS, broker.registry.topics[ORDERS].stored
         )  # and then the power fails
@@ -301,18 +305,18 @@ async def test_limits_are_named_when_they_are_reached(tmp_path: Path) -> None:
 async def test_too_much_that_waits_is_refused_p2(tmp_path: Path) -> None:
     async with a_broker(tmp_path, waiting_bytes_max=1000) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        tries = [broker.publish_records(ORDERS, [Record(value=b"x" * 400)]) for _ in range(10)]
+        tries = [broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 400)]) for _ in range(10)]
         answers = await asyncio.gather(*tries, return_exceptions=True)
         refused = sum(isinstance(answer, QueueFull) for answer in answers)
         assert 0 < refused < 10
         assert len(await values(broker)) == 10 - refused
-        await broker.publish_records(ORDERS, [Record(value=b"x" * 900)])  # all of the room is there again
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 900)])  # all of the room is there again
 
 
 async def test_a_memory_ack_comes_first_and_the_record_follows(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(ack=Ack.MEMORY)))
-        ack = await broker.publish_records(ORDERS, [Record(value=b"1"), Record(value=b"2")])
+        ack = await broker.publish_records(ORDERS, [StoredRecord(value=b"1"), StoredRecord(value=b"2")])
         assert (ack.ack, ack.base_offset, ack.version, ack.count) == (Ack.MEMORY, None, None, 2)
     async with a_broker(tmp_path) as broker:  # a graceful stop finishes what was taken
         assert await values(broker) == [b"1", b"2"]
@@ -323,7 +327,7 @@ async def test_retention_removes_by_policy_l15(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=policy))
         for _ in range(20):
-            await broker.publish_records(ORDERS, [Record(value=b"x" * 30_000)])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 30_000)])
         assert await broker.retain() > 0
         info = await broker.partition(ORDERS, 0)
         assert info.start_offset > 0
@@ -333,16 +337,19 @@ async def test_retention_removes_by_policy_l15(tmp_path: Path) -> None:
 async def test_a_policy_that_changes_holds_for_the_next_batch(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        await broker.publish_records(ORDERS, [Record(value=b"x" * 5000)])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 5000)])
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(batch_bytes_max=2000)))
         with pytest.raises(InvalidInput, match="over the limit of 2000"):
-            await broker.publish_records(ORDERS, [Record(value=b"x" * 5000)])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 5000)])
 
 
 async def test_positions_are_found_p12(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        acks = [await broker.publish_records(ORDERS, [Record(value=b"x", timestamp_ms=1000 * n)] * 2) for n in range(4)]
+        acks = [
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x", timestamp_ms=1000 * n)] * 2)
+            for n in range(4)
+        ]
 
         async def at(text: str) -> int:
             return await broker.locate(ORDERS, 0, Position.parse(text))
@@ -357,7 +364,7 @@ async def test_positions_are_found_p12(tmp_path: Path) -> None:
 async def test_the_oldest_version_that_is_kept_can_be_read_from_p12(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        acks = [await broker.publish_records(ORDERS, [Record(value=b"x")] * 2) for _ in range(3)]
+        acks = [await broker.publish_records(ORDERS, [StoredRecord(value=b"x")] * 2) for _ in range(3)]
         oldest = acks[1].version
         assert oldest is not None
         (cleaned_up,) = tmp_path.rglob(f"{oldest - 1:020d}.json")
@@ -379,7 +386,7 @@ async def test_a_stopped_broker_says_so_u1(tmp_path: Path) -> None:
         await broker.put_topic(ORDERS, TopicSettings())
         broker.drain()
         for refused in (
-            broker.publish(ORDERS, PublishRequest(encode([Record(value=b"x")]))),
+            broker.publish(ORDERS, PublishRequest(encode([StoredRecord(value=b"x")]))),
             broker.fetch(ORDERS, 0, 0),
             broker.put_topic(ORDERS, TopicSettings()),
         ):
@@ -405,7 +412,7 @@ async def test_events_and_metrics_tell_what_happened(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         with broker.events.listen() as events:
             await broker.put_topic(ORDERS, TopicSettings())
-            await broker.publish_records(ORDERS, [Record(value=b"x")] * 3)
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x")] * 3)
             await broker.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
             told = [(await anext(events)).type for _ in range(3)]
             assert told == ["topic_created", "publish_accepted", "subscription_added"]

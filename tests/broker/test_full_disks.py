@@ -13,7 +13,7 @@ from sulina.broker import broker, partition_logs
 from sulina.broker.broker import Broker
 from sulina.broker.partition import Partition
 from sulina.cli.doctor.diagnosis import BrokerAnswer, ClusterFacts, check_partitions
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import TopicSettings
 from sulina.errors import LogStopped, NotServing
 from sulina.storage.commit_store import DirectoryCommits
@@ -74,7 +74,7 @@ async def world(tmp_path: Path, disk: Disk) -> AsyncIterator[Brokers]:
 async def stopped(broker: Broker, disk: Disk) -> None:
     disk.is_full = True
     with pytest.raises(LogStopped):
-        await broker.publish_records(ORDERS, [Record(value=b"lost")])
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"lost")])
 
 
 async def test_l9_a_log_is_opened_again_when_the_disk_takes_writes_and_not_before(world: Brokers, disk: Disk) -> None:
@@ -102,7 +102,7 @@ async def test_l9_a_log_that_a_full_disk_keeps_from_opening_is_opened_when_there
     assert await world.owner(new) is a
     disk.is_full = True
     with pytest.raises(NotServing, match="No space left"):  # which clients wait for
-        await a.publish_records(new, [Record(value=b"0")])
+        await a.publish_records(new, [StoredRecord(value=b"0")])
     assert a.logs.stopped() == {PartitionName(new, 0): str(FULL)}
     assert "No space left" in (a.unready or "")
     disk.is_full = False
@@ -136,7 +136,7 @@ async def test_r11_a_full_disk_is_named_only_where_the_disk_is_full(
     monkeypatch.setattr(a.logs.opener, "open", fail)
     for _ in range(2):  # when it is wanted, and when it is tried again
         with pytest.raises(NotServing):
-            await a.publish_records(new, [Record(value=b"0")])
+            await a.publish_records(new, [StoredRecord(value=b"0")])
         node = await a.inspect()
         assert node.trouble_counts == {kind: 1}
         facts = ClusterFacts(now_ms=0, brokers=[BrokerAnswer(url="http://a", node=node)])
@@ -177,7 +177,7 @@ async def test_l9_logs_are_opened_again_side_by_side_so_that_a_slow_one_holds_up
     disk.is_full = True
     for number in range(4):
         with pytest.raises(LogStopped):
-            await a.publish_records(many, [Record(value=b"lost")], partition=number)
+            await a.publish_records(many, [StoredRecord(value=b"lost")], partition=number)
     reopen, together = Partition.reopen, asyncio.Barrier(4)
 
     async def reopen_slowly(partition: Partition) -> None:

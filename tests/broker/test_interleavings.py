@@ -14,7 +14,7 @@ from sulina.core.cluster import keys
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import Ack, DeliveryGuarantee, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     CorruptCommit,
@@ -75,7 +75,7 @@ async def test_a_seek_is_whole_whenever_its_client_leaves(tmp_path: Path) -> Non
         async with connected(broker) as connection:
             await subscribe(connection)
             for number in range(8):
-                await broker.publish_records(ORDERS, [Record(value=b"x")], partition=number % 4)
+                await broker.publish_records(ORDERS, [StoredRecord(value=b"x")], partition=number % 4)
             await received(connection, 8)
             await connection.send(AckRecords(0, 1, 0, [(0, 2)]))
             await cancelled_at_every_step(lambda: broker.seek(ORDERS, "s", Position.parse("earliest")))
@@ -90,17 +90,19 @@ async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_mor
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(policy=Policy(ack=Ack.MEMORY)))
         with pytest.raises(VersionConflict):
-            await broker.publish_records(ORDERS, [Record(value=b"1")], expected_version=999)
-        assert (await broker.publish_records(ORDERS, [Record(value=b"1")], txn_id="a")).ack == Ack.LOCAL
-        assert (await broker.publish(ORDERS, PublishRequest(encode([Record(value=b"1")], codec=1)))).ack == Ack.LOCAL
-        assert (await broker.publish(ORDERS, PublishRequest(encode([Record(value=b"1")])))).ack == Ack.MEMORY
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], expected_version=999)
+        assert (await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], txn_id="a")).ack == Ack.LOCAL
+        assert (
+            await broker.publish(ORDERS, PublishRequest(encode([StoredRecord(value=b"1")], codec=1)))
+        ).ack == Ack.LOCAL
+        assert (await broker.publish(ORDERS, PublishRequest(encode([StoredRecord(value=b"1")])))).ack == Ack.MEMORY
         await broker.fetch(ORDERS, 0, 2, wait_seconds=10)
         assert await values(broker) == [b"1", b"1", b"1"]
         log = broker.registry.topics[ORDERS].partitions[0].log_if_open
         assert isinstance(log, PartitionLog)
         log.stop(OSError("the disk has gone"))
         with pytest.raises(LogStopped):
-            await broker.publish_records(ORDERS, [Record(value=b"lost")])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"lost")])
 
 
 async def test_dead_letters_of_a_topic_made_anew_are_not_taken_for_old_ones(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ async def test_dead_letters_of_a_topic_made_anew_are_not_taken_for_old_ones(tmp_
 async def test_a_schema_does_not_change_under_a_record_in_flight_u11(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
-        publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [Record(value=b"not json")]))
+        publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [StoredRecord(value=b"not json")]))
         await asyncio.sleep(0)
         with pytest.raises(SchemaConflict):
             await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
@@ -136,7 +138,7 @@ async def test_a_consumer_that_comes_while_a_record_is_being_written_gets_it(tmp
         await broker.put_topic(ORDERS, TopicSettings())
         for number in range(20):
             async with connected(broker) as connection:
-                publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [Record(value=b"%d" % number)]))
+                publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [StoredRecord(value=b"%d" % number)]))
                 await subscribe(connection, start="earliest")
                 [record] = await received(connection, 1)
                 assert record.value == b"%d" % number
@@ -152,7 +154,7 @@ async def test_a_publisher_that_leaves_does_not_leave_its_record_unseen(tmp_path
             await subscribe(connection)
             await publish(broker, b"0")
             await received(connection, 1)
-            publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [Record(value=b"1")]))
+            publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [StoredRecord(value=b"1")]))
             for _ in range(3):
                 await asyncio.sleep(0)
             publishing.cancel()
@@ -166,7 +168,7 @@ async def test_a_subscription_that_could_not_start_starts_whole_the_next_time(
         await broker.put_topic(ORDERS, TopicSettings(partitions=3))
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
         for number in range(3):
-            await broker.publish_records(ORDERS, [Record(value=b"%d" % number)], partition=number)
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"%d" % number)], partition=number)
         async with connected(broker) as connection:
             using = broker.registry.topics[ORDERS].partitions[1].using
             monkeypatch.setattr(broker.registry.topics[ORDERS].partitions[1], "using", lambda: 1 / 0)
@@ -200,8 +202,8 @@ async def test_the_cursor_of_the_largest_batch_fits_the_store(tmp_path: Path) ->
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         with pytest.raises(SulinaError, match="the limit is 65536"):
-            await broker.publish(ORDERS, PublishRequest(encode([Record(value=None)] * 65_537)))
-        await broker.publish(ORDERS, PublishRequest(encode([Record(value=None)] * 65_536)))
+            await broker.publish(ORDERS, PublishRequest(encode([StoredRecord(value=None)] * 65_537)))
+        await broker.publish(ORDERS, PublishRequest(encode([StoredRecord(value=None)] * 65_536)))
         async with connected(broker) as connection:
             await subscribe(connection, start="earliest", credit=100_000)
             await received(connection, 65_536)
@@ -260,7 +262,7 @@ async def test_a_nacked_record_keeps_its_place_after_a_reconnect_p12(tmp_path: P
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings(start="earliest"))
-        await broker.publish_records(ORDERS, [Record(value=b"x")] * 6)
+        await broker.publish_records(ORDERS, [StoredRecord(value=b"x")] * 6)
         async with connected(broker) as connection:
             await subscribe(connection)
             await received(connection, 6)
@@ -303,7 +305,7 @@ async def test_what_waits_to_be_sent_is_bounded_however_it_was_asked_for(tmp_pat
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         for _ in range(3):
-            await broker.publish_records(ORDERS, [Record(value=b"x" * (4 << 20))])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x" * (4 << 20))])
         async with connected(broker) as connection:
             asking = [connection.send(Fetch(n + 1, str(ORDERS), 0, 0, max_bytes=1 << 30)) for n in range(100)]
             await asyncio.wait([asyncio.ensure_future(ask) for ask in asking], timeout=1)
@@ -330,7 +332,7 @@ async def test_damaged_metadata_closes_its_topic_and_no_other_u7(tmp_path: Path)
         for name in (ORDERS, other):
             await broker.put_topic(name, TopicSettings())
             await broker.put_subscription(name, "s", SubscriptionSettings())
-            await broker.publish_records(name, [Record(value=b"1")])
+            await broker.publish_records(name, [StoredRecord(value=b"1")])
     store = await SqliteMetadata.open(str(tmp_path / "metadata.sqlite"))
     await store.txn(puts=[Put(keys.cursor(ORDERS, "s", 0), b'{"offset":-7}')])
     await store.close()
@@ -339,7 +341,7 @@ async def test_damaged_metadata_closes_its_topic_and_no_other_u7(tmp_path: Path)
         for refused in (
             broker.topic(ORDERS),
             broker.put_topic(ORDERS, TopicSettings()),
-            broker.publish_records(ORDERS, [Record(value=b"2")]),
+            broker.publish_records(ORDERS, [StoredRecord(value=b"2")]),
         ):
             with pytest.raises(CorruptCommit, match="cursor/0"):
                 await refused
@@ -361,17 +363,17 @@ async def test_open_logs_are_bounded_and_idle_ones_rest(tmp_path: Path) -> None:
         names = [TopicName("default", f"t{number}") for number in range(6)]
         for name in names:
             await broker.put_topic(name, TopicSettings())
-            await broker.publish_records(name, [Record(value=b"1")])
+            await broker.publish_records(name, [StoredRecord(value=b"1")])
         assert sum(topic.partitions[0].log_if_open is not None for topic in broker.registry.topics) == 3
-        await asyncio.gather(*(broker.publish_records(name, [Record(value=b"2")]) for name in names[:3]))
+        await asyncio.gather(*(broker.publish_records(name, [StoredRecord(value=b"2")]) for name in names[:3]))
         assert [await values(broker, name) for name in names] == [[b"1", b"2"]] * 3 + [[b"1"]] * 3
         async with connected(broker) as connection:
             for number in range(3):
                 await connection.send(Subscribe(1, number, str(names[number]), "s"))
                 assert isinstance(await connection.receive(), Answer)
             with pytest.raises(LimitReached, match="3 open logs"):
-                await broker.publish_records(names[5], [Record(value=b"3")])
-        await broker.publish_records(names[5], [Record(value=b"3")])
+                await broker.publish_records(names[5], [StoredRecord(value=b"3")])
+        await broker.publish_records(names[5], [StoredRecord(value=b"3")])
 
 
 async def test_a_topic_that_keeps_nothing_promises_nothing_it_cannot_keep(tmp_path: Path) -> None:
@@ -381,10 +383,10 @@ async def test_a_topic_that_keeps_nothing_promises_nothing_it_cannot_keep(tmp_pa
         async with connected(broker) as connection:
             await subscribe(connection)
             with pytest.raises(NotReliable):
-                await broker.publish_records(ORDERS, [Record(value=b"1")], expected_version=1)
+                await broker.publish_records(ORDERS, [StoredRecord(value=b"1")], expected_version=1)
             with pytest.raises(SulinaError, match="over the limit of 1024"):
-                await broker.publish_records(ORDERS, [Record(value=b"x" * 2000)])
-            await broker.publish_records(ORDERS, [Record(value=b"1")])
+                await broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 2000)])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"1")])
             assert [record.value for record in records(await connection.receive())] == [b"1"]
 
 
@@ -425,7 +427,7 @@ async def test_a_client_that_knows_a_topic_of_another_life_is_told_so(tmp_path: 
         info, _ = await broker.put_topic(ORDERS, TopicSettings())
         await broker.delete_topic(ORDERS)
         await broker.put_topic(ORDERS, TopicSettings(partitions=4))
-        data = encode([Record(value=b"1")])
+        data = encode([StoredRecord(value=b"1")])
         with pytest.raises(TopicNotFound):
             await broker.accept(str(ORDERS), PublishRequest(data, partition=0, topic_id=info.topic_id))
 
@@ -440,7 +442,7 @@ async def test_values_are_not_stored_under_a_schema_that_they_were_not_checked_b
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(value_schema=JSON))
         broker.registry.topics[ORDERS].check_value = check
-        large = Record(value=b'{"text": "' + b"x" * CHECK_BYTES_MAX + b'"}')
+        large = StoredRecord(value=b'{"text": "' + b"x" * CHECK_BYTES_MAX + b'"}')
         publishing = asyncio.ensure_future(broker.publish_records(ORDERS, [large]))
         await asyncio.to_thread(checking.wait, 20)
         try:

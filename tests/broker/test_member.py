@@ -13,7 +13,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import FIRST_EPOCH, EpochEntry, Sealed
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import Ack, DeliveryGuarantee, Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import (
     BrokerNotFound,
@@ -64,7 +64,7 @@ async def test_whoever_does_not_own_a_partition_says_who_does_u1(tmp_path: Path)
         owner = (await world.owner(ORDERS)).options.broker_id
         asked = world.running[other(world, owner)]
         with pytest.raises(NotOwner) as refused:
-            await asked.publish_records(ORDERS, [Record(value=b"x")])
+            await asked.publish_records(ORDERS, [StoredRecord(value=b"x")])
         assert (refused.value.owner, refused.value.url) == (owner, f"http://{owner}")
         with pytest.raises(NotOwner):
             await asked.fetch(ORDERS, 0, 0)
@@ -159,10 +159,12 @@ async def test_a_txn_id_is_known_after_a_move_l13(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         await world.running["a"].put_topic(ORDERS, TopicSettings())
         owner = await world.owner(ORDERS)
-        first = await owner.publish_records(ORDERS, [Record(value=b"x")], txn_id="once")
+        first = await owner.publish_records(ORDERS, [StoredRecord(value=b"x")], txn_id="once")
         target = other(world, owner.options.broker_id)
         await owner.unload(ORDERS, to=target)
-        again = await (await world.moved(ORDERS, target)).publish_records(ORDERS, [Record(value=b"x")], txn_id="once")
+        again = await (await world.moved(ORDERS, target)).publish_records(
+            ORDERS, [StoredRecord(value=b"x")], txn_id="once"
+        )
         assert (again.base_offset, again.version) == (first.base_offset, first.version)
         assert await world.values(ORDERS) == [b"x"]
 
@@ -187,7 +189,7 @@ async def test_a_damaged_seal_changes_nothing_and_one_that_promises_more_keeps_t
         lie = Sealed(last_committed_offset=99, next_offset=100, version=50, epoch=epoch, broker_id="x", ts="now")
         await world.metadata.txn(puts=[Put(keys.sealed_state(FIRST), msgspec.json.encode(lie))])
         with pytest.raises(LogIncomplete, match="100"):
-            await back.publish_records(ORDERS, [Record(value=b"3")])
+            await back.publish_records(ORDERS, [StoredRecord(value=b"3")])
 
 
 async def test_an_unload_waits_for_no_consumer_unless_forced_u3(tmp_path: Path) -> None:
@@ -275,7 +277,9 @@ async def test_a_schema_is_fixed_by_the_first_record_at_any_broker_u11(tmp_path:
         a, b = world.running["a"], world.running["b"]
         await a.put_topic(ORDERS, TopicSettings())
         await b.put_topic(ORDERS, TopicSettings(value_schema=JSON))
-        await (await world.owner(ORDERS)).publish_records(ORDERS, [Record(value=b"{}")], schema_id=JSON.fingerprint)
+        await (await world.owner(ORDERS)).publish_records(
+            ORDERS, [StoredRecord(value=b"{}")], schema_id=JSON.fingerprint
+        )
         for broker in (a, b):
             with pytest.raises(SchemaConflict):
                 await broker.put_topic(ORDERS, TopicSettings())
@@ -284,9 +288,9 @@ async def test_a_schema_is_fixed_by_the_first_record_at_any_broker_u11(tmp_path:
         await owner.unload(ORDERS, to=target)
         moved = await world.moved(ORDERS, target)
         with pytest.raises(SchemaConflict):
-            await moved.publish_records(ORDERS, [Record(value=b"x")], schema_id=Schema().fingerprint)
+            await moved.publish_records(ORDERS, [StoredRecord(value=b"x")], schema_id=Schema().fingerprint)
         with pytest.raises(InvalidRecord):
-            await moved.publish_records(ORDERS, [Record(value=b"x")])
+            await moved.publish_records(ORDERS, [StoredRecord(value=b"x")])
 
 
 async def test_racing_brokers_agree_on_what_exists(tmp_path: Path) -> None:
@@ -353,14 +357,14 @@ async def test_without_a_lease_nothing_is_acknowledged_u14(tmp_path: Path, monke
         with pytest.raises(LeaseExpired):
             await publishing.wait()
         with pytest.raises(LeaseExpired):
-            await a.publish_records(ORDERS, [Record(value=b"2")])
+            await a.publish_records(ORDERS, [StoredRecord(value=b"2")])
         monkeypatch.undo()
         assert await world.publish(ORDERS, b"3") == 2  # what was written without an ack stays
         assert await world.values(ORDERS) == [b"0", b"1", b"3"]
 
 
 def _batch(value: bytes) -> bytes:
-    return bytes(encode([Record(value=value, timestamp_ms=1)]))
+    return bytes(encode([StoredRecord(value=value, timestamp_ms=1)]))
 
 
 async def test_readers_of_an_archived_topic_see_only_what_is_archived(
@@ -400,7 +404,7 @@ async def test_topics_that_keep_nothing_move_too_f4(tmp_path: Path) -> None:
         async with connected(moved) as connection:
             await connection.send(Subscribe(99, 1, str(ORDERS), "s"))
             await connection.receive()
-            await moved.publish_records(ORDERS, [Record(value=b"now")])
+            await moved.publish_records(ORDERS, [StoredRecord(value=b"now")])
             assert [record.value for record in await received(connection, 1)] == [b"now"]
 
 
@@ -493,13 +497,13 @@ async def test_a_node_that_is_alone_may_archive_too(tmp_path: Path) -> None:
     async with brokers(tmp_path) as world:
         alone = await world.alone("a")
         await alone.put_topic(ORDERS, ARCHIVED)
-        assert (await alone.publish_records(ORDERS, [Record(value=b"0")])).ack == Ack.ARCHIVED
+        assert (await alone.publish_records(ORDERS, [StoredRecord(value=b"0")])).ack == Ack.ARCHIVED
         assert (await alone.lookup(ORDERS)).partitions[0].broker_id == "a"
         with pytest.raises(InvalidSettings, match="not part of a cluster"):
             await alone.unload(ORDERS)
         await world.stop("a")
         again = await world.alone("a")
-        await again.publish_records(ORDERS, [Record(value=b"1")])
+        await again.publish_records(ORDERS, [StoredRecord(value=b"1")])
         assert await world.values(ORDERS) == [b"0", b"1"]
         await again.delete_topic(ORDERS)
         assert not [path for path in (tmp_path / "objects").glob("topic=*/**/*") if path.is_file()]
@@ -542,11 +546,11 @@ async def test_a_policy_that_asks_for_more_holds_from_then_on(tmp_path: Path) ->
         assert not await is_archived(), "what only one disk has was said to be safe"
         await owner.put_topic(ORDERS, ARCHIVED)
         await until(is_archived)
-        assert (await owner.publish_records(ORDERS, [Record(value=b"1")])).ack == Ack.ARCHIVED
+        assert (await owner.publish_records(ORDERS, [StoredRecord(value=b"1")])).ack == Ack.ARCHIVED
         await owner.put_topic(ORDERS, TopicSettings())
 
         async def is_local() -> bool:
-            return (await owner.publish_records(ORDERS, [Record(value=b"x")])).ack == Ack.LOCAL
+            return (await owner.publish_records(ORDERS, [StoredRecord(value=b"x")])).ack == Ack.LOCAL
 
         await until(is_local)
         assert not await is_archived(), "a local ack was given before the cluster knew"

@@ -11,7 +11,7 @@ import pytest
 from sulina.broker.broker import Broker
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import EpochEntry
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import MetadataFailed, NotServing, TopicNotFound
 from sulina.storage.tiered_log import TieredLog
@@ -68,13 +68,13 @@ async def test_of_several_changes_of_the_ack_level_the_last_one_counts(
         await asyncio.sleep(0)
         answers.set()
         await quiet(a)
-        done = await a.publish_records(ORDERS, [Record(value=b"1")])
+        done = await a.publish_records(ORDERS, [StoredRecord(value=b"1")])
         assert done.ack == Ack.LOCAL
         assert not (await epoch_of(world)).is_archived
 
         await a.put_topic(ORDERS, ARCHIVED)
         await quiet(a)
-        assert (await a.publish_records(ORDERS, [Record(value=b"2")])).ack == Ack.ARCHIVED
+        assert (await a.publish_records(ORDERS, [StoredRecord(value=b"2")])).ack == Ack.ARCHIVED
         assert (await epoch_of(world)).is_archived
 
 
@@ -91,7 +91,7 @@ async def test_a_change_of_the_ack_level_that_fails_is_made_later(
             await a.put_topic(ORDERS, LOCAL)
             for _ in range(5):
                 await asyncio.sleep(0.01)
-                assert (await a.publish_records(ORDERS, [Record(value=b"x")])).ack == Ack.ARCHIVED
+                assert (await a.publish_records(ORDERS, [StoredRecord(value=b"x")])).ack == Ack.ARCHIVED
         await until(lambda: not log_of(a).is_ack_archived)
         assert not (await epoch_of(world)).is_archived
 
@@ -111,7 +111,7 @@ async def test_a_log_that_could_not_be_made_ready_is_opened_by_the_next_who_want
         with monkeypatch.context() as broken:
             broken.setattr(cluster_of(a), "set_archived", no_answer)
             with pytest.raises(MetadataFailed):
-                await a.publish_records(ORDERS, [Record(value=b"1")])
+                await a.publish_records(ORDERS, [StoredRecord(value=b"1")])
         assert await world.publish(ORDERS, b"1") == 1
         assert (await epoch_of(world)).is_archived
 
@@ -166,7 +166,7 @@ async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_mo
         await world.moved(ORDERS, target)
         for _ in range(20):
             with pytest.raises(NotServing):
-                await owner.publish_records(ORDERS, [Record(value=b"lost")])
+                await owner.publish_records(ORDERS, [StoredRecord(value=b"lost")])
             await asyncio.sleep(0.01)
         monkeypatch.undo()
         member_of(owner).owner.lost(FIRST)
@@ -255,7 +255,7 @@ async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_th
             await until(lambda: any(ownership.is_here for ownership in old.ownerships))
             number = next(ownership.name.partition for ownership in old.ownerships if ownership.is_here)
             with pytest.raises(TopicNotFound):
-                await b.publish_records(ORDERS, [Record(value=b"to nobody")], partition=number)
+                await b.publish_records(ORDERS, [StoredRecord(value=b"to nobody")], partition=number)
         await b.registry.catch_up()
         assert await world.publish(ORDERS, b"new", partition=number) == 0
         assert await world.values(ORDERS, number) == [b"new"]
@@ -298,7 +298,7 @@ async def test_what_was_taken_before_a_drain_is_drained(tmp_path: Path) -> None:
         await world.publish(ORDERS, b"0")
         log = log_of(a)
         await log.drain()
-        taken = a.publish_records(ORDERS, [Record(value=b"1")])
+        taken = a.publish_records(ORDERS, [StoredRecord(value=b"1")])
         publishing = asyncio.ensure_future(taken)
         while log.is_archived:  # noqa: ASYNC110
             await asyncio.sleep(0)

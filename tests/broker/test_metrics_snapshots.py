@@ -9,7 +9,7 @@ import pytest
 
 from sulina.broker.events import Event, EventStream
 from sulina.broker.pubsub.snapshots import LOOKED_AT_A_TICK, TOLD_A_TICK, MetricsSnapshots
-from sulina.client import Client, PubSub
+from sulina.client import Client
 from sulina.config import Settings
 from sulina.core.delivery.pubsub import PubSubEventType
 from sulina.errors import TopicNotFound
@@ -175,13 +175,13 @@ async def test_p10_snapshots_come_in_process_and_in_frames_of_sessions(node: Nod
     async def handle(_message: object) -> None:
         handled.set()
 
-    async with Client(node.connector) as client, PubSub(client) as pubsub:
-        await client.create_topic("/default/t1")
-        await pubsub.subscribe("/default/t1", handle)
+    async with Client(node.connector) as client:
+        await client.admin.create_topic("/default/t1")
+        await client.subscribe("/default/t1", handle)
         async with asyncio.timeout(10):
             with node.broker.events.listen([SNAPSHOT]) as here:
-                async with pubsub.events([SNAPSHOT]) as there:
-                    await pubsub.publish("/default/t1", "x")
+                async with client.events([SNAPSHOT]) as there:
+                    await client.publish("/default/t1", "x")
                     await handled.wait()
                     for events in (here, there):
                         found = await _delivered(events)

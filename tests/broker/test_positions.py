@@ -22,7 +22,7 @@ async def node() -> AsyncIterator[Node]:
     """Epoch 0 wrote offsets 0 to 3, epoch 7 goes on from there to 9."""
     made = await Node.start(Settings(), listen=False, volatile=True)
     async with Client(made.connector) as client:
-        await client.create_topic(str(TOPIC))
+        await client.admin.create_topic(str(TOPIC))
         await client.publish_batch(str(TOPIC), [str(number) for number in range(4)])
         log = made.broker.topic_named(str(TOPIC)).partitions[0].log_if_open
         assert isinstance(log, PartitionLog)
@@ -39,48 +39,50 @@ async def client(node: Node) -> AsyncIterator[Client]:
 
 
 async def test_u10_a_fetch_from_what_was_given_up_says_where_the_log_goes_on(client: Client) -> None:
-    first = await client.fetch(TOPIC, 0, 0, max_bytes=1)
+    first = await client.admin.fetch(TOPIC, 0, 0, max_bytes=1)
     assert (first.next_offset, first.epoch) == (4, 7)
     for offset in (0, 4):
-        assert (await client.fetch(TOPIC, 0, offset, epoch=0)).data
+        assert (await client.admin.fetch(TOPIC, 0, offset, epoch=0)).data
     for offset in (5, 10, 99):
         with pytest.raises(PositionDiverged) as caught:
-            await client.fetch(TOPIC, 0, offset, epoch=0, wait_seconds=30)
+            await client.admin.fetch(TOPIC, 0, offset, epoch=0, wait_seconds=30)
         told = caught.value
         assert told.details() == {
             "topic": str(TOPIC), "partition": 0, "offset": offset, "epoch": 0, "continues_at": 4,
         }  # fmt: skip
         assert not told.retryable
-    assert (await client.fetch(TOPIC, 0, 10, epoch=7)).end_offset == 10
+    assert (await client.admin.fetch(TOPIC, 0, 10, epoch=7)).end_offset == 10
     with pytest.raises(OffsetOutOfRange):
-        await client.fetch(TOPIC, 0, 99, epoch=8)
+        await client.admin.fetch(TOPIC, 0, 99, epoch=8)
 
 
 async def test_u10_a_position_with_an_epoch_is_found_where_the_log_goes_on(client: Client) -> None:
-    found = [await client.locate(TOPIC, f"offset:{text}") for text in ("3@0", "4@0", "8@0", "99@0", "8@7", "8", "99")]
+    found = [
+        await client.admin.locate(TOPIC, f"offset:{text}") for text in ("3@0", "4@0", "8@0", "99@0", "8@7", "8", "99")
+    ]
     assert found == [3, 4, 4, 4, 8, 8, 10]
 
 
 async def test_u10_a_consumer_is_sent_what_has_offsets_that_were_acked_and_given_up(node: Node, client: Client) -> None:
-    await client.create_subscription(TOPIC, "s", start="earliest")
+    await client.admin.create_subscription(TOPIC, "s", start="earliest")
     subscription = node.broker.topic_named(str(TOPIC)).subscriptions["s"]
     cursor = subscription.cursors[0]
     assert (cursor.offset, cursor.epoch) == (0, 7)
     stored = Cursor(2, epoch=0)
     stored.ack(3, 8)
     await subscription.acquire(0, Cursor.load("key", stored.stored()), is_moved=True)
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         assert [(await anext(messages)).offset for _ in range(7)] == [2, *range(4, 10)]
-    await client.seek(TOPIC, "s", "offset:8@0")
+    await client.admin.seek(TOPIC, "s", "offset:8@0")
     cursor = subscription.cursors[0]
     assert (cursor.offset, cursor.epoch) == (4, 7)
 
 
 async def test_u10_a_registered_reader_goes_back_to_where_the_log_goes_on(client: Client) -> None:
-    await client.register_reader("nightly", TOPIC, {0: 8}, epochs={0: 0})
+    await client.admin.register_reader("nightly", TOPIC, {0: 8}, epochs={0: 0})
     with pytest.raises(ReaderAhead):
-        await client.register_reader("nightly", TOPIC, {0: 4})
-    info = await client.register_reader("nightly", TOPIC, {0: 4}, epochs={0: 7})
+        await client.admin.register_reader("nightly", TOPIC, {0: 4})
+    info = await client.admin.register_reader("nightly", TOPIC, {0: 4}, epochs={0: 7})
     assert info.positions[0].offset == 4
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from sulina.broker.broker import Broker
 from sulina.core.cluster import keys
 from sulina.core.cluster.producers import PRODUCERS_OF_A_TOPIC_MAX
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import Schema, SchemaKind, TopicSettings
 from sulina.listeners.local import LocalConnection
 from sulina.ports import Put
@@ -16,7 +16,7 @@ from tests.broker.test_sessions import connected
 from tests.support.brokers import brokers, until
 
 SOON_SECONDS = 5.0  # a defect is seen by then
-BATCH = memoryview(bytes(encode([Record(value=b"v", timestamp_ms=1)])))
+BATCH = memoryview(bytes(encode([StoredRecord(value=b"v", timestamp_ms=1)])))
 
 
 async def publish(connection: LocalConnection, producer: str | None) -> FromNode:
@@ -137,7 +137,7 @@ async def test_a_topic_that_is_deleted_and_created_again_lists_its_producers(tmp
 
 async def test_a_publish_that_ends_after_its_connection_leaves_no_producer(tmp_path: Path) -> None:
     schema = Schema(kind=SchemaKind.JSON, definition={"type": "string"})
-    large = memoryview(bytes(encode([Record(value=b'"' + b"v" * 100_000 + b'"', timestamp_ms=1)])))
+    large = memoryview(bytes(encode([StoredRecord(value=b'"' + b"v" * 100_000 + b'"', timestamp_ms=1)])))
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(value_schema=schema))
         async with connected(broker) as connection, asyncio.TaskGroup() as tasks:

@@ -62,7 +62,7 @@ async def client(node: Node) -> AsyncIterator[Client]:
 
 
 async def test_a_log_that_no_subscriber_reads_may_rest_and_is_read_again(node: Node, client: Client) -> None:
-    await client.create_topic(str(TOPIC))
+    await client.admin.create_topic(str(TOPIC))
     taker = Taker(node)
     await taker.join()
     await client.publish(str(TOPIC), b"one")
@@ -82,7 +82,7 @@ async def test_a_log_that_no_subscriber_reads_may_rest_and_is_read_again(node: N
 
 
 async def test_a_frame_that_fails_does_not_hold_up_those_behind_it(node: Node, client: Client) -> None:
-    await client.create_topic(str(TOPIC), delivery="non_reliable")
+    await client.admin.create_topic(str(TOPIC), delivery="non_reliable")
     taker = Taker(node)
     await taker.join()
     taker.is_broken = True
@@ -94,7 +94,7 @@ async def test_a_frame_that_fails_does_not_hold_up_those_behind_it(node: Node, c
 
 
 async def test_nothing_is_left_of_who_has_left(node: Node, client: Client) -> None:
-    await client.create_topic(str(TOPIC), partitions=3)
+    await client.admin.create_topic(str(TOPIC), partitions=3)
     takers = [Taker(node) for _ in range(5)]
     for taker in takers:
         await taker.join()
@@ -113,18 +113,18 @@ async def test_nothing_is_left_of_who_has_left(node: Node, client: Client) -> No
 async def test_who_is_subscribed_to_a_topic_that_goes_is_told_and_counts_for_nothing(
     node: Node, client: Client
 ) -> None:
-    await client.create_topic(str(TOPIC))
+    await client.admin.create_topic(str(TOPIC))
     taker = Taker(node)
     await taker.join()
     await client.publish(str(TOPIC), b"one")
     await taker.given.get()
-    await client.delete_topic(str(TOPIC), force=True)
+    await client.admin.delete_topic(str(TOPIC), force=True)
 
     async def is_told() -> bool:
         return bool(taker.removed)
 
     await until("it is told", is_told, 10)
     assert isinstance(taker.removed[0], TopicNotFound)
-    metrics = await client.pubsub_metrics()
+    metrics = await client.admin.pubsub_metrics()
     assert (metrics.accepted, metrics.delivered, metrics.active, metrics.suspended) == (1, 1, 0, 0)
     assert not node.broker.pubsub.feeds

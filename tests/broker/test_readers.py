@@ -13,7 +13,7 @@ from sulina.broker.options import BrokerOptions
 from sulina.core.cluster import keys
 from sulina.core.delivery.readers import EXPIRES_SECONDS, SHOWN_SECONDS
 from sulina.core.log.epochs import EpochHistory
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import DeliveryGuarantee, Policy, TopicSettings
 from sulina.errors import (
     CorruptCommit,
@@ -79,7 +79,7 @@ class World:
         await self.broker.put_topic(ORDERS, TopicSettings(partitions=partitions, policy=policy))
         for number in range(partitions):
             for _ in range(COUNT):
-                await self.broker.publish_records(ORDERS, [Record(value=b"x" * 30_000)], partition=number)
+                await self.broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 30_000)], partition=number)
         self.clock.advance(2 * 3600)
 
     async def put(self, name: str = "nightly", *, force: bool = False, **positions: int) -> bool:
@@ -197,7 +197,7 @@ async def test_u10_what_a_reader_of_given_up_records_needs_is_not_removed(
         assert isinstance(log, PartitionLog)
         await log.claim(Epoch(4))
         for _ in range(2 * COUNT):
-            await world.broker.publish_records(ORDERS, [Record(value=b"x" * 30_000)])
+            await world.broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 30_000)])
         settings = ReaderSettings(positions={0: 2 * COUNT}, epochs=epochs)
         await world.broker.put_reader("nightly", ORDERS, settings)
         await world.broker.retain()

@@ -13,7 +13,7 @@ from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.stored import bounds
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.topic import DeliveryGuarantee, Policy, TopicSettings
 from sulina.errors import SulinaError
 from sulina.listeners.local import LocalConnection
@@ -51,7 +51,7 @@ async def connected(broker: Broker) -> AsyncIterator[LocalConnection]:
 
 async def publish(broker: Broker, *values: bytes, keys: list[bytes] | None = None) -> None:
     for number, value in enumerate(values):
-        await broker.publish_records(ORDERS, [Record(value=value, key=keys[number] if keys else None)])
+        await broker.publish_records(ORDERS, [StoredRecord(value=value, key=keys[number] if keys else None)])
 
 
 async def subscribe(connection: LocalConnection, consumer: int = 1, **more: Any) -> FromNode:
@@ -59,15 +59,15 @@ async def subscribe(connection: LocalConnection, consumer: int = 1, **more: Any)
     return await connection.receive()
 
 
-def records(frame: FromNode) -> list[Record]:
+def records(frame: FromNode) -> list[StoredRecord]:
     """The consumer's own records of a delivery."""
     assert isinstance(frame, Deliver), frame
     found = [record for position, *_ in bounds(frame.data) for record in decode(frame.data, position=position)]
     return [record for record in found if any(start <= record.offset < end for start, end in frame.ranges)]
 
 
-async def received(connection: LocalConnection, count: int) -> list[Record]:
-    found: list[Record] = []
+async def received(connection: LocalConnection, count: int) -> list[StoredRecord]:
+    found: list[StoredRecord] = []
     while len(found) < count:
         found += records(await connection.receive())
     return found
@@ -125,7 +125,7 @@ async def test_a_subscription_starts_where_it_is_told_p12(tmp_path: Path, start:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         for number in range(4):
-            await broker.publish_records(ORDERS, [Record(value=b"x", timestamp_ms=1000 * number)])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"x", timestamp_ms=1000 * number)])
         assert (await broker.partition(ORDERS, 0)).version == 4
         async with connected(broker) as connection:
             await subscribe(connection, start=start)
@@ -191,7 +191,7 @@ async def test_a_key_has_one_consumer_p12(tmp_path: Path) -> None:
             for connection, name in ((first, "a"), (second, "b")):
                 await subscribe(connection, kind=SubscriptionKind.KEY_SHARED, name=name)
             keys = [b"key-%d" % (number % 8) for number in range(64)]
-            batch = encode([Record(value=b"x", key=key, timestamp_ms=1) for key in keys])
+            batch = encode([StoredRecord(value=b"x", key=key, timestamp_ms=1) for key in keys])
             await broker.publish(ORDERS, PublishRequest(batch))
             mine, theirs = records(await first.receive()), records(await second.receive())
             assert {record.key for record in mine}.isdisjoint({record.key for record in theirs})
@@ -205,7 +205,7 @@ async def test_nack_redelivers_and_the_dead_letter_topic_ends_it_p12(tmp_path: P
         await broker.put_topic(ORDERS, TopicSettings(policy=policy))
         async with connected(broker) as connection:
             await subscribe(connection)
-            await broker.publish_records(ORDERS, [Record(value=b"bad", key=b"k", headers=(("h", b"1"),))])
+            await broker.publish_records(ORDERS, [StoredRecord(value=b"bad", key=b"k", headers=(("h", b"1"),))])
             for attempt in (1, 2):
                 frame = await connection.receive()
                 assert isinstance(frame, Deliver)
@@ -317,7 +317,7 @@ async def test_publishes_of_a_session_keep_their_order(tmp_path: Path) -> None:
         await broker.put_topic(ORDERS, TopicSettings())
         async with connected(broker) as connection:
             for number in range(200):
-                data = memoryview(encode([Record(value=b"%d" % number, timestamp_ms=1)]))
+                data = memoryview(encode([StoredRecord(value=b"%d" % number, timestamp_ms=1)]))
                 await connection.send(Publish(number + 1, str(ORDERS), data))
             answers = [await connection.receive() for _ in range(200)]
             offsets = {answer.id: answer.result.base_offset for answer in answers if isinstance(answer, Answer)}

@@ -13,7 +13,7 @@ from sulina.broker.catalogue import Outdated
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.delivery.members import SubscriptionKind
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy, Schema, SchemaKind, TopicSettings
 from sulina.errors import InvalidRecord, SchemaConflict, SulinaError
 from sulina.ports import Change, Compare, Entry, MetadataStore, Put, TxnResult
@@ -108,7 +108,7 @@ async def test_r10_consumers_of_a_subscription_that_a_recovery_stored_again_are_
         broker = world.running["a"]
         await broker.put_topic(ORDERS, TopicSettings())
         await world.owner(ORDERS)
-        await broker.put_subscription(ORDERS, "s", SubscriptionSettings(kind=SubscriptionKind.SHARED))
+        await broker.put_subscription(ORDERS, "s", SubscriptionSettings(mode=SubscriptionKind.SHARED))
         async with connected(broker) as connection:
             assert await subscribe(connection, kind=SubscriptionKind.SHARED) == ATTACHED
             entry = await world.metadata.get(keys.subscription(ORDERS, "s"))
@@ -147,7 +147,7 @@ async def test_l6_a_topic_that_a_publisher_finds_deleted_is_closed_also_if_the_p
 
         monkeypatch.setattr(owner.registry.catalogue, "fix_schema", find_deleted)
         monkeypatch.setattr(topic, "close", close_slowly)
-        publisher = asyncio.ensure_future(owner.publish_records(ORDERS, [Record(value=b"1")]))
+        publisher = asyncio.ensure_future(owner.publish_records(ORDERS, [StoredRecord(value=b"1")]))
         await is_closing.wait()
         publisher.cancel()
         await asyncio.wait([publisher])
@@ -220,7 +220,7 @@ async def test_u11_a_first_record_is_checked_by_the_schema_that_a_broker_has_jus
         catching_up = asyncio.ensure_future(owner.registry.catch_up())
         await is_syncing.wait()
         with pytest.raises(InvalidRecord):
-            await owner.publish_records(ORDERS, [Record(value=b"not json")])
+            await owner.publish_records(ORDERS, [StoredRecord(value=b"not json")])
         go_on.set()
         await catching_up
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sulina.core.cluster import keys
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import LeaseExpired, TopicNotFound
 from sulina.storage.archive import Archive
@@ -61,5 +61,5 @@ async def test_u14_a_publisher_at_an_owner_that_was_overtaken_may_try_again(tmp_
         newer.load()
         newer.claim(Epoch(log.view.epoch + 1), "b", lambda _: "another directory")
         with pytest.raises(LeaseExpired) as refused:
-            await a.publish_records(ORDERS, [Record(value=b"1")])
+            await a.publish_records(ORDERS, [StoredRecord(value=b"1")])
         assert refused.value.retryable

@@ -16,7 +16,7 @@ from sulina.broker.broker import Broker
 from sulina.broker.unloading import Unloading
 from sulina.core.cluster import keys
 from sulina.core.delivery.cursor import Cursor
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, DeliveryGuarantee, Policy, TopicSettings
 from sulina.errors import Draining, MetadataFailed, NotOwner
 from sulina.metadata.memory import MemoryMetadata
@@ -210,13 +210,13 @@ async def test_a_draining_topic_refuses_for_a_moment_and_then_names_the_new_owne
         await asyncio.wait_for(quiesced.wait(), WAIT_SECONDS)
         assert owner.registry.topics[ORDERS].ownerships[0].state == TopicState.DRAINING
         with pytest.raises(Draining) as refused:
-            await owner.publish_records(ORDERS, [Record(value=b"too late")])
+            await owner.publish_records(ORDERS, [StoredRecord(value=b"too late")])
         assert refused.value.retryable
         may_go_on.set()
         await asked
         await world.moved(ORDERS, target)
         with pytest.raises(NotOwner) as moved:
-            await owner.publish_records(ORDERS, [Record(value=b"elsewhere")])
+            await owner.publish_records(ORDERS, [StoredRecord(value=b"elsewhere")])
         assert (moved.value.retryable, moved.value.owner, moved.value.url) == (True, target, f"http://{target}")
         assert owner.registry.topics[ORDERS].ownerships[0].state == TopicState.CLOSED
         assert await world.values(ORDERS) == [b"0"]

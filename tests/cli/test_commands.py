@@ -53,7 +53,7 @@ def test_produce_says_which_partitions_took_their_records_when_another_did_not_l
     refused = node.run("produce", "parts", "--key-separator", "=", "--json", given=lines)
     assert (refused.code, refused.error["code"]) == (1, "split_failed")
     assert "1 of 2 parts" in refused.error["message"]
-    assert "partitions that took theirs: 0. partition 1: record 1" in refused.error["message"]
+    assert "partitions that accepted theirs: 0. partition 1: record 1" in refused.error["message"]
     assert "2 records acknowledged before the error" in refused.error["hint"]
     ends = [part["end_offset"] for part in node.ok("topic", "show", "parts", "--json").json["partitions"]]
     assert ends == [2, 0], "each part is all or nothing"
@@ -99,10 +99,10 @@ def test_lines_go_in_and_come_out_in_every_format(node: Served) -> None:
     assert node.ok("consume", "lines", "--no-follow", "--format", "raw", "-n", "4").out == "a=1\nb=2\nlast\nv=w\n"
     records = node.ok("consume", "lines", "--no-follow", "--json").lines
     assert [record["offset"] for record in records] == [0, 1, 2, 3, 4]
-    assert records[0]["headers"] == [{"name": "from", "value": "test"}]
+    assert records[0]["headers"] == [{"name": "sulina-serializer", "value": "1"}, {"name": "from", "value": "test"}]
     assert (records[3]["key"], records[3]["value"]) == ("k", "v=w")
     assert (records[4]["key"], records[4]["value_b64"]) == ("fixed", "dHdvCmxpbmVzIP8=")
-    text = node.ok("consume", "lines", "--no-follow", "--from", "offset:3").out.splitlines()
+    text = node.ok("consume", "lines", "--no-follow", "--start", "offset:3").out.splitlines()
     assert text[0].startswith("0:3  ")
     assert text[0].endswith("  k  v=w")
     assert text[1].endswith("  fixed  two\\nlines �")
@@ -143,7 +143,7 @@ def test_a_consumer_of_a_subscription_goes_on_where_the_last_one_ended(node: Ser
     rest = node.ok("consume", "work", "-s", "s", "--no-follow", "--format", "raw").out
     assert rest == "4\n5\n6\n7\n8\n9\n"
     listed = node.ok("subscription", "list", "work", "--json").json
-    assert [(info["subscription"], info["kind"], info["lag"]) for info in listed] == [("s", "exclusive", 0)]
+    assert [(info["subscription"], info["mode"], info["lag"]) for info in listed] == [("s", "exclusive", 0)]
     assert "exclusive" in node.ok("subscription", "list", "work").out
 
 
@@ -151,8 +151,8 @@ def test_a_subscription_is_created_moved_and_deleted(node: Served) -> None:
     node.ok("topic", "create", "moved", "--partitions", "2")
     node.ok("produce", "moved", "--partition", "0", given="a\nb\n")
     node.ok("produce", "moved", "--partition", "1", given="c\n")
-    made = node.ok("subscription", "create", "moved", "s", "--kind", "shared", "--from", "earliest", "--json").json
-    assert (made["kind"], made["lag"]) == ("shared", 3)
+    made = node.ok("subscription", "create", "moved", "s", "--mode", "shared", "--start", "earliest", "--json").json
+    assert (made["mode"], made["lag"]) == ("shared", 3)
     text = node.ok("subscription", "show", "moved", "s").out
     assert "in flight" in text
     assert node.ok("subscription", "seek", "moved", "s", "latest", "--json").json["lag"] == 0
@@ -204,7 +204,7 @@ def test_a_mistyped_topic_is_recognised(node: Served) -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["consume", "lines", "--from", "yesterday"], "invalid_settings"),
+        (["consume", "lines", "--start", "yesterday"], "invalid_settings"),
         (["produce", "lines", "--rate", "5"], "invalid_input"),
         (["produce", "lines", "--count", "5", "--whole"], "invalid_input"),
         (["produce", "lines", "--header", "x"], "invalid_input"),

@@ -11,7 +11,7 @@ import pytest
 
 import sulina
 from sulina.cli.events import SHOWN_MAX, line
-from sulina.client import PubSubMessage
+from sulina.client import Message
 from sulina.wire.messages import PubSubEvent
 from tests.cli.conftest import SECONDS_MAX, Served
 
@@ -37,10 +37,10 @@ def test_events_are_shown_as_they_happen_until_ctrl_c(node: Served) -> None:
     node.ok("topic", "create", "unseen")
     done: Future[object] = Future()
 
-    def handle(message: PubSubMessage) -> None:
+    def handle(message: Message) -> None:
         done.set_result(message.payload)
 
-    with listening(node, "--topic", "seen") as events, sulina.PubSub(node.url) as pubsub:
+    with listening(node, "--topic", "seen") as events, sulina.connect_sync(node.url) as pubsub:
         pubsub.publish("/default/unseen", "nothing of this")
         pubsub.subscribe("/default/seen", handle, name="the screen")
         kind, topic, *fields = shown(events)
@@ -58,8 +58,8 @@ def test_events_are_shown_as_they_happen_until_ctrl_c(node: Served) -> None:
 
 
 def test_p10_snapshots_of_metrics_are_shown(node: Served) -> None:
-    with sulina.PubSub(node.url) as pubsub:
-        pubsub.client.create_topic("/default/counted")
+    with sulina.connect_sync(node.url) as pubsub:
+        pubsub.admin.create_topic("/default/counted")
         pubsub.publish_batch("/default/counted", ["x", "y"])
     with listening(node, "--type", "metrics_snapshot", "--topic", "counted", "-n", "1") as events:
         kind, topic, accepted, *_ = shown(events)
@@ -83,7 +83,7 @@ def test_types_are_chosen_and_it_ends_after_so_many(node: Served) -> None:
 def test_json_is_a_document_a_line_and_nothing_else(node: Served) -> None:
     node.ok("topic", "create", "documents")
     with node.started("events", "--topic", "documents", "--count", "1", "--json") as events:
-        with sulina.connect(node.url) as client:
+        with sulina.connect_sync(node.url) as client:
             while events.poll() is None:  # it does not say when it has begun to listen
                 client.publish("/default/documents", "x")
         assert events.stdout is not None
@@ -104,13 +104,13 @@ def test_subscribers_are_listed_with_where_they_are(node: Served) -> None:
     node.ok("topic", "create", "watched", "--partitions", "2")
     none = node.ok("topic", "subscribers", "watched")
     assert (none.out, "has no subscribers" in none.err) == ("", True)
-    with sulina.PubSub(node.url) as pubsub:
+    with sulina.connect_sync(node.url) as pubsub:
         pubsub.subscribe("/default/watched", lambda _: None, name="screen")
         found = node.ok("topic", "subscribers", "watched", "--json").json
         assert [(info["node"], info["name"], info["status"], info["offset"]) for info in found] == [
             ("local", "screen", "active", 0),
         ] * 2
-        assert {info.name for info in pubsub.client.subscribers("/default/watched")} == {"screen"}
+        assert {info.name for info in pubsub.admin.subscribers("/default/watched")} == {"screen"}
         heading, *rows = node.ok("topic", "subscribers", "/default/watched").out.splitlines()
         assert heading.split() == ["node", "name", "partition", "status", "offset"]
         assert [row.split() for row in rows] == [["local", "screen", str(number), "active", "0"] for number in range(2)]

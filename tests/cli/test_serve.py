@@ -49,7 +49,7 @@ def test_sigterm_ends_it_gracefully_and_the_data_is_there_again(tmp_path: Path) 
         node.ok("topic", "create", "kept", "--partitions", "2")
         node.ok("produce", "kept", "--count", "1000", "--key", "k")
         node.ok("consume", "kept", "--subscription", "s", "--count", "400", "--format", "raw")
-        with node.started("consume", "kept", "--from", "latest"):
+        with node.started("consume", "kept", "--start", "latest"):
             assert first.stop() == 0
     with serving(tmp_path / "data", is_forked=False) as second:
         node = Served(second)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sulina.client import Client, ClientOptions
-from sulina.client.asking import Outcome, outcome
+from sulina.client.retries import RequestOutcome, request_outcome
 from sulina.core.log.commit import OriginRef, SequenceRun
 from sulina.core.log.log_state import Appended, advanced, repeat_of
 from sulina.core.records.batch import BatchHeader, parse_header
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.topic import Ack, TopicSettings
 from sulina.errors import (
     ConsumerNotFound,
@@ -82,7 +82,7 @@ class Part:
         self.epoch = 0
         self.state = TopicState.CLOSED
         self.waits_for: str | None = None
-        self.log: list[Record] = []
+        self.log: list[StoredRecord] = []
         self.answers: dict[str, Published] = {}
         self.origins: dict[int, OriginRef] = {}
         self.acked: dict[str, set[int]] = {}  # by subscription
@@ -104,7 +104,7 @@ class Part:
         if header.producer_id >= 0 and (found := self._repeat(header, may_skip=frame.may_skip)) is not None:
             return self._published(found.offset_start, header.record_count)
         start = len(self.log)
-        self.log += [Record(r.value, r.key, offset=start + i) for i, r in enumerate(decode(frame.data))]
+        self.log += [StoredRecord(r.value, r.key, offset=start + i) for i, r in enumerate(decode(frame.data))]
         if header.producer_id >= 0:
             producer, run = (
                 header.producer_id,
@@ -334,7 +334,7 @@ class FakeBroker:
                     part.append(frame)
                 raise LeaseExpired(broker=self.name)
         except SulinaError as error:
-            if frame.run and (outcome(error) is not Outcome.FINAL or isinstance(error, TopicNotFound)):
+            if frame.run and (request_outcome(error) is not RequestOutcome.FINAL or isinstance(error, TopicNotFound)):
                 wire.broken_runs[frame.run] = error
             raise
         answer = part.append(frame)
@@ -425,7 +425,7 @@ class FakeBroker:
             )  # fmt: skip
         here = [c for wire in self.wires for c in wire.consumers.values() if c.subscription == name]
         return SubscriptionInfo(
-            topic=TOPIC, subscription=name, kind="shared", start="earliest",  # type: ignore[arg-type]
+            topic=TOPIC, subscription=name, mode="shared", start="earliest",  # type: ignore[arg-type]
             consumers=sorted(c.name for c in here), cursors=cursors, lag=sum(cursor.lag for cursor in cursors),
         )  # fmt: skip
 

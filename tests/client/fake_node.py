@@ -12,7 +12,7 @@ import msgspec
 
 from sulina.client import Client, ClientOptions
 from sulina.core.records.batch import parse_header
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.topic import Ack, DeliveryGuarantee, TopicSettings, resolved
 from sulina.errors import Disconnected, SulinaError, TopicNotFound
 from sulina.wire.frames import (
@@ -110,7 +110,7 @@ class FakeConnection:
         starts = sorted({start, *(offset for offset in epochs or {} if start < offset < end)})
         data = b"".join(
             encode(
-                [Record(str(offset).encode()) for offset in range(low, high)],
+                [StoredRecord(str(offset).encode()) for offset in range(low, high)],
                 base_offset=low,
                 epoch=max([epoch for offset, epoch in (epochs or {}).items() if offset <= low], default=0),
             )
@@ -143,7 +143,7 @@ class FakeNode:
         self._waiting: list[FromClient] = []
         self._origins: dict[int, FakeConnection] = {}
         self._changed = asyncio.Event()
-        self.log: dict[int, list[Record]] = {}
+        self.log: dict[int, list[StoredRecord]] = {}
 
     def client(self, options: ClientOptions, seed: int = 0) -> Client:
         return Client(self.connect, options=options, url=URL, rng=random.Random(seed))
@@ -299,7 +299,7 @@ def published(partition: int = 0, *, base_offset: int = 0, count: int = 1, versi
     return Published(partition=partition, base_offset=base_offset, count=count, version=version, ack=Ack.LOCAL)
 
 
-def values(records: Sequence[Record]) -> list[str]:
+def values(records: Sequence[StoredRecord]) -> list[str]:
     return ["" if record.value is None else record.value.decode() for record in records]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sulina.client import PubSubMessage
+from sulina.client import Message
 from sulina.wire.frames import Join
 from tests.client.fake_node import FakeNode
 
@@ -17,7 +17,7 @@ class Inbox:
         self.gate.set()
         self.failing: set[int] = set()
 
-    async def __call__(self, message: PubSubMessage) -> None:
+    async def __call__(self, message: Message) -> None:
         self.started.put_nowait(message.offset)
         await self.gate.wait()
         if message.offset in self.failing:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sulina.client import BatchingProducer, BatchingRules, Message, OnFailure, PublishAck, PublishStatus, RejectReason
-from sulina.client.batching_producer import BatchingOptions, ProducerReport, Rest
+from sulina.client import BatchingRules, OnFailure, Producer, PublishAck, Record, RejectReason, SerializationRegistry
 from sulina.client.numbering import Attempts
+from sulina.client.producer import BatchingOptions, ProducerReport, Rest
 from sulina.errors import (
     BatchTooLarge,
     Disconnected,
@@ -21,7 +21,7 @@ from sulina.errors import (
 )
 
 TOPIC = "/default/orders"
-ACCEPTED = PublishAck(PublishStatus.ACCEPTED)
+ACCEPTED = PublishAck()
 AWAY = Disconnected(url="http://somewhere", reason="it is away")
 
 
@@ -38,7 +38,7 @@ class World:
     _under_way: int = 0
 
     async def publish(
-        self, topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
+        self, topic: str, records: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
     ) -> list[PublishAck | SulinaError]:
         assert topic == TOPIC
         assert timeout_seconds is None
@@ -48,7 +48,7 @@ class World:
         self.attempts.append(attempts)
         await asyncio.sleep(self.seconds)
         self._under_way -= 1
-        values = [message.value for message in messages if isinstance(message, Message)]
+        values = [record.value for record in records if isinstance(record, Record)]
         if self.faults:
             fault = self.faults.pop(0)
             if not isinstance(fault, SulinaError):
@@ -61,9 +61,10 @@ class World:
         self.published.append(values)
         return [ACCEPTED] * len(values)
 
-    def producer(self, *, on_failure: OnFailure = OnFailure.FAIL, **rules: float) -> BatchingProducer:
+    def producer(self, *, on_failure: OnFailure = OnFailure.FAIL, **rules: float) -> Producer:
         made = BatchingRules(**rules)  # type: ignore[arg-type]
-        return BatchingProducer(self.publish, TOPIC, BatchingOptions(rules=made, on_failure=on_failure))
+        options = BatchingOptions(rules=made, on_failure=on_failure)
+        return Producer(self.publish, TOPIC, options, SerializationRegistry())
 
 
 async def test_p5_messages_leave_together_when_there_are_enough_or_after_a_while() -> None:
@@ -264,13 +265,13 @@ async def test_p5_only_what_failed_is_tried_again() -> None:
     calls: list[tuple[Attempts, list[object]]] = []
 
     async def publish(
-        topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
+        topic: str, records: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
     ) -> list[PublishAck | SulinaError]:
-        values = [message.value for message in messages if isinstance(message, Message)]
+        values = [record.value for record in records if isinstance(record, Record)]
         calls.append((attempts, values))
         return [AWAY if value == b"odd" and len(calls) < 3 else ACCEPTED for value in values]
 
-    producer = BatchingProducer(publish, TOPIC, BatchingOptions(on_failure=OnFailure.RETRY))
+    producer = Producer(publish, TOPIC, BatchingOptions(on_failure=OnFailure.RETRY), SerializationRegistry())
     async with producer:
         receipts = [producer.produce(value) for value in (b"even", b"odd", b"even", b"odd")]
     assert [values for _, values in calls] == [[b"even", b"odd"] * 2, [b"odd", b"odd"], [b"odd", b"odd"]]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sulina.client import ClientOptions, PubSub, PubSubMessage
+from sulina.client import Client, ClientOptions, Message
 from sulina.client.identity import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, IdentitySubscriber
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import AlreadyExists, DuplicateSubscriber, NotServing, SulinaError, TopicNotFound
@@ -22,9 +22,9 @@ def node(node: FakeNode) -> FakeNode:
 
 
 @pytest.fixture
-async def pubsub(node: FakeNode) -> AsyncIterator[PubSub]:
-    async with node.client(ClientOptions()) as client, PubSub(client) as pubsub:
-        yield pubsub
+async def pubsub(node: FakeNode) -> AsyncIterator[Client]:
+    async with node.client(ClientOptions()) as client:
+        yield client
 
 
 def deliver(node: FakeNode, start: int, end: int) -> None:
@@ -35,9 +35,9 @@ def acked(node: FakeNode) -> list[int]:
     return [offset for frame in node.sent(AckRecords) for start, end in frame.ranges for offset in range(start, end)]
 
 
-async def test_an_identity_is_a_failover_subscription_of_its_name(pubsub: PubSub, node: FakeNode) -> None:
+async def test_an_identity_is_a_failover_subscription_of_its_name(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
-    subscriber = await pubsub.subscribe(TOPIC, inbox, identity="billing", name="one", start="earliest")
+    subscriber = await client.subscribe(TOPIC, inbox, identity="billing", name="one", start="earliest")
     assert isinstance(subscriber, IdentitySubscriber)
     [asked] = node.sent(Subscribe)
     assert (asked.subscription, asked.kind, asked.name) == ("billing", SubscriptionKind.FAILOVER, "one")
@@ -50,13 +50,13 @@ async def test_an_identity_is_a_failover_subscription_of_its_name(pubsub: PubSub
     assert subscriber.delivered == 3
 
 
-async def test_batches_are_handled_and_acked_whole(pubsub: PubSub, node: FakeNode) -> None:
+async def test_batches_are_handled_and_acked_whole(client: Client, node: FakeNode) -> None:
     found: list[list[int]] = []
 
-    async def handler(messages: list[PubSubMessage]) -> None:
+    async def handler(messages: list[Message]) -> None:
         found.append([message.offset for message in messages])
 
-    await pubsub.subscribe(TOPIC, handler, identity="billing", batches=True)
+    await client.subscribe(TOPIC, handler, identity="billing", batches=True)
     deliver(node, 0, 3)
     await node.wait_sent(AckRecords, 1)
     assert found == [[0, 1, 2]]
@@ -64,11 +64,11 @@ async def test_batches_are_handled_and_acked_whole(pubsub: PubSub, node: FakeNod
 
 
 async def test_p8_one_that_fails_leaves_to_others_what_it_has_not_acked_and_comes_back(
-    pubsub: PubSub, node: FakeNode
+    client: Client, node: FakeNode
 ) -> None:
     inbox = Inbox()
     inbox.failing = {1}
-    subscriber = await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    subscriber = await client.subscribe(TOPIC, inbox, identity="billing")
     loop = asyncio.get_running_loop()
     failed_at = loop.time()
     deliver(node, 0, 3)
@@ -89,10 +89,10 @@ async def test_p8_one_that_fails_leaves_to_others_what_it_has_not_acked_and_come
     assert inbox.offsets == acked(node) == [0, 1, 2]
 
 
-async def test_p8_the_pauses_double_and_a_success_ends_that(pubsub: PubSub, node: FakeNode) -> None:
+async def test_p8_the_pauses_double_and_a_success_ends_that(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.failing = {0}
-    await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    await client.subscribe(TOPIC, inbox, identity="billing")
     loop, pauses = asyncio.get_running_loop(), []
     for number in range(2, 10):
         began = loop.time()
@@ -109,11 +109,11 @@ async def test_p8_the_pauses_double_and_a_success_ends_that(pubsub: PubSub, node
     assert loop.time() - began <= PAUSE_SECONDS_MIN + 0.1
 
 
-async def test_what_was_delivered_over_a_lost_connection_is_not_handled(pubsub: PubSub, node: FakeNode) -> None:
+async def test_what_was_delivered_over_a_lost_connection_is_not_handled(client: Client, node: FakeNode) -> None:
     """Another may serve it by now."""
     inbox = Inbox()
     inbox.gate.clear()
-    await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    await client.subscribe(TOPIC, inbox, identity="billing")
     deliver(node, 0, 3)
     assert await inbox.started.get() == 0
     node.connection.cut()
@@ -125,11 +125,11 @@ async def test_what_was_delivered_over_a_lost_connection_is_not_handled(pubsub: 
     assert acked(node) == [5]
 
 
-async def test_p8_what_timed_out_while_it_waited_is_handled_once(pubsub: PubSub, node: FakeNode) -> None:
+async def test_p8_what_timed_out_while_it_waited_is_handled_once(client: Client, node: FakeNode) -> None:
     """P8: a later delivery of it has come meanwhile."""
     inbox = Inbox()
     inbox.gate.clear()
-    await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    await client.subscribe(TOPIC, inbox, identity="billing")
     deliver(node, 0, 3)
     assert await inbox.started.get() == 0
     consumer = node.sent(Subscribe)[-1].consumer
@@ -141,13 +141,13 @@ async def test_p8_what_timed_out_while_it_waited_is_handled_once(pubsub: PubSub,
     assert inbox.offsets == [0, 1, 2, 3]
 
 
-async def test_leaving_waits_for_the_call_under_way_and_its_ack(pubsub: PubSub, node: FakeNode) -> None:
+async def test_leaving_waits_for_the_call_under_way_and_its_ack(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.gate.clear()
-    subscriber = await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    subscriber = await client.subscribe(TOPIC, inbox, identity="billing")
     deliver(node, 0, 3)
     await inbox.started.get()
-    leaving = asyncio.create_task(pubsub.unsubscribe(TOPIC, subscriber))
+    leaving = asyncio.create_task(client.unsubscribe(TOPIC, subscriber))
     await asyncio.sleep(1)
     assert not leaving.done()
     inbox.gate.set()
@@ -156,16 +156,16 @@ async def test_leaving_waits_for_the_call_under_way_and_its_ack(pubsub: PubSub, 
     assert [type(frame) for frame in node.frames[-2:]] == [AckRecords, Detach]
     assert await subscriber.wait_removed() is None
     assert not subscriber.is_attached
-    assert pubsub.subscribers == []
+    assert client.subscribers == []
 
 
-async def test_an_idle_one_leaves_at_once_and_so_does_one_that_pauses(pubsub: PubSub, node: FakeNode) -> None:
+async def test_an_idle_one_leaves_at_once_and_so_does_one_that_pauses(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.failing = {0}
     for _ in range(2):
-        subscriber = await pubsub.subscribe(TOPIC, inbox, identity="billing")
+        subscriber = await client.subscribe(TOPIC, inbox, identity="billing")
         await subscriber.unsubscribe()
-        subscriber = await pubsub.subscribe(TOPIC, inbox, identity="billing")
+        subscriber = await client.subscribe(TOPIC, inbox, identity="billing")
         detached = len(node.sent(Detach))
         deliver(node, 0, 1)
         await node.wait_sent(Detach, detached + 1)  # it has failed, and pauses
@@ -175,14 +175,14 @@ async def test_an_idle_one_leaves_at_once_and_so_does_one_that_pauses(pubsub: Pu
     assert len(node.sent(Subscribe)) == 4
 
 
-async def test_a_handler_may_unsubscribe_itself_and_its_message_is_acked(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_handler_may_unsubscribe_itself_and_its_message_is_acked(client: Client, node: FakeNode) -> None:
     handled: list[int] = []
 
-    async def handler(message: PubSubMessage) -> None:
+    async def handler(message: Message) -> None:
         await subscriber.unsubscribe()
         handled.append(message.offset)
 
-    subscriber = await pubsub.subscribe(TOPIC, handler, identity="billing")
+    subscriber = await client.subscribe(TOPIC, handler, identity="billing")
     deliver(node, 0, 3)
     assert await subscriber.wait_removed() is None
     assert handled == acked(node) == [0]
@@ -192,28 +192,27 @@ async def test_stopping_does_not_wait_for_ever_for_a_handler(node: FakeNode) -> 
     inbox = Inbox()
     inbox.gate.clear()
     async with node.client(ClientOptions()) as client:
-        async with PubSub(client) as pubsub:
-            subscriber = await pubsub.subscribe(TOPIC, inbox, identity="billing")
-            deliver(node, 0, 1)
-            await inbox.started.get()
-        assert await subscriber.wait_removed() is None
-        assert acked(node) == []
+        subscriber = await client.subscribe(TOPIC, inbox, identity="billing")
+        deliver(node, 0, 1)
+        await inbox.started.get()
+    assert await subscriber.wait_removed() is None
+    assert acked(node) == []
 
 
-async def test_why_it_can_serve_no_more_is_told(pubsub: PubSub, node: FakeNode) -> None:
+async def test_why_it_can_serve_no_more_is_told(client: Client, node: FakeNode) -> None:
     told: list[SulinaError] = []
-    subscriber = await pubsub.subscribe(TOPIC, Inbox(), identity="billing", on_removed=told.append)
+    subscriber = await client.subscribe(TOPIC, Inbox(), identity="billing", on_removed=told.append)
     node.connection.detach(node.sent(Subscribe)[-1].consumer, TopicNotFound(topic=TOPIC))
     error = await subscriber.wait_removed()
     assert isinstance(error, TopicNotFound)
     await asyncio.sleep(0)
     assert told == [error]
-    assert pubsub.subscribers == []
+    assert client.subscribers == []
 
 
-async def test_a_passing_refusal_is_outlived(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_passing_refusal_is_outlived(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
-    await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    await client.subscribe(TOPIC, inbox, identity="billing")
     node.connection.detach(node.sent(Subscribe)[-1].consumer, NotServing(reason="the partition moves"))
     await node.wait_sent(Subscribe, 2)
     deliver(node, 0, 1)
@@ -221,30 +220,30 @@ async def test_a_passing_refusal_is_outlived(pubsub: PubSub, node: FakeNode) -> 
     assert inbox.offsets == [0]
 
 
-async def test_a_subscription_of_another_kind_is_refused_and_nothing_is_left(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_subscription_of_another_kind_is_refused_and_nothing_is_left(client: Client, node: FakeNode) -> None:
     error = AlreadyExists(kind="subscription", name="billing", difference="it is shared, not failover")
     node.scripts[Subscribe] = lambda connection, frame: connection.refuse(frame, error)
     with pytest.raises(AlreadyExists):
-        await pubsub.subscribe(TOPIC, Inbox(), identity="billing")
-    assert pubsub.subscribers == []
+        await client.subscribe(TOPIC, Inbox(), identity="billing")
+    assert client.subscribers == []
 
 
-async def test_one_name_and_one_handler_once_also_by_identity(pubsub: PubSub, node: FakeNode) -> None:
+async def test_one_name_and_one_handler_once_also_by_identity(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
-    await pubsub.subscribe(TOPIC, inbox, identity="billing", name="one")
+    await client.subscribe(TOPIC, inbox, identity="billing", name="one")
     with pytest.raises(DuplicateSubscriber):
-        await pubsub.subscribe(TOPIC, Inbox(), identity="billing", name="one")
+        await client.subscribe(TOPIC, Inbox(), identity="billing", name="one")
     with pytest.raises(DuplicateSubscriber):
-        await pubsub.subscribe(TOPIC, inbox, identity="other")
-    await pubsub.unsubscribe(TOPIC, "one")
-    await pubsub.subscribe(TOPIC, inbox, identity="billing", name="one")
+        await client.subscribe(TOPIC, inbox, identity="other")
+    await client.unsubscribe(TOPIC, "one")
+    await client.subscribe(TOPIC, inbox, identity="billing", name="one")
     assert len(node.sent(Subscribe)) == 2
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = passing()
     inbox = Inbox()
-    await pubsub.subscribe(TOPIC, inbox, identity="billing")
+    await client.subscribe(TOPIC, inbox, identity="billing")
     deliver(node, 0, 2)
     assert [await inbox.started.get(), await inbox.started.get()] == [0, 1]
     assert node.sent(AckRecords) == []

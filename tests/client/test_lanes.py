@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sulina.client import Client, ClientOptions, Message, PublishAck
+from sulina.client import Client, ClientOptions, PublishAck, Record
 from sulina.core.delivery.rejects import RejectReason
 from sulina.core.records.routing import partition_of
 from sulina.core.topic import Ack, Policy, TopicSettings
@@ -134,7 +134,7 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
         assert all(isinstance(error, Disconnected | NotServing | QueueFull) for error in errors)
         await asyncio.sleep(60)
         assert client._brokers.rooms.requests.requests == 0
-        assert all(lane.is_empty for lane in client._lanes._lanes.values())
+        assert all(queue.is_empty for queue in client._queues._queues.values())
         return producers.violations(cluster.parts), sum(map(len, producers.tasks)), len(errors)
 
 
@@ -272,7 +272,7 @@ async def test_a_home_that_dies_is_replaced_by_one_that_was_heard_of_f4(cluster:
         await client.publish(TOPIC, b"", partition=1)
         assert client.url == url_of("a")
         cluster.brokers["a"].die()
-        assert (await client.info()).broker_id in "bc"
+        assert (await client.admin.info()).broker_id in "bc"
         assert (await client.publish(TOPIC, b"", partition=2)).is_accepted
         await cluster.fail_over("a")
         assert (await client.publish(TOPIC, b"", partition=0)).is_accepted
@@ -282,7 +282,7 @@ async def test_an_owner_that_hangs_is_left_when_others_have_its_partition_f4(clu
     """F4: its connection stands, and nothing ever comes: only the others can say that it is owner no more."""
     async with cluster.client(brokers="ab") as client:
         producers = Producers(client, 3)
-        await client.topic(TOPIC)
+        await client.admin.topic(TOPIC)
         for _ in range(10):
             producers.publish(0)
         hung = cluster.brokers["a"]
@@ -329,7 +329,7 @@ async def test_a_stuck_partition_leaves_the_room_to_the_others(cluster: FakeClus
 
 async def test_what_nobody_serves_says_why_in_the_end_u1(cluster: FakeCluster) -> None:
     async with cluster.client() as client:
-        await client.topic(TOPIC)
+        await client.admin.topic(TOPIC)
         part = cluster.parts[0]
         cluster.assign(0, None)
         part.state, part.waits_for = TopicState.RECOVERING, "a"
@@ -399,7 +399,7 @@ async def test_a_batch_that_is_tried_until_it_is_through_is_written_once_whereve
     async with cluster.client() as client:
         for broker in cluster.brokers.values():
             broker.is_mute = True
-        producer = client.batching_producer(TOPIC, on_failure="retry", retry_seconds=0.1, publish_timeout_seconds=1.0)
+        producer = client.producer(TOPIC, on_failure="retry", retry_seconds=0.1, publish_timeout_seconds=1.0)
         keys = [None, *(str(n) for n in range(6))] * 3
         receipts = [producer.produce(str(n), key=key) for n, key in enumerate(keys)]
         await asyncio.sleep(2.5)
@@ -417,7 +417,7 @@ async def test_a_batch_that_was_only_refused_is_tried_again_under_a_new_number_l
     async with cluster.client() as client:
         a = cluster.brokers["a"]
         a.refuse_next.extend([FULL] * 1000)
-        producer = client.batching_producer(TOPIC, on_failure="retry", retry_seconds=5.0, publish_timeout_seconds=1.0)
+        producer = client.producer(TOPIC, on_failure="retry", retry_seconds=5.0, publish_timeout_seconds=1.0)
         key = next(key for key in map(str, range(100)) if partition_of(key.encode(), 3) == 0)
         receipt = producer.produce(b"batch", key=key)
         await asyncio.sleep(3.0)  # of which two in its pause
@@ -438,7 +438,7 @@ async def test_a_batch_that_waited_when_the_log_stopped_keeps_its_number_l13(
     async with cluster.client() as client:
         a = cluster.brokers["a"]
         a.refuse_next.append(LogStopped(path="orders", cause=OSError(28, "No space left on device")))
-        producer = client.batching_producer(TOPIC, on_failure="retry", retry_seconds=0.01)
+        producer = client.producer(TOPIC, on_failure="retry", retry_seconds=0.01)
         key = next(key for key in map(str, range(100)) if partition_of(key.encode(), 3) == 0)
         receipt = producer.produce(b"batch", key=key)
         await producer.stop()
@@ -477,10 +477,11 @@ async def test_a_clear_refusal_is_repeated_without_a_number_too(cluster: FakeClu
 async def test_a_batch_for_several_partitions_is_not_passed_by_what_comes_later(cluster: FakeCluster) -> None:
     async with cluster.client() as client:
         await client.publish(TOPIC, b"first", partition=0)
-        messages = [Message(str(n), key=str(n)) for n in range(50)]
-        many = asyncio.create_task(client.publish_batch(TOPIC, messages))
+        messages = [Record(str(n), key=str(n)) for n in range(50)]
+        many = asyncio.create_task(client.publish_batch(TOPIC, messages, split=True))
         last = [asyncio.create_task(client.publish(TOPIC, b"last", partition=n)) for n in range(3)]
-        await asyncio.gather(many, *last)
+        acks = await asyncio.gather(many, *last)
+        assert all(ack.is_accepted for ack in acks)
         assert [values(part.log)[-1] for part in cluster.parts] == ["last"] * 3
 
 
@@ -501,8 +502,8 @@ async def test_a_topic_made_anew_elsewhere_is_another_topic(cluster: FakeCluster
 
 
 async def test_a_closed_client_tells_those_who_wait_in_a_lane(cluster: FakeCluster) -> None:
-    client = await cluster.client().open()
-    await client.topic(TOPIC)
+    client = await cluster.client()
+    await client.admin.topic(TOPIC)
     cluster.assign(0, None)
     cluster.tell(at_once=True)
     producers = Producers(client, 3)

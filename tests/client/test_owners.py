@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 import sulina
-from sulina.client import Client, ClientOptions, Delivered, Subscription, brokers
-from sulina.core.records.record import Record
+from sulina.client import Client, ClientOptions, Consumer, Message, brokers
+from sulina.core.records.record import StoredRecord
 from sulina.errors import (
     Disconnected,
     InvalidSettings,
@@ -37,20 +37,20 @@ def fill(cluster: FakeCluster, count: int) -> None:
     """So many records more in each partition."""
     for part in cluster.parts:
         start = len(part.log)
-        part.log += [Record(b"%d" % n, offset=n) for n in range(start, start + count)]
+        part.log += [StoredRecord(b"%d" % n, offset=n) for n in range(start, start + count)]
         waiting, part.waiting = part.waiting, []
         for go_on in waiting:
             go_on()
     cluster.dispatch()
 
 
-async def places(messages: Subscription, count: int) -> Counter[tuple[int, int]]:
+async def places(messages: Consumer, count: int) -> Counter[tuple[int, int]]:
     """Where the next so many come from, acked."""
     found: Counter[tuple[int, int]] = Counter()
     async with asyncio.timeout(60):
         while found.total() < count:
             message = await anext(messages)
-            if await message.ack():
+            if await messages.ack(message):
                 found[message.partition, message.offset] += 1
     return found
 
@@ -72,7 +72,7 @@ def all_of(cluster: FakeCluster, start: int, end: int) -> Counter[tuple[int, int
 
 async def test_a_subscription_is_attached_to_every_owner_u10(cluster: FakeCluster) -> None:
     fill(cluster, 20)
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", start="earliest", credit=30) as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s", start="earliest", credit=30) as messages:
         assert attached(cluster) == ["a", "b", "c"], "when it is open, it is so everywhere"
         assert await places(messages, 60) == all_of(cluster, 0, 20)
         assert cluster.calls()["placement"] == 1
@@ -80,7 +80,7 @@ async def test_a_subscription_is_attached_to_every_owner_u10(cluster: FakeCluste
 
 
 async def test_the_credit_is_shared_out(cluster: FakeCluster) -> None:
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", credit=30):
+    async with cluster.client() as client, client.consumer(TOPIC, "s", credit=30):
         given = [frame.credit for broker in cluster.brokers.values() for frame in subscribes(broker)]
         assert given == [10, 10, 10]
         cluster.assign(2, "b")
@@ -88,7 +88,7 @@ async def test_the_credit_is_shared_out(cluster: FakeCluster) -> None:
         assert attached(cluster) == ["a", "b"]
         more = [frame.records for frame in cluster.brokers["a"].frames if isinstance(frame, AddCredit)]
         assert sum(more) == 5, "two have what three had"
-    async with cluster.client() as client, client.subscribe(TOPIC, "t", credit=1):
+    async with cluster.client() as client, client.consumer(TOPIC, "t", credit=1):
         assert {subscribes(cluster.brokers[name])[-1].credit for name in "ab"} == {1}
 
 
@@ -96,7 +96,7 @@ async def test_what_is_too_much_is_given_back_no_more(cluster: FakeCluster) -> N
     for number in (1, 2):
         cluster.assign(number, "a")
     cluster.tell(at_once=True)
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", credit=30) as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s", credit=30) as messages:
         cluster.assign(1, "b")
         await asyncio.sleep(1)
         assert subscribes(cluster.brokers["b"])[-1].credit == 15
@@ -113,7 +113,7 @@ async def test_what_is_too_much_is_given_back_no_more(cluster: FakeCluster) -> N
 
 async def test_a_partition_that_moves_is_followed_and_the_others_go_on_u10_u13(cluster: FakeCluster) -> None:
     """U10, U13: acked is acked; the consumers of other brokers do not notice."""
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", credit=300) as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s", credit=300) as messages:
         fill(cluster, 10)
         first = await places(messages, 30)
         await cluster.move(0, "b")
@@ -128,7 +128,7 @@ async def test_a_partition_that_moves_is_followed_and_the_others_go_on_u10_u13(c
 
 
 async def test_what_was_read_ahead_of_a_partition_that_moves_comes_once_u10(cluster: FakeCluster) -> None:
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", credit=300) as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s", credit=300) as messages:
         fill(cluster, 10)
         await anext(messages)  # the rest is in the buffer
         await asyncio.sleep(1)
@@ -143,7 +143,7 @@ async def test_what_was_read_ahead_of_a_partition_that_moves_comes_once_u10(clus
 
 
 async def test_an_owner_that_dies_is_replaced_f4(cluster: FakeCluster) -> None:
-    async with cluster.client(brokers="abc") as client, client.subscribe(TOPIC, "s") as messages:
+    async with cluster.client(brokers="abc") as client, client.consumer(TOPIC, "s") as messages:
         cluster.brokers["b"].die()
         fill(cluster, 5)
         assert (await places(messages, 10)).keys().isdisjoint({(1, n) for n in range(5)})
@@ -155,7 +155,7 @@ async def test_an_owner_that_dies_is_replaced_f4(cluster: FakeCluster) -> None:
 
 
 async def test_an_owner_that_hangs_is_found_out_in_half_a_minute(cluster: FakeCluster) -> None:
-    async with cluster.client(brokers="ab") as client, client.subscribe(TOPIC, "s") as messages:
+    async with cluster.client(brokers="ab") as client, client.consumer(TOPIC, "s") as messages:
         hung = cluster.brokers["c"]
         hung.is_hung = True
         cluster.parts[2].owner, cluster.parts[2].epoch = "a", 9  # and nobody says so
@@ -173,7 +173,7 @@ async def test_an_owner_that_hangs_is_found_out_in_half_a_minute(cluster: FakeCl
 
 async def test_an_owner_that_takes_no_acks_may_be_none_any_more_f4(cluster: FakeCluster) -> None:
     """F4: it has lost touch, and does not know that others have its partition."""
-    async with cluster.client(brokers="a") as client, client.subscribe(TOPIC, "s", credit=100) as messages:
+    async with cluster.client(brokers="a") as client, client.consumer(TOPIC, "s", credit=100) as messages:
         fill(cluster, 1)
         await places(messages, 3)
         fill(cluster, 1)
@@ -181,19 +181,19 @@ async def test_an_owner_that_takes_no_acks_may_be_none_any_more_f4(cluster: Fake
         cluster.brokers["a"].is_cut_off = True
         await cluster.fail_over("a")
         moved = now()
-        assert [await message.ack() for message in held if message.partition == 0] == [False]
-        hasty = asyncio.create_task(ack_for_ever(next(message for message in held if message.partition == 0)))
+        assert [await messages.ack(message) for message in held if message.partition == 0] == [False]
+        hasty = asyncio.create_task(ack_for_ever(messages, next(message for message in held if message.partition == 0)))
         fill(cluster, 1)
         while cluster.parts[0].acked["s"] != {0, 1, 2}:
-            await (await anext(messages)).ack()
+            await messages.ack(await anext(messages))
         assert now() - moved < 4
         hasty.cancel()
 
 
-async def ack_for_ever(message: Delivered) -> None:
+async def ack_for_ever(messages: Consumer, message: Message) -> None:
     """Whoever does not give up must not keep the subscription from looking for the new owner."""
     while True:
-        await message.ack()
+        await messages.ack(message)
         await asyncio.sleep(0.001)
 
 
@@ -201,7 +201,7 @@ async def test_what_nobody_owns_is_waited_for_and_the_rest_is_served(cluster: Fa
     cluster.assign(1, None)
     cluster.tell(at_once=True)
     fill(cluster, 5)
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", start="earliest") as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s", start="earliest") as messages:
         assert now() < 1
         assert len(await places(messages, 10)) == 10
         await asyncio.sleep(60)
@@ -215,7 +215,7 @@ async def test_subscribing_waits_until_there_is_one_owner_at_least(cluster: Fake
         cluster.assign(number, None)
     cluster.tell(at_once=True)
     async with cluster.client() as client:
-        opening = asyncio.create_task(client.subscribe(TOPIC, "s").open())
+        opening = asyncio.create_task(client.consumer(TOPIC, "s").open())
         await asyncio.sleep(5)
         assert not opening.done()
         cluster.assign(1, "b")
@@ -229,15 +229,15 @@ async def test_subscribing_to_what_nobody_owns_ends_with_the_reason(cluster: Fak
     cluster.tell(at_once=True)
     async with cluster.client(ClientOptions(timeout_seconds=5)) as client:
         with pytest.raises(NotOwner, match="has no owner"):
-            await client.subscribe(TOPIC, "s").open()
+            await (consumer := client.consumer(TOPIC, "s")).open()
         assert now() == pytest.approx(5, abs=0.1)
-        assert not client._subscriptions
+        assert not consumer.is_attached
 
 
 async def test_an_owner_that_is_dead_when_subscribing_is_waited_for_so_long(cluster: FakeCluster) -> None:
     async with cluster.client(ClientOptions(timeout_seconds=5)) as client:
         cluster.brokers["c"].die()
-        subscription = client.subscribe(TOPIC, "s")
+        subscription = client.consumer(TOPIC, "s")
         await subscription.open()
         assert now() == pytest.approx(5, abs=0.2), "then what there is is enough"
         assert attached(cluster) == ["a", "b"]
@@ -251,7 +251,7 @@ async def test_an_owner_that_is_dead_when_subscribing_is_waited_for_so_long(clus
 async def test_an_exclusive_subscription_is_taken_at_the_lowest_partition_first_p12(cluster: FakeCluster) -> None:
     async with cluster.client(seed=1) as one, cluster.client(seed=2) as two:
         opened = await asyncio.gather(
-            *(client.subscribe(TOPIC, "s").open() for client in (one, two)), return_exceptions=True
+            *(client.consumer(TOPIC, "s").open() for client in (one, two)), return_exceptions=True
         )
         assert Counter(map(type, opened)) == {type(None): 1, SubscriptionBusy: 1}
         await asyncio.sleep(1)
@@ -262,11 +262,11 @@ async def test_an_exclusive_subscription_is_taken_at_the_lowest_partition_first_
 async def test_who_lost_an_exclusive_subscription_everywhere_takes_the_lowest_partition_first(
     cluster: FakeCluster,
 ) -> None:
-    async with cluster.client(seed=1) as one, cluster.client(seed=2) as two, one.subscribe(TOPIC, "s") as messages:
+    async with cluster.client(seed=1) as one, cluster.client(seed=2) as two, one.consumer(TOPIC, "s") as messages:
         for broker in cluster.brokers.values():
             for wire in broker.wires:
                 wire.consumers.clear()
-        opening = asyncio.create_task(two.subscribe(TOPIC, "s").open())
+        opening = asyncio.create_task(two.consumer(TOPIC, "s").open())
         await asyncio.sleep(0.1)
         for broker in cluster.brokers.values():
             for wire in [wire for wire in broker.wires if not wire.consumers]:
@@ -279,13 +279,13 @@ async def test_who_lost_an_exclusive_subscription_everywhere_takes_the_lowest_pa
 
 async def test_a_former_self_at_one_owner_is_waited_for(cluster: FakeCluster) -> None:
     async with cluster.client(seed=1) as old, cluster.client(seed=2) as new:
-        await old.subscribe(TOPIC, "s").open()
+        await old.consumer(TOPIC, "s").open()
         cluster.assign(0, "b")
         await asyncio.sleep(1)
         cluster.brokers["b"].release(NotServing(reason="for a moment"))
         for wire in list(cluster.brokers["b"].wires):
             wire.is_cut = True  # it will not come back soon
-        opening = asyncio.create_task(new.subscribe(TOPIC, "s").open())
+        opening = asyncio.create_task(new.consumer(TOPIC, "s").open())
         await asyncio.sleep(2)
         assert not opening.done(), "the old one is still at c"
         for wire in list(cluster.brokers["c"].wires):
@@ -294,7 +294,7 @@ async def test_a_former_self_at_one_owner_is_waited_for(cluster: FakeCluster) ->
 
 
 async def test_a_subscription_that_another_takes_over_ends(cluster: FakeCluster) -> None:
-    async with cluster.client() as client, client.subscribe(TOPIC, "s") as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s") as messages:
         busy = SubscriptionBusy(topic=TOPIC, subscription="s", reason="another came")
         for wire in cluster.brokers["b"].wires:
             for handle in wire.consumers:
@@ -308,14 +308,14 @@ async def test_a_subscription_that_another_takes_over_ends(cluster: FakeCluster)
 async def test_a_topic_that_is_gone_ends_the_subscription(cluster: FakeCluster) -> None:
     async with cluster.client() as client:
         with pytest.raises(TopicNotFound):
-            await client.subscribe("/default/none", "s").open()
+            await client.consumer("/default/none", "s").open()
 
 
 async def test_a_seek_is_followed_everywhere(cluster: FakeCluster) -> None:
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", credit=300) as messages:
+    async with cluster.client() as client, client.consumer(TOPIC, "s", credit=300) as messages:
         fill(cluster, 5)
         await places(messages, 15)
-        info = await client.seek(TOPIC, "s", "earliest")
+        info = await client.admin.seek(TOPIC, "s", "earliest")
         assert [cursor.partition for cursor in info.cursors] == [0, 1, 2]
         for broker in cluster.brokers.values():
             broker.release(NotServing(reason="it was sought"))
@@ -328,7 +328,7 @@ async def test_every_record_comes_in_order_and_none_that_was_acked_comes_again_u
     rng = random.Random(seed)
     cluster = FakeCluster(brokers=3, partitions=3, seed=seed)
     async with cluster.client(brokers="ab", seed=seed) as client:
-        subscription = client.subscribe(TOPIC, "s", start="earliest", credit=rng.choice([3, 30, 300]))
+        subscription = client.consumer(TOPIC, "s", start="earliest", credit=rng.choice([3, 30, 300]))
         acked: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
         last: dict[tuple[object, int], int] = {}
         wrong: list[str] = []
@@ -337,16 +337,16 @@ async def test_every_record_comes_in_order_and_none_that_was_acked_comes_again_u
             async for batch in subscription.batches(rng.choice([1, 7, 100])):
                 for message in batch:
                     note(message)
-                if rng.random() < 0.9 and await subscription.ack(batch):
+                if rng.random() < 0.9 and await subscription.ack(*batch):
                     for message in batch:
                         acked[message.partition].add(message.offset)
                 elif rng.random() < 0.3:
                     await asyncio.sleep(rng.random())
 
-        def note(message: Delivered) -> None:
+        def note(message: Message) -> None:
             if message.offset in acked[message.partition]:
                 wrong.append(f"{message.partition}:{message.offset} was acked")
-            place = (message.attachment, message.partition)
+            place = (message.delivery_id, message.partition)
             if message.offset <= last.get(place, -1):
                 wrong.append(f"{message.partition}:{message.offset} came after {last[place]}")
             last[place] = message.offset
@@ -374,7 +374,7 @@ async def test_every_record_comes_in_order_and_none_that_was_acked_comes_again_u
 async def test_a_reader_goes_on_at_the_same_offset_with_the_new_owner_f4(cluster: FakeCluster) -> None:
     fill(cluster, 7)
     async with cluster.client() as client:
-        reader = client.consume(TOPIC, start="earliest")
+        reader = client.read(TOPIC, start="earliest")
         found = [(r.partition, r.offset) for r in [await anext(reader) for _ in range(21)]]
         await cluster.move(0, "b")
         fill(cluster, 7)
@@ -396,7 +396,7 @@ async def test_a_reader_goes_on_at_the_same_offset_with_the_new_owner_f4(cluster
 async def test_a_reader_leaves_an_owner_that_hangs(cluster: FakeCluster) -> None:
     async with cluster.client(brokers="b") as client:
         fill(cluster, 5)
-        reader = client.consume(TOPIC, partitions=[0])
+        reader = client.read(TOPIC, partitions=[0])
         assert [(await anext(reader)).offset for _ in range(5)] == list(range(5))
         cluster.brokers["a"].is_hung = True
         await cluster.fail_over("a")
@@ -412,25 +412,25 @@ async def test_a_reader_leaves_an_owner_that_hangs(cluster: FakeCluster) -> None
 async def test_what_the_owners_know_is_put_together(cluster: FakeCluster) -> None:
     fill(cluster, 10)
     cluster.parts[1].acked["s"] = {0, 1, 2}
-    async with cluster.client() as client, client.subscribe(TOPIC, "s", kind="shared", name="me"):
-        info = await client.subscription(TOPIC, "s")
+    async with cluster.client() as client, client.consumer(TOPIC, "s", mode="shared", name="me"):
+        info = await client.admin.subscription(TOPIC, "s")
         assert [(c.partition, c.offset, c.lag) for c in info.cursors] == [(0, 0, 10), (1, 3, 7), (2, 0, 10)]
         assert (info.lag, info.consumers) == (27, ["me"])
-        both = await client.subscriptions(TOPIC)
+        both = await client.admin.subscriptions(TOPIC)
         assert [(each.subscription, len(each.cursors)) for each in both] == [("s", 3), ("t", 3)]
-        made = await client.create_subscription(TOPIC, "u", kind="shared")
+        made = await client.admin.create_subscription(TOPIC, "u", mode="shared")
         assert [cursor.partition for cursor in made.cursors] == [0, 1, 2]
 
 
 async def test_questions_about_a_partition_go_to_its_owner_and_follow_it(cluster: FakeCluster) -> None:
     fill(cluster, 4)
     async with cluster.client() as client:
-        assert await client.locate(TOPIC, "latest", 2) == 4
+        assert await client.admin.locate(TOPIC, "latest", 2) == 4
         cluster.assign(2, "b")
-        assert await client.locate(TOPIC, "latest", 2) == 4
-        assert (await client.fetch(TOPIC, 2, 0)).next_offset == 4
+        assert await client.admin.locate(TOPIC, "latest", 2) == 4
+        assert (await client.admin.fetch(TOPIC, 2, 0)).next_offset == 4
         cluster.assign(2, None)
-        locating = asyncio.create_task(client.locate(TOPIC, "latest", 2))
+        locating = asyncio.create_task(client.admin.locate(TOPIC, "latest", 2))
         await asyncio.sleep(2)
         assert not locating.done()
         cluster.assign(2, "a")
@@ -444,7 +444,7 @@ async def test_a_seek_reaches_partitions_that_are_moving(cluster: FakeCluster) -
     async with cluster.client() as client:
         cluster.assign(1, None)
         cluster.tell(at_once=True)
-        seeking = asyncio.create_task(client.seek(TOPIC, "s", "earliest"))
+        seeking = asyncio.create_task(client.admin.seek(TOPIC, "s", "earliest"))
         await asyncio.sleep(1)
         assert not seeking.done()
         cluster.assign(1, "c")
@@ -454,19 +454,19 @@ async def test_a_seek_reaches_partitions_that_are_moving(cluster: FakeCluster) -
 async def test_an_unload_is_waited_for_and_told_of_u2(cluster: FakeCluster) -> None:
     told: list[list[UnloadInfo]] = []
     async with cluster.client() as client:
-        assert [at.broker_id for at in (await client.lookup(TOPIC)).partitions] == ["a", "b", "c"]
-        moved = await client.move(TOPIC, "b", on_progress=told.append)
+        assert [at.broker_id for at in (await client.admin.placement(TOPIC)).partitions] == ["a", "b", "c"]
+        moved = await client.admin.move_topic(TOPIC, to="b", on_progress=told.append)
         assert [(info.partition, info.from_broker, info.to_broker, info.step) for info in moved] == [
             (0, "a", "b", "moved"), (2, "c", "b", "moved"),
         ]  # fmt: skip
         assert [info.step for info in told[0]] == ["requested", "requested"]
         assert told[-1] == moved
         assert [part.owner for part in cluster.parts] == ["b", "b", "b"]
-        assert await client.move(TOPIC, "b") == [], "it is there"
-        asked = await client.unload(TOPIC, partition=1, wait=False)
+        assert await client.admin.move_topic(TOPIC, to="b") == [], "it is there"
+        asked = await client.admin.move_topic(TOPIC, partition=1, wait=False)
         assert [info.step for info in asked] == ["requested"]
         with pytest.raises(NotServing, match="partition 0 is requested"):
-            await client.unload(TOPIC, partition=0, timeout_seconds=0.1)
+            await client.admin.move_topic(TOPIC, partition=0, timeout_seconds=0.1)
 
 
 # Finding brokers
@@ -476,26 +476,26 @@ async def test_the_first_of_several_that_answers_is_the_home(cluster: FakeCluste
     cluster.brokers["a"].die()
     async with cluster.client(brokers="abc") as client:
         assert client.url == url_of("b")
-        assert (await client.info()).broker_id == "b"
+        assert (await client.admin.info()).broker_id == "b"
     for broker in cluster.brokers.values():
         broker.die()
     with pytest.raises(Disconnected, match="nobody listens"):
-        await cluster.client(brokers="abc").open()
+        await cluster.client(brokers="abc")
 
 
 async def test_a_home_that_hangs_is_left_for_another(cluster: FakeCluster) -> None:
     async with cluster.client(brokers="ab") as client:
         cluster.brokers["a"].is_hung = True
-        assert (await client.info()).broker_id == "b"
+        assert (await client.admin.info()).broker_id == "b"
         assert now() < 10
 
 
 async def test_a_home_that_was_left_serves_those_who_have_something_with_it(cluster: FakeCluster) -> None:
-    async with cluster.client(brokers="ab") as client, client.subscribe(TOPIC, "s") as messages:
+    async with cluster.client(brokers="ab") as client, client.consumer(TOPIC, "s") as messages:
         former = client._brokers.home
         await client.publish(TOPIC, b"", partition=0)
         client._brokers.leave_home(former)
-        home = (await client.info()).broker_id
+        home = (await client.admin.info()).broker_id
         assert home != "a"
         fill(cluster, 1)
         await places(messages, 4)
@@ -535,7 +535,7 @@ async def test_sessions_are_closed_when_nobody_uses_them_and_made_again(cluster:
 
 
 async def test_a_session_with_a_consumer_stays(cluster: FakeCluster) -> None:
-    async with cluster.client() as client, client.subscribe(TOPIC, "s"):
+    async with cluster.client() as client, client.consumer(TOPIC, "s"):
         await asyncio.sleep(1000)
         assert [broker.connects for broker in cluster.brokers.values()] == [1, 1, 1]
 
@@ -565,7 +565,7 @@ async def test_a_broker_whose_url_is_of_no_use_is_passed_over(cluster: FakeClust
     async with cluster.client() as client:
         client._brokers.learn(["ftp://x", url_of("b"), "nonsense"])
         cluster.brokers["a"].die()
-        assert (await client.info()).broker_id == "b"
+        assert (await client.admin.info()).broker_id == "b"
 
 
 async def test_news_of_the_past_is_no_news(cluster: FakeCluster) -> None:
@@ -576,7 +576,7 @@ async def test_news_of_the_past_is_no_news(cluster: FakeCluster) -> None:
             cluster.assign(0, to)
             await asyncio.sleep(0.1)
         await client.publish(TOPIC, b"", partition=0)
-        await client.lookup(TOPIC)
+        await client.admin.placement(TOPIC)
         await client._places.look_up(next(iter(client._places._known)))
         cluster.brokers["a"].view = old
         place = await client._places.look_up(next(iter(client._places._known)))

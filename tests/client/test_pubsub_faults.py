@@ -5,9 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-import sulina
-from sulina.client import ClientOptions, Connecting, PubSub, PubSubMessage
-from sulina.client.connection import Connector
+from sulina.client import Client, ClientOptions, Message
 from sulina.config import Settings
 from sulina.errors import (
     ArchiveFailed,
@@ -35,6 +33,7 @@ from sulina.listeners.http_problem import status_of
 from sulina.node import Node
 from sulina.wire.frames import Join, Publish
 from tests.client.fake_node import TOPIC, URL, FakeNode
+from tests.client.fake_sync import in_loop
 from tests.client.inbox import Inbox, handle
 
 UNKNOWN = "/default/there-is-none"
@@ -81,53 +80,53 @@ def refuse_with(node: FakeNode, error: SulinaError) -> None:
         node.scripts[kind] = lambda connection, frame: connection.refuse(frame, error)
 
 
-async def _publish(pubsub: PubSub) -> object:
-    return await pubsub.publish(TOPIC, 1, timeout_seconds=1.0)
+async def _publish(client: Client) -> object:
+    return await client.publish(TOPIC, 1, timeout_seconds=1.0)
 
 
-async def _produce(pubsub: PubSub) -> object:
-    async with pubsub.batching_producer(TOPIC, publish_timeout_seconds=1.0) as producer:
+async def _produce(client: Client) -> object:
+    async with client.producer(TOPIC, publish_timeout_seconds=1.0) as producer:
         receipt = producer.produce(1)
     return await receipt
 
 
-async def _subscribe(pubsub: PubSub) -> object:
-    return await pubsub.subscribe(TOPIC, Inbox())
+async def _subscribe(client: Client) -> object:
+    return await client.subscribe(TOPIC, Inbox())
 
 
 @pytest.mark.parametrize("call", [_publish, _produce, _subscribe])
 @pytest.mark.parametrize("error", [NotServing(reason="it is stopping"), LimitReached(kind="subscribers", limit=1)])
 async def test_p2_what_the_node_refuses_is_a_pubsub_error(
-    node: FakeNode, call: Callable[[PubSub], Awaitable[object]], error: SulinaError
+    node: FakeNode, call: Callable[[Client], Awaitable[object]], error: SulinaError
 ) -> None:
     refuse_with(node, error)
-    async with node.client(ClientOptions(timeout_seconds=1.0)) as client, PubSub(client) as pubsub:
+    async with node.client(ClientOptions(timeout_seconds=1.0)) as client:
         with pytest.raises(PubSubError) as raised:
-            await call(pubsub)
+            await call(client)
         assert isinstance(raised.value, type(error) | Disconnected)
 
 
 @pytest.mark.parametrize("call", [_publish, _produce])
 async def test_p2_a_publish_without_an_answer_in_time_is_a_pubsub_error(
-    node: FakeNode, call: Callable[[PubSub], Awaitable[object]]
+    node: FakeNode, call: Callable[[Client], Awaitable[object]]
 ) -> None:
-    async with node.client(ClientOptions(timeout_seconds=1.0)) as client, PubSub(client) as pubsub:
+    async with node.client(ClientOptions(timeout_seconds=1.0)) as client:
         with pytest.raises(PubSubError, match="no answer within 1 seconds") as raised:
-            await call(pubsub)
+            await call(client)
         assert raised.value.retryable
 
 
 async def test_p2_a_connection_that_cannot_be_made_is_a_pubsub_error(node: FakeNode) -> None:
     node.refusals.extend([Disconnected(url=URL, reason="refused")] * 1000)
     with pytest.raises(PubSubError):
-        async with node.client(ClientOptions(timeout_seconds=1.0)) as client, PubSub(client) as pubsub:
-            await pubsub.publish(TOPIC, 1)
+        async with node.client(ClientOptions(timeout_seconds=1.0)) as client:
+            await client.publish(TOPIC, 1)
 
 
 async def test_p2_an_unknown_topic_is_a_pubsub_error(node: FakeNode) -> None:
     node.join_subscribers()
-    async with node.client(ClientOptions()) as client, PubSub(client) as pubsub:
-        for call in (pubsub.publish(UNKNOWN, 1), pubsub.subscribe(UNKNOWN, Inbox())):
+    async with node.client(ClientOptions()) as client:
+        for call in (client.publish(UNKNOWN, 1), client.subscribe(UNKNOWN, Inbox())):
             with pytest.raises(PubSubError) as raised:
                 await call
             assert isinstance(raised.value, TopicNotFound)
@@ -139,12 +138,12 @@ async def test_p2_deliveries_that_time_out_end_as_a_pubsub_error_that_says_so() 
     node = await Node.start(settings, listen=False, volatile=True)
     told: asyncio.Future[SulinaError] = asyncio.get_running_loop().create_future()
     try:
-        async with sulina.client.Client(node.connector) as client, PubSub(client) as pubsub:
-            await client.create_topic(TOPIC)
+        async with Client(node.connector) as client:
+            await client.admin.create_topic(TOPIC)
             inbox = Inbox()
             inbox.gate.clear()
-            await pubsub.subscribe(TOPIC, inbox, on_removed=told.set_result)
-            await pubsub.publish(TOPIC, 1)
+            await client.subscribe(TOPIC, inbox, on_removed=told.set_result)
+            await client.publish(TOPIC, 1)
             async with asyncio.timeout(SECONDS_MAX):
                 error = await told
             inbox.gate.set()
@@ -159,37 +158,28 @@ async def test_p2_deliveries_that_time_out_end_as_a_pubsub_error_that_says_so() 
 
 
 def test_p2_faults_are_pubsub_errors_for_threads_too() -> None:
-    nodes: list[FakeNode] = []
-
-    async def factory() -> tuple[Connector, None]:
-        nodes.append(FakeNode())
-        nodes[0].join_subscribers()
-        return nodes[0].connect, None
-
-    with PubSub(Connecting(factory, url=URL, options=ClientOptions(timeout_seconds=0.2))) as pubsub:
+    with in_loop(ClientOptions(timeout_seconds=0.2)) as (client, node):
+        del node.scripts[Publish]
         with pytest.raises(PubSubError) as raised:
-            pubsub.publish(UNKNOWN, 1)
+            client.publish(UNKNOWN, 1)
         assert isinstance(raised.value, TopicNotFound)
         with pytest.raises(PubSubError, match="no answer within"):
-            pubsub.publish(TOPIC, 1, timeout_seconds=0.05)
-        with pytest.raises(PubSubError), pubsub.batching_producer(TOPIC, publish_timeout_seconds=0.05) as producer:
+            client.publish(TOPIC, 1, timeout_seconds=0.05)
+        with pytest.raises(PubSubError), client.producer(TOPIC, publish_timeout_seconds=0.05) as producer:
             producer.produce(1).ack()
-        subscriber = pubsub.subscribe(TOPIC, _handler)
+        subscriber = client.subscribe(TOPIC, _handler)
 
-        async def remove() -> None:
-            error = SubscriberRemoved(topic=TOPIC, reason="late", status="Timeout")
-            nodes[0].connection.detach(handle(nodes[0]), error)
-
-        pubsub.client.run(remove())
+        error = SubscriberRemoved(topic=TOPIC, reason="late", status="Timeout")
+        node.do(lambda: node.connection.detach(handle(node), error))
         removed = subscriber.wait_removed(SECONDS_MAX)
         assert isinstance(removed, SubscriberRemoved)
         assert removed.status == "Timeout"
-        refuse_with(nodes[0], NotServing(reason="it is stopping"))
+        refuse_with(node, NotServing(reason="it is stopping"))
         with pytest.raises(PubSubError):
-            pubsub.subscribe(TOPIC, _handler)
+            client.subscribe(TOPIC, _handler)
     with pytest.raises(PubSubError):
-        pubsub.publish(TOPIC, 1)
+        client.publish(TOPIC, 1)
 
 
-def _handler(_message: PubSubMessage) -> None:
+def _handler(_message: Message) -> None:
     return None

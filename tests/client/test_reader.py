@@ -6,7 +6,7 @@ import pytest
 
 from sulina.client import Client, ClientOptions, Reader
 from sulina.core.log.log_state import NO_EPOCH
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import Disconnected, InvalidSettings, OffsetOutOfRange, PositionDiverged
 from sulina.wire.frames import Call, Fetch
@@ -49,7 +49,7 @@ class Log:
             return
         base = frame.offset // 10 * 10
         top = min(base + 10, end)
-        data = encode([Record(b"%d" % n) for n in range(base, top)], base_offset=base) if base < top else b""
+        data = encode([StoredRecord(b"%d" % n) for n in range(base, top)], base_offset=base) if base < top else b""
         connection.answer(
             frame,
             Fetched(
@@ -78,7 +78,7 @@ async def places(reader: Reader) -> list[tuple[int, int]]:
 
 async def test_all_partitions_are_read_each_in_order_to_the_end_seen_first(client: Client, node: FakeNode) -> None:
     Log(node, [25, 0, 8])
-    found = await places(client.consume(TOPIC, follow=False))
+    found = await places(client.read(TOPIC, follow=False))
     assert sorted(found) == [(0, n) for n in range(25)] + [(2, n) for n in range(8)]
     for partition in range(3):
         offsets = [offset for p, offset in found if p == partition]
@@ -87,21 +87,21 @@ async def test_all_partitions_are_read_each_in_order_to_the_end_seen_first(clien
 
 async def test_it_begins_in_the_middle_of_a_batch_and_ends_in_one(client: Client, node: FakeNode) -> None:
     log = Log(node, [25])
-    async with client.consume(TOPIC, start="offset:13", follow=False) as reader:
+    async with client.read(TOPIC, start="offset:13", follow=False) as reader:
         log.ends[0] = 100
         assert await places(reader) == [(0, n) for n in range(13, 25)]
 
 
 async def test_a_version_ends_where_it_ended_l14(client: Client, node: FakeNode) -> None:
     Log(node, [100])
-    assert await places(client.consume(TOPIC, version=17)) == [(0, n) for n in range(17)]
+    assert await places(client.read(TOPIC, version=17)) == [(0, n) for n in range(17)]
     assert {frame.version for frame in node.sent(Fetch)} == {17}
     assert {frame.wait_ms for frame in node.sent(Fetch)} == {0}
 
 
 async def test_following_waits_at_the_node_not_in_circles(client: Client, node: FakeNode) -> None:
     log = Log(node, [3])
-    reader = client.consume(TOPIC)
+    reader = client.read(TOPIC)
     assert [(await anext(reader)).offset for _ in range(3)] == [0, 1, 2]
     waiting = asyncio.create_task(anext(reader))
     await asyncio.sleep(9)
@@ -114,7 +114,7 @@ async def test_following_waits_at_the_node_not_in_circles(client: Client, node: 
 
 async def test_an_outage_is_waited_for_when_following(client: Client, node: FakeNode) -> None:
     log = Log(node, [3])
-    reader = client.consume(TOPIC, start="latest")
+    reader = client.read(TOPIC, start="latest")
     waiting = asyncio.create_task(anext(reader))
     await node.wait_sent(Fetch, 1)
     node.refusals.extend(Disconnected(url=URL, reason="down") for _ in range(50))
@@ -128,7 +128,7 @@ async def test_an_outage_is_waited_for_when_following(client: Client, node: Fake
 
 async def test_an_outage_is_an_error_when_not(client: Client, node: FakeNode) -> None:
     Log(node, [30])
-    async with client.consume(TOPIC, follow=False) as reader:
+    async with client.read(TOPIC, follow=False) as reader:
         await anext(reader)
         node.scripts[Fetch] = lambda *_: None
         node.refusals.extend(Disconnected(url=URL, reason="down") for _ in range(1000))
@@ -139,7 +139,7 @@ async def test_an_outage_is_an_error_when_not(client: Client, node: FakeNode) ->
 
 async def test_one_fetch_is_ahead_and_no_more(client: Client, node: FakeNode) -> None:
     Log(node, [1000])
-    reader = client.consume(TOPIC, follow=False)
+    reader = client.read(TOPIC, follow=False)
     await anext(reader)
     await asyncio.sleep(10)
     assert len(node.sent(Fetch)) == 2
@@ -148,10 +148,10 @@ async def test_one_fetch_is_ahead_and_no_more(client: Client, node: FakeNode) ->
 async def test_many_partitions_share_the_room_of_a_reader(node: FakeNode) -> None:
     async with node.client(ClientOptions(fetches_in_flight_max=8)) as client:
         Log(node, [5] * 64)
-        assert len(await places(client.consume(TOPIC, follow=False, max_bytes=1 << 30))) == 320
+        assert len(await places(client.read(TOPIC, follow=False, max_bytes=1 << 30))) == 320
         assert {frame.max_bytes for frame in node.sent(Fetch)} == {(32 << 20) // 64}
         log = Log(node, [0] * 64)
-        reader = client.consume(TOPIC, start="latest")
+        reader = client.read(TOPIC, start="latest")
         waiting = asyncio.create_task(anext(reader))
         await asyncio.sleep(0.1)
         assert len(log.waiting) == 8
@@ -164,7 +164,7 @@ async def test_what_was_removed_meanwhile_is_said(client: Client, node: FakeNode
     error = OffsetOutOfRange(offset=0, start=20, end=30)
     node.scripts[Fetch] = lambda connection, frame: connection.refuse(frame, error)
     with pytest.raises(OffsetOutOfRange) as caught:
-        await places(client.consume(TOPIC, follow=False))
+        await places(client.read(TOPIC, follow=False))
     assert caught.value.start == 20
 
 
@@ -200,7 +200,7 @@ async def test_u10_a_reader_of_what_was_given_up_is_told_and_goes_on_where_the_l
     client: Client, node: FakeNode, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     log = GivenUp(node, 25)
-    async with client.consume(TOPIC) as reader:
+    async with client.read(TOPIC) as reader:
         assert [(await anext(reader)).offset for _ in range(25)] == list(range(25))
         waiting = asyncio.create_task(anext(reader))
         await asyncio.sleep(1)
@@ -223,7 +223,7 @@ async def test_u10_a_reader_that_begins_at_the_end_knows_the_epoch_before_it_wai
     client: Client, node: FakeNode
 ) -> None:
     GivenUp(node, 25)
-    async with client.consume(TOPIC, start="latest") as reader:
+    async with client.read(TOPIC, start="latest") as reader:
         waiting = asyncio.create_task(anext(reader))
         await asyncio.sleep(1)
         assert [(frame.epoch, frame.wait_ms) for frame in node.sent(Fetch)] == [(None, 0), (1, 10_000)]
@@ -232,7 +232,7 @@ async def test_u10_a_reader_that_begins_at_the_end_knows_the_epoch_before_it_wai
 
 async def test_u10_a_read_to_the_end_ends_with_a_log_that_is_shorter_by_now(client: Client, node: FakeNode) -> None:
     log = GivenUp(node, 25)
-    async with client.consume(TOPIC, follow=False) as reader:
+    async with client.read(TOPIC, follow=False) as reader:
         assert (await anext(reader)).offset == 0
         log.give_up(5, epoch=2, count=3)
         assert [record.offset async for record in reader] == [*range(1, 10), 5, 6, 7]
@@ -242,7 +242,7 @@ async def test_u10_a_read_to_the_end_ends_with_a_log_that_is_shorter_by_now(clie
 async def test_u10_a_stored_position_says_its_epoch(client: Client, node: FakeNode) -> None:
     log = GivenUp(node, 25)
     log.give_up(12, epoch=4, count=20)
-    reader = client.consume(TOPIC, start="offset:25@1", follow=False)
+    reader = client.read(TOPIC, start="offset:25@1", follow=False)
     assert [record.offset async for record in reader] == list(range(12, 32))
     assert [told.offset for told in reader.divergences] == [25]
     assert node.sent(Fetch)[0].epoch == 1
@@ -250,11 +250,11 @@ async def test_u10_a_stored_position_says_its_epoch(client: Client, node: FakeNo
 
 async def test_a_reader_that_is_closed_or_dropped_fetches_no_more(client: Client, node: FakeNode) -> None:
     log = Log(node, [1])
-    async with client.consume(TOPIC) as reader:
+    async with client.read(TOPIC) as reader:
         await anext(reader)
         await node.wait_sent(Fetch, 2)
     assert await reader.take() == []
-    async for _ in client.consume(TOPIC):
+    async for _ in client.read(TOPIC):
         break
     log.append(0, 10)
     await asyncio.sleep(100)
@@ -266,7 +266,7 @@ async def test_a_reader_that_is_closed_or_dropped_fetches_no_more(client: Client
 
 async def test_a_reader_that_is_closed_by_another_task_ends(client: Client, node: FakeNode) -> None:
     Log(node, [3])
-    reader = client.consume(TOPIC)
+    reader = client.read(TOPIC)
     reading = asyncio.create_task(places(reader))
     await node.wait_sent(Fetch, 2)
     await reader.close()
@@ -275,7 +275,7 @@ async def test_a_reader_that_is_closed_by_another_task_ends(client: Client, node
 
 async def test_a_reader_that_is_closed_while_it_opens_reads_nothing(client: Client, node: FakeNode) -> None:
     Log(node, [3])
-    reader = client.consume(TOPIC)
+    reader = client.read(TOPIC)
     reading = asyncio.create_task(places(reader))
     await node.wait_sent(Call, 1)
     await reader.close()
@@ -285,7 +285,7 @@ async def test_a_reader_that_is_closed_while_it_opens_reads_nothing(client: Clie
 
 async def test_a_client_that_is_closed_disconnects_its_readers(client: Client, node: FakeNode) -> None:
     Log(node, [3])
-    reading = asyncio.create_task(places(client.consume(TOPIC)))
+    reading = asyncio.create_task(places(client.read(TOPIC)))
     await node.wait_sent(Fetch, 2)
     await client.close()
     with pytest.raises(Disconnected, match="the client is closed"):
@@ -294,13 +294,13 @@ async def test_a_client_that_is_closed_disconnects_its_readers(client: Client, n
 
 async def test_a_topic_is_looked_up_anew_for_every_reader(client: Client, node: FakeNode) -> None:
     Log(node, [3])
-    assert len(await places(client.consume(TOPIC, follow=False))) == 3
+    assert len(await places(client.read(TOPIC, follow=False))) == 3
     Log(node, [3, 3])
-    assert len(await places(client.consume(TOPIC, follow=False))) == 6
+    assert len(await places(client.read(TOPIC, follow=False))) == 6
 
 
 async def test_what_fits_no_frame_is_not_consumed(client: Client, node: FakeNode) -> None:
     for wrong in ({"version": "x"}, {"version": 2**64}, {"max_bytes": "x"}, {"partitions": ["x"]}):
         with pytest.raises(InvalidSettings):
-            client.consume(TOPIC, **wrong)
+            client.read(TOPIC, **wrong)
     assert not node.frames

@@ -13,7 +13,7 @@ from sulina.client import batches
 from sulina.client.batches import BatchCodec, within
 from sulina.client.in_flight import InFlight
 from sulina.core.records.batch import split
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 
 
 async def test_room_is_given_in_turn_and_counted_exactly() -> None:
@@ -44,7 +44,7 @@ async def test_room_is_given_in_turn_and_counted_exactly() -> None:
 
 @given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.integers(0, 31), st.integers(0, 31))
 def test_within_keeps_what_is_in_the_range(offsets: list[int], start: int, end: int) -> None:
-    records = [Record(b"", offset=offset) for offset in offsets]
+    records = [StoredRecord(b"", offset=offset) for offset in offsets]
     assert within(records, start, end) == [record for record in records if start <= record.offset < end]
 
 
@@ -61,7 +61,7 @@ async def test_python_and_the_kernels_give_the_same(monkeypatch: pytest.MonkeyPa
         for stamps in (5, list(range(300))):
             one = slow.encode(values, keys, stamps, with_headers)
             assert one == quick.encode(values, keys, stamps, with_headers)
-            several = bytes(one) + bytes(encode([Record(b"last")], base_offset=300))
+            several = bytes(one) + bytes(encode([StoredRecord(b"last")], base_offset=300))
             assert slow.decode(several) == quick.decode(several)
             assert len(split(several)) == 2
 

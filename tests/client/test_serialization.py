@@ -15,16 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.client.serialization import (
-    SERIALIZER_HEADER,
-    TYPE_HEADER,
     USER_ID_MAX,
     SerializationRegistry,
-    Serializer,
     envelope_of,
     headers_of,
     without_envelope,
 )
 from sulina.core.delivery.pubsub import Envelope
+from sulina.core.records.serializer import SERIALIZER_HEADER, TYPE_HEADER, Serializer
 from sulina.errors import InvalidEnvelope, InvalidSettings, NotSerializable
 
 

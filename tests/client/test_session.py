@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 
 from sulina.client import Client, ClientOptions
-from sulina.client.connect import Connecting
-from sulina.errors import Disconnected, Draining, InvalidSettings, NotServing, ProtocolError, QueueFull, TopicNotFound
+from sulina.errors import (
+    Disconnected,
+    Draining,
+    InvalidSettings,
+    NotServing,
+    NotStarted,
+    ProtocolError,
+    QueueFull,
+    TopicNotFound,
+)
 from sulina.wire.frames import Answer, Call, Detach, Failed, Publish
 from sulina.wire.messages import NodeInfo
-from tests.client.fake_node import TOPIC, URL, FakeConnection, FakeNode, origin_of, published
+from tests.client.fake_node import TOPIC, URL, FakeNode, origin_of, published
 
 INFO = NodeInfo(broker_id="a", version="1", is_ready=True, topics=0, connections=1, uptime_seconds=1.0)
 
@@ -21,8 +29,8 @@ def now() -> float:
 
 
 async def test_answers_find_their_requests_in_any_order(client: Client, node: FakeNode) -> None:
-    first = asyncio.create_task(client.locate(TOPIC, "earliest"))
-    second = asyncio.create_task(client.locate(TOPIC, "latest"))
+    first = asyncio.create_task(client.admin.locate(TOPIC, "earliest"))
+    second = asyncio.create_task(client.admin.locate(TOPIC, "latest"))
     asked = [await node.asked(Call), await node.asked(Call)]
     node.answer(asked[1], 9)
     node.answer(asked[0], 3)
@@ -31,13 +39,13 @@ async def test_answers_find_their_requests_in_any_order(client: Client, node: Fa
 
 async def test_errors_arrive_as_they_were_raised(client: Client, node: FakeNode) -> None:
     with pytest.raises(TopicNotFound, match="there is no topic /default/none") as caught:
-        await client.topic("/default/none")
+        await client.admin.topic("/default/none")
     assert caught.value.topic == "/default/none"
     assert len(node.frames) == 1, "nothing that is not there is asked for again"
 
 
 async def test_a_read_that_is_cut_off_is_asked_again(client: Client, node: FakeNode) -> None:
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     await node.asked(Call)
     node.connection.cut()
     again = await node.asked(Call)
@@ -48,7 +56,7 @@ async def test_a_read_that_is_cut_off_is_asked_again(client: Client, node: FakeN
 
 
 async def test_a_change_that_is_cut_off_has_an_unknown_outcome(client: Client, node: FakeNode) -> None:
-    deleting = asyncio.create_task(client.delete_topic(TOPIC))
+    deleting = asyncio.create_task(client.admin.delete_topic(TOPIC))
     await node.asked(Call)
     node.connection.cut()
     with pytest.raises(Disconnected, match="cut"):
@@ -59,7 +67,7 @@ async def test_a_change_that_is_cut_off_has_an_unknown_outcome(client: Client, n
 async def test_a_change_that_was_never_sent_waits_for_a_connection(client: Client, node: FakeNode) -> None:
     node.connection.cut()
     await asyncio.sleep(0)
-    deleting = asyncio.create_task(client.delete_topic(TOPIC))
+    deleting = asyncio.create_task(client.admin.delete_topic(TOPIC))
     node.answer(await node.asked(Call))
     await deleting
     assert len(node.connections) == 2
@@ -72,7 +80,7 @@ async def test_reconnects_back_off_and_never_in_step(node: FakeNode) -> None:
         async with node.client(ClientOptions(backoff_seconds_max=2.0), seed=seed) as client:
             node.refusals.extend(Disconnected(url=URL, reason="refused") for _ in range(10))
             node.connection.cut()
-            reading = asyncio.create_task(client.info())
+            reading = asyncio.create_task(client.admin.info())
             node.answer(await node.asked(Call), INFO)
             await reading
         times = node.connected_at[1:]
@@ -91,17 +99,17 @@ async def test_while_there_is_no_connection_requests_end_with_the_reason(client:
     await asyncio.sleep(0)
     start = now()
     with pytest.raises(Disconnected, match="nobody listens"):
-        await client.info()
+        await client.admin.info()
     assert now() - start == pytest.approx(30.0, abs=0.1)
 
 
 async def test_a_node_that_does_not_answer_is_given_up(client: Client, node: FakeNode) -> None:
     start = now()
     with pytest.raises(Disconnected, match="no answer within 30 seconds"):
-        await client.info()
+        await client.admin.info()
     assert now() - start == pytest.approx(30.0)
     node.answer(await node.asked(Call), INFO)  # too late, and nobody minds
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     node.answer(await node.asked(Call), INFO)
     assert await reading == INFO
 
@@ -137,7 +145,7 @@ async def test_a_drain_that_does_not_end_is_raised_u1(client: Client, node: Fake
 
 async def test_requests_in_flight_are_bounded(node: FakeNode) -> None:
     async with node.client(ClientOptions(requests_in_flight_max=2)) as client:
-        reading = [asyncio.create_task(client.locate(TOPIC, f"offset:{n}")) for n in range(5)]
+        reading = [asyncio.create_task(client.admin.locate(TOPIC, f"offset:{n}")) for n in range(5)]
         first, second = await node.asked(Call), await node.asked(Call)
         await asyncio.sleep(1)
         assert node.called() == {"placement": 1, "locate": 2}
@@ -166,10 +174,10 @@ async def test_bytes_in_flight_are_bounded_but_one_large_batch_passes(node: Fake
 
 async def test_a_request_that_is_cancelled_gives_its_room_back(node: FakeNode) -> None:
     async with node.client(ClientOptions(requests_in_flight_max=1)) as client:
-        first = asyncio.create_task(client.info())
+        first = asyncio.create_task(client.admin.info())
         await node.asked(Call)
-        second = asyncio.create_task(client.info())
-        third = asyncio.create_task(client.info())
+        second = asyncio.create_task(client.admin.info())
+        third = asyncio.create_task(client.admin.info())
         await asyncio.sleep(1)
         second.cancel()
         first.cancel()
@@ -179,7 +187,7 @@ async def test_a_request_that_is_cancelled_gives_its_room_back(node: FakeNode) -
 
 async def test_back_pressure_of_the_connection_reaches_the_caller(client: Client, node: FakeNode) -> None:
     node.open_gate.clear()
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     await asyncio.sleep(1)
     assert not node.frames
     node.open_gate.set()
@@ -188,7 +196,7 @@ async def test_back_pressure_of_the_connection_reaches_the_caller(client: Client
 
 
 async def test_pipelined_publishes_keep_their_order_through_a_reconnect(client: Client, node: FakeNode) -> None:
-    await client.topic(TOPIC)
+    await client.admin.topic(TOPIC)
     publishing = [asyncio.create_task(client.publish(TOPIC, str(n))) for n in range(20)]
     for _ in range(20):
         await node.asked(Publish)
@@ -201,7 +209,7 @@ async def test_pipelined_publishes_keep_their_order_through_a_reconnect(client: 
 async def test_a_connection_that_fails_while_sending_is_replaced(client: Client, node: FakeNode) -> None:
     """`send` may notice first; nobody must turn in circles until the reader does."""
     node.connection.is_cut = True
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     await asyncio.sleep(5)
     assert not reading.done()
     node.connection.cut()
@@ -210,7 +218,7 @@ async def test_a_connection_that_fails_while_sending_is_replaced(client: Client,
 
 
 async def test_garbage_from_a_node_ends_the_connection_not_the_client(client: Client, node: FakeNode) -> None:
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     await node.asked(Call)
     node.connection._inbox.put_nowait(b"\xc1garbage")
     node.answer(await node.asked(Call), INFO)
@@ -221,7 +229,7 @@ async def test_garbage_from_a_node_ends_the_connection_not_the_client(client: Cl
 async def test_answers_to_nobody_are_ignored(client: Client, node: FakeNode) -> None:
     node.connection.push(Answer(0))
     node.connection.push(Answer(4711, "?"))
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     node.answer(await node.asked(Call), INFO)
     assert await reading == INFO
 
@@ -229,58 +237,60 @@ async def test_answers_to_nobody_are_ignored(client: Client, node: FakeNode) -> 
 async def test_the_first_connection_is_tried_once_unless_told_to_wait(node: FakeNode) -> None:
     node.refusals.extend(Disconnected(url=URL, reason="refused") for _ in range(5))
     with pytest.raises(Disconnected, match="refused"):
-        await node.client(ClientOptions()).open()
+        await node.client(ClientOptions())
     assert len(node.connected_at) == 1
     async with node.client(ClientOptions(wait_seconds=60)) as client:
         assert len(node.connected_at) == 6
-        await client.topic(TOPIC)
+        await client.admin.topic(TOPIC)
 
 
 async def test_a_closed_client_says_so_to_those_who_wait_and_those_who_come(node: FakeNode) -> None:
-    client = await node.client(ClientOptions()).open()
-    reading = asyncio.create_task(client.info())
+    client = await node.client(ClientOptions())
+    reading = asyncio.create_task(client.admin.info())
     await node.asked(Call)
     await client.close()
     await client.close()
     with pytest.raises(Disconnected, match="the client is closed"):
         await reading
-    with pytest.raises(Disconnected, match="the client is closed"):
-        await client.info()
+    with pytest.raises(NotStarted, match="the client was closed"):
+        await client.admin.info()
     assert node.connection.is_closed
 
 
-async def test_connecting_is_awaited_or_entered_and_closes_what_it_started(node: FakeNode) -> None:
+async def test_a_client_is_awaited_or_entered_and_closes_what_it_started(node: FakeNode) -> None:
     closed = []
 
-    async def factory() -> tuple[type[FakeConnection], object]:
+    def connecting() -> Client:
         async def on_close() -> None:
             closed.append(now())
 
-        return node.connect, on_close  # type: ignore[return-value]
+        return Client(node.connect, url=URL, on_close=on_close)
 
-    connecting = Connecting(factory, url=URL)  # type: ignore[arg-type]
-    async with connecting as client:
-        await client.topic(TOPIC)
+    async with connecting() as client:
+        await client.admin.topic(TOPIC)
         assert not closed
     assert len(closed) == 1
-    client = await connecting
-    await client.topic(TOPIC)
+    client = await connecting()
+    assert await client is client
+    await client.admin.topic(TOPIC)
     await client.close()
     await client.close()
     assert len(closed) == 2
     node.refusals.append(Disconnected(url=URL, reason="refused"))
     with pytest.raises(Disconnected):
-        await connecting
+        await connecting()
     assert len(closed) == 3
+    with pytest.raises(NotStarted, match="connect again"):
+        await client
 
 
 async def test_a_frame_that_the_node_does_not_understand_is_not_sent_again(client: Client, node: FakeNode) -> None:
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     await node.asked(Call)
     node.connection.push(Failed(0, "protocol_error", "not a frame"))
     with pytest.raises(ProtocolError, match="not a frame"):
         await reading
-    reading = asyncio.create_task(client.info())
+    reading = asyncio.create_task(client.admin.info())
     node.answer(await node.asked(Call), INFO)
     assert await reading == INFO
     assert (len(node.connections), len(node.sent(Call))) == (2, 2)
@@ -308,8 +318,8 @@ async def test_a_client_whose_closing_is_cancelled_stops_its_node_all_the_same(n
         is_stopped = True
 
     node.attach_consumers()
-    client = await Client(node.connect, on_close=stop).open()
-    await client.subscribe(TOPIC, "s").open()
+    client = await Client(node.connect, on_close=stop)
+    await client.consumer(TOPIC, "s").open()
     del node.scripts[Detach]
     closing = asyncio.create_task(client.close())
     await node.asked(Detach)
@@ -328,5 +338,5 @@ async def test_a_client_whose_closing_is_cancelled_stops_its_node_all_the_same(n
 )  # fmt: skip
 async def test_a_fetch_that_fits_no_frame_is_not_sent(client: Client, node: FakeNode, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings):
-        await client.fetch(TOPIC, 0, 0, **wrong)
+        await client.admin.fetch(TOPIC, 0, 0, **wrong)
     assert not node.frames

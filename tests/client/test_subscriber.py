@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sulina.client import Client, ClientOptions, PubSub, PubSubMessage
-from sulina.client.serialization import SERIALIZER_HEADER
+from sulina.client import Client, ClientOptions, Message
 from sulina.client.subscriber import Subscriber
-from sulina.core.records.record import Record, encode
+from sulina.client.subscribers import AnySubscriber
+from sulina.core.records.record import StoredRecord, encode
+from sulina.core.records.serializer import SERIALIZER_HEADER
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     CorruptBatch,
@@ -48,23 +49,25 @@ def node(node: FakeNode) -> FakeNode:
 
 
 @pytest.fixture
-async def pubsub(node: FakeNode) -> AsyncIterator[PubSub]:
-    async with node.client(ClientOptions()) as client, PubSub(client) as pubsub:
-        yield pubsub
+async def pubsub(node: FakeNode) -> AsyncIterator[Client]:
+    async with node.client(ClientOptions()) as client:
+        yield client
 
 
 def acked(node: FakeNode) -> list[int]:
     return [frame.attempt for frame in node.sent(AckBatch)]
 
 
-async def settled(subscriber: Subscriber) -> None:
+async def settled(subscriber: AnySubscriber) -> None:
     """Return when nothing waits for a handler; in virtual time, everybody has had a turn by then."""
     await asyncio.sleep(1)
+    assert isinstance(subscriber, Subscriber)
     assert all(line.task is None for line in subscriber._lines.values())
 
 
-async def wait_attached(subscriber: Subscriber, node: FakeNode, joins: int) -> None:
+async def wait_attached(subscriber: AnySubscriber, node: FakeNode, joins: int) -> None:
     await node.wait_sent(Join, joins)
+    assert isinstance(subscriber, Subscriber)
     attachment = subscriber._attachment
     assert attachment is not None
     await attachment.ready.wait()
@@ -75,18 +78,18 @@ async def wait_attached(subscriber: Subscriber, node: FakeNode, joins: int) -> N
 
 
 async def test_messages_have_their_coordinates_and_contents_and_are_acked_by_attempt(
-    pubsub: PubSub, node: FakeNode
+    client: Client, node: FakeNode
 ) -> None:
-    seen: list[PubSubMessage] = []
+    seen: list[Message] = []
 
-    async def handler(message: PubSubMessage) -> None:
+    async def handler(message: Message) -> None:
         seen.append(message)
 
-    subscriber = await pubsub.subscribe(TOPIC, handler, name="me", start="earliest")
+    subscriber = await client.subscribe(TOPIC, handler, name="me", start="earliest")
     [joined] = node.sent(Join)
     assert (joined.topic, joined.name, joined.positions, joined.start) == (TOPIC, "me", {}, "earliest")
     assert (subscriber.topic, subscriber.name, subscriber.is_attached) == (TOPIC, "me", True)
-    data = encode([Record(b'{"a":1}', b"k", 5, ((SERIALIZER_HEADER, b"2"), ("mine", b"x"))), Record(None)])
+    data = encode([StoredRecord(b'{"a":1}', b"k", 5, ((SERIALIZER_HEADER, b"2"), ("mine", b"x"))), StoredRecord(None)])
     node.connection.push(Deliver(handle(node), 3, 41, memoryview(data), [(0, 2)]))
     await node.wait_sent(AckBatch, 1)
     [ack] = node.sent(AckBatch)
@@ -99,13 +102,13 @@ async def test_messages_have_their_coordinates_and_contents_and_are_acked_by_att
     assert subscriber.delivered == 2
 
 
-async def test_a_handler_can_take_lists(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_handler_can_take_lists(client: Client, node: FakeNode) -> None:
     seen: list[list[int]] = []
 
-    async def handler(messages: list[PubSubMessage]) -> None:
+    async def handler(messages: list[Message]) -> None:
         seen.append([message.offset for message in messages])
 
-    subscriber = await pubsub.subscribe(TOPIC, handler, batches=True)
+    subscriber = await client.subscribe(TOPIC, handler, batches=True)
     node.connection.deliver(handle(node), 0, 3, attempt=1)
     node.connection.deliver(handle(node), 3, 10, attempt=2, ranges=[(4, 6), (8, 9)])
     await node.wait_sent(AckBatch, 2)
@@ -113,14 +116,14 @@ async def test_a_handler_can_take_lists(pubsub: PubSub, node: FakeNode) -> None:
     assert subscriber.delivered == 6
 
 
-async def test_one_call_at_a_time_for_each_partition_and_partitions_do_not_wait(pubsub: PubSub, node: FakeNode) -> None:
+async def test_one_call_at_a_time_for_each_partition_and_partitions_do_not_wait(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = TopicSettings(partitions=2)
     running: dict[int, int] = {0: 0, 1: 0}
     order: dict[int, list[int]] = {0: [], 1: []}
     gates = {0: asyncio.Event(), 1: asyncio.Event()}
     gates[1].set()
 
-    async def handler(message: PubSubMessage) -> None:
+    async def handler(message: Message) -> None:
         running[message.partition] += 1
         assert running[message.partition] == 1
         await gates[message.partition].wait()
@@ -128,7 +131,7 @@ async def test_one_call_at_a_time_for_each_partition_and_partitions_do_not_wait(
         order[message.partition].append(message.offset)
         running[message.partition] -= 1
 
-    await pubsub.subscribe(TOPIC, handler)
+    await client.subscribe(TOPIC, handler)
     for start in range(0, 6, 2):
         for partition in (0, 1):
             node.connection.deliver(handle(node), start, start + 2, partition=partition, attempt=start * 10 + partition)
@@ -139,27 +142,27 @@ async def test_one_call_at_a_time_for_each_partition_and_partitions_do_not_wait(
     assert order == {0: [0, 1, 2, 3, 4, 5], 1: [0, 1, 2, 3, 4, 5]}
 
 
-async def test_p3_a_slow_handler_holds_up_neither_others_nor_the_session(pubsub: PubSub, node: FakeNode) -> None:
+async def test_p3_a_slow_handler_holds_up_neither_others_nor_the_session(client: Client, node: FakeNode) -> None:
     slow, quick = Inbox(), Inbox()
     slow.gate.clear()
-    await pubsub.subscribe(TOPIC, slow)
+    await client.subscribe(TOPIC, slow)
     one = handle(node)
-    await pubsub.subscribe(TOPIC, quick)
+    await client.subscribe(TOPIC, quick)
     other = handle(node)
     for start in range(100):
         node.connection.deliver(one, start, start + 1, attempt=start)
         node.connection.deliver(other, start, start + 1, attempt=start)
     await node.wait_sent(AckBatch, 100)
     assert {frame.consumer for frame in node.sent(AckBatch)} == {other}
-    assert (await pubsub.publish(TOPIC, b"x")).is_accepted
+    assert (await client.publish(TOPIC, b"x")).is_accepted
     assert quick.offsets == list(range(100))
     slow.gate.set()
 
 
-async def test_deliveries_may_come_before_the_answer_to_the_join(pubsub: PubSub, node: FakeNode) -> None:
+async def test_deliveries_may_come_before_the_answer_to_the_join(client: Client, node: FakeNode) -> None:
     del node.scripts[Join]
     inbox = Inbox()
-    joining = asyncio.create_task(pubsub.subscribe(TOPIC, inbox))
+    joining = asyncio.create_task(client.subscribe(TOPIC, inbox))
     asked = await node.asked(Join)
     node.connection.deliver(asked.consumer, 3, 8, attempt=1)
     await asyncio.sleep(1)
@@ -174,12 +177,12 @@ async def test_deliveries_may_come_before_the_answer_to_the_join(pubsub: PubSub,
 
 
 async def test_p7_a_handler_that_raises_fails_the_delivery_and_what_came_after_it(
-    pubsub: PubSub, node: FakeNode, caplog: pytest.LogCaptureFixture
+    client: Client, node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox()
     inbox.failing = {4}
     inbox.gate.clear()
-    subscriber = await pubsub.subscribe(TOPIC, inbox)
+    subscriber = await client.subscribe(TOPIC, inbox)
     deliver = node.connection.deliver
     for attempt in range(4):
         deliver(handle(node), 3 * attempt, 3 * attempt + 3, attempt=attempt)
@@ -199,10 +202,10 @@ async def test_p7_a_handler_that_raises_fails_the_delivery_and_what_came_after_i
     assert (acked(node), inbox.offsets) == ([0, 5, 6], list(range(15)))  # 3 is not done twice
 
 
-async def test_after_a_failure_a_log_may_begin_later(pubsub: PubSub, node: FakeNode) -> None:
+async def test_after_a_failure_a_log_may_begin_later(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.failing = {0}
-    await pubsub.subscribe(TOPIC, inbox)
+    await client.subscribe(TOPIC, inbox)
     node.connection.deliver(handle(node), 0, 3, attempt=1)
     await node.wait_sent(FailBatch, 1)
     node.connection.deliver(handle(node), 100, 102, attempt=2)  # retention has removed the rest
@@ -210,11 +213,11 @@ async def test_after_a_failure_a_log_may_begin_later(pubsub: PubSub, node: FakeN
     assert inbox.offsets == [100, 101]
 
 
-async def test_a_topic_that_keeps_nothing_goes_on_with_what_comes_next(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_topic_that_keeps_nothing_goes_on_with_what_comes_next(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = passing()
     inbox = Inbox()
     inbox.failing = {0}
-    subscriber = await pubsub.subscribe(TOPIC, inbox)
+    subscriber = await client.subscribe(TOPIC, inbox)
     node.connection.deliver(handle(node), 0, 1, attempt=1)
     await node.wait_sent(FailBatch, 1)
     node.connection.deliver(handle(node), 1, 2, attempt=2)
@@ -222,13 +225,14 @@ async def test_a_topic_that_keeps_nothing_goes_on_with_what_comes_next(pubsub: P
     node.connection.deliver(handle(node), 0, 2, attempt=3)  # its offsets may begin anew
     inbox.failing = set()
     await node.wait_sent(AckBatch, 2)
+    assert isinstance(subscriber, Subscriber)
     assert (inbox.offsets, subscriber.positions()) == ([1, 0, 1], {})
 
 
-async def test_what_timed_out_at_the_node_and_comes_again_is_passed_over(pubsub: PubSub, node: FakeNode) -> None:
+async def test_what_timed_out_at_the_node_and_comes_again_is_passed_over(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.gate.clear()
-    await pubsub.subscribe(TOPIC, inbox)
+    await client.subscribe(TOPIC, inbox)
     for attempt in range(3):
         node.connection.deliver(handle(node), 2 * attempt, 2 * attempt + 2, attempt=attempt)
     assert await inbox.started.get() == 0
@@ -240,31 +244,31 @@ async def test_what_timed_out_at_the_node_and_comes_again_is_passed_over(pubsub:
     assert (acked(node), inbox.offsets) == ([0, 7, 8], [0, 1, 2, 3, 4, 5])
 
 
-async def test_a_batch_that_is_damaged_fails(pubsub: PubSub, node: FakeNode) -> None:
-    await pubsub.subscribe(TOPIC, Inbox())
-    data = encode([Record(b"x")])
+async def test_a_batch_that_is_damaged_fails(client: Client, node: FakeNode) -> None:
+    await client.subscribe(TOPIC, Inbox())
+    data = encode([StoredRecord(b"x")])
     data[-1] ^= 1
     node.connection.push(Deliver(handle(node), 0, 1, memoryview(data), [(0, 1)]))
     await node.wait_sent(FailBatch, 1)
     assert node.sent(FailBatch)[0].reason.startswith(CorruptBatch.__name__)
 
 
-async def test_a_payload_that_nobody_can_read_is_the_handlers_to_see(pubsub: PubSub, node: FakeNode) -> None:
-    async def handler(message: PubSubMessage) -> object:
+async def test_a_payload_that_nobody_can_read_is_the_handlers_to_see(client: Client, node: FakeNode) -> None:
+    async def handler(message: Message) -> object:
         return message.payload
 
-    await pubsub.subscribe(TOPIC, handler)
-    data = encode([Record(b"x", None, 0, ((SERIALIZER_HEADER, b"777"),))])
+    await client.subscribe(TOPIC, handler)
+    data = encode([StoredRecord(b"x", None, 0, ((SERIALIZER_HEADER, b"777"),))])
     node.connection.push(Deliver(handle(node), 0, 1, memoryview(data), [(0, 1)]))
     await node.wait_sent(FailBatch, 1)
     assert node.sent(FailBatch)[0].reason.startswith(InvalidEnvelope.__name__)
 
 
-async def test_a_handler_that_is_cancelled_by_itself_fails(pubsub: PubSub, node: FakeNode) -> None:
-    async def handler(_message: PubSubMessage) -> None:
+async def test_a_handler_that_is_cancelled_by_itself_fails(client: Client, node: FakeNode) -> None:
+    async def handler(_message: Message) -> None:
         raise asyncio.CancelledError
 
-    await pubsub.subscribe(TOPIC, handler)
+    await client.subscribe(TOPIC, handler)
     for attempt in (1, 2):
         node.connection.deliver(handle(node), 0, 1, attempt=attempt)
         await node.wait_sent(FailBatch, attempt)
@@ -274,11 +278,11 @@ async def test_a_handler_that_is_cancelled_by_itself_fails(pubsub: PubSub, node:
 # Reconnects
 
 
-async def test_after_a_lost_connection_it_joins_again_where_it_was(pubsub: PubSub, node: FakeNode) -> None:
+async def test_after_a_lost_connection_it_joins_again_where_it_was(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = TopicSettings(partitions=2)
     node.join_subscribers(end=7)
     inbox = Inbox()
-    subscriber = await pubsub.subscribe(TOPIC, inbox)
+    subscriber = await client.subscribe(TOPIC, inbox)
     node.connection.deliver(handle(node), 7, 9, partition=1, attempt=1)
     await node.wait_sent(AckBatch, 1)
     inbox.gate.clear()
@@ -302,8 +306,8 @@ async def test_when_its_home_dies_it_joins_at_another_where_it_was(node: FakeNod
     homes = {"http://a": node, "http://b": other}
     client = Client(url="http://a,http://b", reach=lambda url: homes[url].connect)
     inbox = Inbox()
-    async with client, PubSub(client) as pubsub:
-        subscriber = await pubsub.subscribe(TOPIC, inbox, name="me")
+    async with client:
+        subscriber = await client.subscribe(TOPIC, inbox, name="me")
         node.connection.deliver(handle(node), 0, 5, attempt=1)
         await node.wait_sent(AckBatch, 1)
         node.refusals.extend([Disconnected(url="http://a", reason="it died")] * 100)
@@ -318,17 +322,17 @@ async def test_when_its_home_dies_it_joins_at_another_where_it_was(node: FakeNod
 
 @pytest.mark.parametrize("error", [NotServing(reason="stopping"), Disconnected(url="x", reason="y")])
 async def test_when_the_node_lets_it_go_for_the_moment_it_joins_again(
-    pubsub: PubSub, node: FakeNode, error: SulinaError
+    client: Client, node: FakeNode, error: SulinaError
 ) -> None:
-    subscriber = await pubsub.subscribe(TOPIC, Inbox())
+    subscriber = await client.subscribe(TOPIC, Inbox())
     for joins in (2, 3, 4):
         node.connection.detach(handle(node), error)
         await wait_attached(subscriber, node, joins)
     assert not subscriber.removed.done()
 
 
-async def test_who_is_let_go_at_once_each_time_comes_back_less_and_less_often(pubsub: PubSub, node: FakeNode) -> None:
-    await pubsub.subscribe(TOPIC, Inbox())
+async def test_who_is_let_go_at_once_each_time_comes_back_less_and_less_often(client: Client, node: FakeNode) -> None:
+    await client.subscribe(TOPIC, Inbox())
     joined_at = []
     for joins in range(2, 8):
         node.connection.detach(handle(node), NotServing(reason="x"))
@@ -338,9 +342,9 @@ async def test_who_is_let_go_at_once_each_time_comes_back_less_and_less_often(pu
     assert pauses[-1] > 4 * pauses[0] > 0
 
 
-async def test_a_log_that_is_shorter_than_it_was_is_read_from_its_end(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_log_that_is_shorter_than_it_was_is_read_from_its_end(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
-    subscriber = await pubsub.subscribe(TOPIC, inbox)
+    subscriber = await client.subscribe(TOPIC, inbox)
     node.connection.deliver(handle(node), 0, 10, attempt=1)
     await node.wait_sent(AckBatch, 1)
     node.scripts[Join] = lambda connection, frame: connection.answer(
@@ -365,9 +369,9 @@ def joined_in(node: FakeNode, epoch: int, offset: int | None = None) -> None:
     )
 
 
-async def test_u10_who_joins_again_says_in_which_epoch_it_was(pubsub: PubSub, node: FakeNode) -> None:
+async def test_u10_who_joins_again_says_in_which_epoch_it_was(client: Client, node: FakeNode) -> None:
     joined_in(node, 3)
-    subscriber = await pubsub.subscribe(TOPIC, Inbox())
+    subscriber = await client.subscribe(TOPIC, Inbox())
     node.connection.cut()
     await wait_attached(subscriber, node, 2)
     assert (node.sent(Join)[-1].positions, node.sent(Join)[-1].epochs) == ({0: 0}, {0: 3})
@@ -379,11 +383,11 @@ async def test_u10_who_joins_again_says_in_which_epoch_it_was(pubsub: PubSub, no
 
 
 async def test_u10_who_had_what_was_given_up_is_told_and_goes_on_where_the_log_does(
-    pubsub: PubSub, node: FakeNode, caplog: pytest.LogCaptureFixture
+    client: Client, node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined_in(node, 3)
     inbox = Inbox()
-    subscriber = await pubsub.subscribe(TOPIC, inbox)
+    subscriber = await client.subscribe(TOPIC, inbox)
     node.connection.deliver(handle(node), 0, 10, attempt=1, epochs={0: 3})
     await node.wait_sent(AckBatch, 1)
     joined_in(node, 5, offset=4)
@@ -396,12 +400,12 @@ async def test_u10_who_had_what_was_given_up_is_told_and_goes_on_where_the_log_d
 
 
 async def test_u10_a_call_that_was_under_way_counts_for_no_record_of_a_later_epoch(
-    pubsub: PubSub, node: FakeNode, caplog: pytest.LogCaptureFixture
+    client: Client, node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The owner is lost while the handler works on what is given up then; the node joins it at the next one."""
     joined_in(node, 3)
     inbox = Inbox()
-    await pubsub.subscribe(TOPIC, inbox)
+    await client.subscribe(TOPIC, inbox)
     inbox.gate.clear()
     node.connection.deliver(handle(node), 0, 10, attempt=1, epochs={0: 3})
     assert await inbox.started.get() == 0
@@ -412,21 +416,21 @@ async def test_u10_a_call_that_was_under_way_counts_for_no_record_of_a_later_epo
     assert "offsets 4 to 9" in caplog.text
 
 
-async def test_who_is_removed_is_told_and_may_subscribe_anew(pubsub: PubSub, node: FakeNode) -> None:
+async def test_who_is_removed_is_told_and_may_subscribe_anew(client: Client, node: FakeNode) -> None:
     told: list[SulinaError] = []
     inbox = Inbox()
-    subscriber = await pubsub.subscribe(TOPIC, inbox, name="me", on_removed=told.append)
+    subscriber = await client.subscribe(TOPIC, inbox, name="me", on_removed=told.append)
     node.connection.detach(handle(node), REMOVED)
     assert str(await subscriber.wait_removed()) == str(REMOVED)
     await asyncio.sleep(0)
     assert [type(error) for error in told] == [SubscriberRemoved]
     assert not subscriber.is_attached
-    assert pubsub.subscribers == []
-    assert await pubsub.subscribe(TOPIC, inbox, name="me") is not subscriber
+    assert client.subscribers == []
+    assert await client.subscribe(TOPIC, inbox, name="me") is not subscriber
 
 
-async def test_who_may_not_join_again_is_removed(pubsub: PubSub, node: FakeNode) -> None:
-    subscriber = await pubsub.subscribe(TOPIC, Inbox())
+async def test_who_may_not_join_again_is_removed(client: Client, node: FakeNode) -> None:
+    subscriber = await client.subscribe(TOPIC, Inbox())
     del node.topics[TOPIC]
     node.connection.cut()
     assert isinstance(await subscriber.wait_removed(), TopicNotFound)
@@ -434,23 +438,22 @@ async def test_who_may_not_join_again_is_removed(pubsub: PubSub, node: FakeNode)
 
 async def test_a_client_that_is_closed_removes_its_subscribers(node: FakeNode) -> None:
     async with node.client(ClientOptions()) as client:
-        pubsub = await PubSub(client).start()
-        subscriber = await pubsub.subscribe(TOPIC, Inbox())
-    assert isinstance(await subscriber.wait_removed(), Disconnected)
-    await pubsub.stop()
+        subscriber = await client.subscribe(TOPIC, Inbox())
+    assert await subscriber.wait_removed() is None
+    assert client.subscribers == []
 
 
 # Subscribing and unsubscribing
 
 
-async def test_unsubscribing_acks_what_is_done_detaches_and_calls_no_more(pubsub: PubSub, node: FakeNode) -> None:
+async def test_unsubscribing_acks_what_is_done_detaches_and_calls_no_more(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.gate.clear()
-    subscriber = await pubsub.subscribe(TOPIC, inbox, name="me")
+    subscriber = await client.subscribe(TOPIC, inbox, name="me")
     node.connection.deliver(handle(node), 0, 1, attempt=1)
     node.connection.deliver(handle(node), 1, 2, attempt=2)
     await inbox.started.get()
-    leaving = asyncio.create_task(pubsub.unsubscribe(TOPIC, "me"))
+    leaving = asyncio.create_task(client.unsubscribe(TOPIC, "me"))
     await asyncio.sleep(1)
     assert not leaving.done()  # a call is under way
     inbox.gate.set()
@@ -464,23 +467,23 @@ async def test_unsubscribing_acks_what_is_done_detaches_and_calls_no_more(pubsub
     await subscriber.unsubscribe()  # again: nothing
 
 
-async def test_a_handler_may_unsubscribe_itself(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_handler_may_unsubscribe_itself(client: Client, node: FakeNode) -> None:
     seen: list[int] = []
 
-    async def handler(message: PubSubMessage) -> None:
+    async def handler(message: Message) -> None:
         seen.append(message.offset)
         await subscriber.unsubscribe()
         await subscriber.unsubscribe()
 
-    subscriber = await pubsub.subscribe(TOPIC, handler)
+    subscriber = await client.subscribe(TOPIC, handler)
     node.connection.deliver(handle(node), 0, 5, attempt=1)
     assert await subscriber.wait_removed() is None
     await settled(subscriber)
     assert (seen, acked(node), node.sent(FailBatch)) == ([0], [], [])
 
 
-async def test_unsubscribing_while_it_joins_again(pubsub: PubSub, node: FakeNode) -> None:
-    subscriber = await pubsub.subscribe(TOPIC, Inbox())
+async def test_unsubscribing_while_it_joins_again(client: Client, node: FakeNode) -> None:
+    subscriber = await client.subscribe(TOPIC, Inbox())
     del node.scripts[Join]
     node.connection.cut()
     asked = await node.asked(Join)
@@ -490,73 +493,73 @@ async def test_unsubscribing_while_it_joins_again(pubsub: PubSub, node: FakeNode
     assert node.sent(Detach)[0].consumer == asked.consumer
 
 
-async def test_p2_the_same_name_or_the_same_handler_twice_is_a_duplicate(pubsub: PubSub, node: FakeNode) -> None:
+async def test_p2_the_same_name_or_the_same_handler_twice_is_a_duplicate(client: Client, node: FakeNode) -> None:
     node.topics["/default/other"] = TopicSettings()
     seen: list[object] = []
-    await pubsub.subscribe(TOPIC, seen.append, name="me")
+    await client.subscribe(TOPIC, seen.append, name="me")
     with pytest.raises(DuplicateSubscriber, match="me is subscribed"):
-        await pubsub.subscribe(TOPIC, Inbox(), name="me")
+        await client.subscribe(TOPIC, Inbox(), name="me")
     with pytest.raises(DuplicateSubscriber, match="this handler"):
-        await pubsub.subscribe(TOPIC, seen.append)
-    await pubsub.subscribe("/default/other", seen.append, name="me")
+        await client.subscribe(TOPIC, seen.append)
+    await client.subscribe("/default/other", seen.append, name="me")
     assert len(node.sent(Join)) == 2
 
 
-async def test_p2_who_is_not_subscribed_is_not_found(pubsub: PubSub, node: FakeNode) -> None:
-    subscriber = await pubsub.subscribe(TOPIC, Inbox(), name="me")
+async def test_p2_who_is_not_subscribed_is_not_found(client: Client, node: FakeNode) -> None:
+    subscriber = await client.subscribe(TOPIC, Inbox(), name="me")
     with pytest.raises(SubscriberNotFound):
-        await pubsub.unsubscribe(TOPIC, "you")
+        await client.unsubscribe(TOPIC, "you")
     with pytest.raises(SubscriberNotFound):
-        await pubsub.unsubscribe("/default/other", "me")
-    await pubsub.unsubscribe(TOPIC, subscriber)
+        await client.unsubscribe("/default/other", "me")
+    await client.unsubscribe(TOPIC, subscriber)
     with pytest.raises(SubscriberNotFound):
-        await pubsub.unsubscribe(TOPIC, subscriber)
-    again = await pubsub.subscribe(TOPIC, Inbox(), name="me")
+        await client.unsubscribe(TOPIC, subscriber)
+    again = await client.subscribe(TOPIC, Inbox(), name="me")
     with pytest.raises(SubscriberNotFound):  # it has another's name
-        await pubsub.unsubscribe(TOPIC, subscriber)
+        await client.unsubscribe(TOPIC, subscriber)
     assert again.is_attached
 
 
-async def test_a_join_that_is_refused_leaves_nothing_behind(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_join_that_is_refused_leaves_nothing_behind(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     with pytest.raises(TopicNotFound):
-        await pubsub.subscribe("/default/nothing", inbox, name="me")
+        await client.subscribe("/default/nothing", inbox, name="me")
     node.topics["/default/nothing"] = TopicSettings()
-    await pubsub.subscribe("/default/nothing", inbox, name="me")
+    await client.subscribe("/default/nothing", inbox, name="me")
     with pytest.raises(InvalidName):
-        await pubsub.subscribe("nothing", inbox)
+        await client.subscribe("nothing", inbox)
     with pytest.raises(InvalidSettings):
-        await pubsub.subscribe(TOPIC, inbox, start="somewhere")
+        await client.subscribe(TOPIC, inbox, start="somewhere")
     with pytest.raises(InvalidSettings):
-        await pubsub.subscribe(TOPIC, None)  # type: ignore[call-overload]
+        await client.subscribe(TOPIC, None)  # type: ignore[arg-type]
 
 
-async def test_a_join_is_tried_until_its_time_is_over(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_join_is_tried_until_its_time_is_over(client: Client, node: FakeNode) -> None:
     node.scripts[Join] = lambda connection, frame: connection.refuse(frame, NotServing(reason="no owner yet"))
     began_at = asyncio.get_running_loop().time()
     with pytest.raises(NotServing, match="no owner yet"):
-        await pubsub.subscribe(TOPIC, Inbox())
+        await client.subscribe(TOPIC, Inbox())
     assert asyncio.get_running_loop().time() - began_at == pytest.approx(30, abs=1)
     assert len(node.sent(Join)) > 3
-    assert pubsub.subscribers == []
+    assert client.subscribers == []
 
 
 # Handlers that are plain functions
 
 
 @pytest.mark.real_time
-async def test_a_plain_function_runs_in_a_thread_of_its_own_and_holds_up_nobody(pubsub: PubSub, node: FakeNode) -> None:
+async def test_a_plain_function_runs_in_a_thread_of_its_own_and_holds_up_nobody(client: Client, node: FakeNode) -> None:
     release, threads, quick = threading.Event(), set(), Inbox()
     seen: list[int] = []
 
-    def slow(message: PubSubMessage) -> None:
+    def slow(message: Message) -> None:
         threads.add(threading.current_thread())
         assert release.wait(10)
         seen.append(message.offset)
 
-    await pubsub.subscribe(TOPIC, slow)
+    await client.subscribe(TOPIC, slow)
     one = handle(node)
-    await pubsub.subscribe(TOPIC, quick)
+    await client.subscribe(TOPIC, quick)
     other = handle(node)
     node.connection.deliver(one, 0, 2, attempt=1)
     node.connection.deliver(other, 0, 5, attempt=2)
@@ -570,18 +573,18 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own_and_holds_up_nobody(
 
 
 @pytest.mark.real_time
-async def test_plain_functions_may_return_what_is_to_be_awaited_and_may_raise(pubsub: PubSub, node: FakeNode) -> None:
+async def test_plain_functions_may_return_what_is_to_be_awaited_and_may_raise(client: Client, node: FakeNode) -> None:
     inbox = Inbox()
     inbox.failing = {2}
-    await pubsub.subscribe(TOPIC, lambda message: inbox(message))
+    await client.subscribe(TOPIC, lambda message: inbox(message))
     node.connection.deliver(handle(node), 0, 4, attempt=1)
     await node.wait_sent(FailBatch, 1)
     assert inbox.offsets == [0, 1]
 
-    def stop(_message: PubSubMessage) -> None:
+    def stop(_message: Message) -> None:
         raise StopIteration
 
-    await pubsub.subscribe(TOPIC, stop)
+    await client.subscribe(TOPIC, stop)
     node.connection.deliver(handle(node), 0, 1, attempt=2)
     await node.wait_sent(FailBatch, 2)
     assert "StopIteration" in node.sent(FailBatch)[1].reason

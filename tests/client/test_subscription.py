@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sulina.client import Client, ClientOptions, Delivered, Subscription
-from sulina.client.attachment import ranges_of
+from sulina.client import Client, ClientOptions, Consumer, Message
+from sulina.client.consumer_attachment import ranges_of
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     ConsumerNotFound,
@@ -40,16 +40,16 @@ def handle(node: FakeNode) -> int:
     return node.sent(Subscribe)[-1].consumer
 
 
-async def taken(subscription: Subscription, count: int) -> list[Delivered]:
+async def taken(subscription: Consumer, count: int) -> list[Message]:
     return [await anext(subscription) for _ in range(count)]
 
 
-def offsets(messages: list[Delivered]) -> list[int]:
+def offsets(messages: list[Message]) -> list[int]:
     return [message.offset for message in messages]
 
 
 async def test_messages_have_their_coordinates_and_contents(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s", kind="shared", start="earliest", credit=10, name="me") as messages:
+    async with client.consumer(TOPIC, "s", mode="shared", start="earliest", credit=10, name="me") as messages:
         [asked] = node.sent(Subscribe)
         assert (asked.topic, asked.subscription, asked.kind, asked.start, asked.credit, asked.name) == (
             (TOPIC, "s", "shared", "earliest", 10, "me")
@@ -64,13 +64,13 @@ async def test_messages_have_their_coordinates_and_contents(client: Client, node
 
 
 async def test_only_the_records_in_the_ranges_are_the_consumers(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 10, ranges=[(1, 2), (4, 6), (9, 10)])
         assert offsets(await taken(messages, 4)) == [1, 4, 5, 9]
 
 
 async def test_credit_goes_back_as_messages_are_taken_half_at_a_time(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s", credit=10) as messages:
+    async with client.consumer(TOPIC, "s", credit=10) as messages:
         node.connection.deliver(handle(node), 0, 10)
         await taken(messages, 4)
         await asyncio.sleep(1)
@@ -84,7 +84,7 @@ async def test_credit_goes_back_as_messages_are_taken_half_at_a_time(client: Cli
 
 
 async def test_a_credit_of_one_is_one_message_at_a_time(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s", credit=1) as messages:
+    async with client.consumer(TOPIC, "s", credit=1) as messages:
         for offset in range(3):
             node.connection.deliver(handle(node), offset, offset + 1)
             await taken(messages, 1)
@@ -93,7 +93,7 @@ async def test_a_credit_of_one_is_one_message_at_a_time(client: Client, node: Fa
 
 
 async def test_messages_that_are_here_are_taken_without_the_loop(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 100)
         await anext(messages)
         ran: list[bool] = []
@@ -104,10 +104,10 @@ async def test_messages_that_are_here_are_taken_without_the_loop(client: Client,
 
 async def test_an_ack_returns_when_the_cursor_is_durable_p12(client: Client, node: FakeNode) -> None:
     del node.scripts[AckRecords]
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 5, 8, partition=1)
         first = await anext(messages)
-        acking = asyncio.create_task(first.ack())
+        acking = asyncio.create_task(messages.ack(first))
         frame = await node.asked(AckRecords)
         await asyncio.sleep(1)
         assert not acking.done()
@@ -117,11 +117,11 @@ async def test_an_ack_returns_when_the_cursor_is_durable_p12(client: Client, nod
 
 
 async def test_many_acks_are_one_frame_for_each_partition(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 10)
         node.connection.deliver(handle(node), 100, 103, partition=1)
         some = await taken(messages, 13)
-        assert await messages.ack(message for message in some if message.offset != 4)
+        assert await messages.ack(*(message for message in some if message.offset != 4))
         assert sorted((frame.partition, frame.ranges) for frame in node.sent(AckRecords)) == [
             (0, [(0, 4), (5, 10)]),
             (1, [(100, 103)]),
@@ -129,24 +129,24 @@ async def test_many_acks_are_one_frame_for_each_partition(client: Client, node: 
 
 
 async def test_acks_soon_are_gathered_and_sent_soon(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 100)
         for message in await taken(messages, 50):
-            message.ack_soon()
+            messages.ack_soon(message)
         assert not node.sent(AckRecords)
         await asyncio.sleep(0.1)
         for message in await taken(messages, 50):
-            message.ack_soon()
-            message.ack_soon()
+            messages.ack_soon(message)
+            messages.ack_soon(message)
         await asyncio.sleep(0.1)
         assert [(frame.id, frame.ranges) for frame in node.sent(AckRecords)] == [(0, [(0, 50)]), (0, [(50, 100)])]
 
 
 async def test_leaving_makes_the_acks_durable_first(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 10)
         for message in await taken(messages, 10):
-            message.ack_soon()
+            messages.ack_soon(message)
     last = node.frames[-2:]
     assert isinstance(last[0], AckRecords)
     assert last[0].id, "the answer is waited for"
@@ -155,19 +155,19 @@ async def test_leaving_makes_the_acks_durable_first(client: Client, node: FakeNo
 
 
 async def test_a_nack_may_say_when_p12(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 2)
         first, second = await taken(messages, 2)
-        assert await first.nack()
-        assert await second.nack(delay_seconds=1.5)
+        assert await messages.nack(first)
+        assert await messages.nack(second, delay_seconds=1.5)
         for wrong in (-1, 10**6):
             with pytest.raises(InvalidSettings):
-                await second.nack(delay_seconds=wrong)
+                await messages.nack(second, delay_seconds=wrong)
         assert [(f.ranges, f.delay_ms) for f in node.sent(NackRecords)] == [([(0, 1)], None), ([(1, 2)], 1500)]
 
 
 async def test_after_a_reconnect_it_goes_on_and_forgets_what_comes_again_p1(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s", name="me", credit=8) as messages:
+    async with client.consumer(TOPIC, "s", name="me", credit=8) as messages:
         node.connection.deliver(handle(node), 0, 8)
         old = await taken(messages, 3)
         node.connection.cut()
@@ -178,10 +178,10 @@ async def test_after_a_reconnect_it_goes_on_and_forgets_what_comes_again_p1(clie
         node.connection.deliver(handle(node), 0, 8)
         new = await taken(messages, 8)
         assert offsets(new) == list(range(8)), "what was not taken is not there twice"
-        assert not await old[0].ack()
-        old[1].ack_soon()
-        assert not await old[2].nack()
-        assert await new[0].ack()
+        assert not await messages.ack(old[0])
+        messages.ack_soon(old[1])
+        assert not await messages.nack(old[2])
+        assert await messages.ack(new[0])
         await asyncio.sleep(1)
         assert [frame.consumer for frame in node.sent(AckRecords)] == [second.consumer]
         assert not node.sent(NackRecords)
@@ -189,10 +189,10 @@ async def test_after_a_reconnect_it_goes_on_and_forgets_what_comes_again_p1(clie
 
 async def test_an_ack_that_is_cut_off_is_not_known_to_be_durable(client: Client, node: FakeNode) -> None:
     del node.scripts[AckRecords]
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
         [message] = await taken(messages, 1)
-        acking = asyncio.create_task(message.ack())
+        acking = asyncio.create_task(messages.ack(message))
         await node.asked(AckRecords)
         node.connection.cut()
         assert not await acking
@@ -200,23 +200,23 @@ async def test_an_ack_that_is_cut_off_is_not_known_to_be_durable(client: Client,
 
 async def test_an_ack_that_the_node_no_longer_knows_is_none(client: Client, node: FakeNode) -> None:
     node.scripts[AckRecords] = lambda connection, frame: connection.refuse(frame, ConsumerNotFound(consumer=1))
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
         [message] = await taken(messages, 1)
-        assert not await message.ack()
+        assert not await messages.ack(message)
 
 
 async def test_a_late_ack_credits_only_its_own_attempt_p7(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 2)
         late, other = await taken(messages, 2)
         node.connection.deliver(handle(node), 0, 1, attempt=2)
         [again] = await taken(messages, 1)
-        assert not await late.ack()
-        late.ack_soon()
-        assert not await late.nack()
-        assert await other.ack()
-        assert await again.ack()
+        assert not await messages.ack(late)
+        messages.ack_soon(late)
+        assert not await messages.nack(late)
+        assert await messages.ack(other)
+        assert await messages.ack(again)
         await asyncio.sleep(1)
         assert [frame.ranges for frame in node.sent(AckRecords)] == [[(1, 2)], [(0, 1)]]
         assert not node.sent(NackRecords)
@@ -224,21 +224,21 @@ async def test_a_late_ack_credits_only_its_own_attempt_p7(client: Client, node: 
 
 async def test_an_ack_counts_only_if_the_consumer_still_held_it_all_p7(client: Client, node: FakeNode) -> None:
     node.scripts[AckRecords] = lambda connection, frame: connection.answer(frame, 1)
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 3)
         first, *others = await taken(messages, 3)
-        assert await first.ack()
-        assert not await messages.ack(others), "one of them was taken back"
+        assert await messages.ack(first)
+        assert not await messages.ack(*others), "one of them was taken back"
 
 
 async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = passing()
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
         [message] = await taken(messages, 1)
-        assert await message.ack()
-        message.ack_soon()
-        assert not await message.nack()
+        assert await messages.ack(message)
+        messages.ack_soon(message)
+        assert not await messages.nack(message)
     assert not node.sent(AckRecords)
     assert not node.sent(NackRecords)
 
@@ -247,7 +247,7 @@ async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(client: Client, nod
 async def test_a_consumer_that_is_let_go_for_the_moment_comes_back_p12(
     client: Client, node: FakeNode, error: SulinaError
 ) -> None:
-    async with client.subscribe(TOPIC, "s", name="me") as messages:
+    async with client.consumer(TOPIC, "s", name="me") as messages:
         node.connection.deliver(handle(node), 50, 60)
         await taken(messages, 3)
         node.connection.detach(handle(node), error)
@@ -259,7 +259,7 @@ async def test_a_consumer_that_is_let_go_for_the_moment_comes_back_p12(
 
 
 async def test_what_comes_for_a_consumer_that_was_let_go_is_ignored(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         former = handle(node)
         node.connection.detach(former, MOVED)
         await node.wait_sent(Subscribe, 2)
@@ -273,7 +273,7 @@ async def test_what_comes_for_a_consumer_that_was_let_go_is_ignored(client: Clie
     "error", [BUSY, TopicNotFound(topic=TOPIC), SubscriptionNotFound(topic=TOPIC, subscription="s")]
 )
 async def test_a_consumer_that_is_let_go_for_good_hears_why(client: Client, node: FakeNode, error: SulinaError) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 10)
         await taken(messages, 1)
         node.connection.detach(handle(node), error)
@@ -287,16 +287,16 @@ async def test_a_consumer_that_is_let_go_for_good_hears_why(client: Client, node
 async def test_a_subscription_that_others_hold_is_busy_at_once_p2(client: Client, node: FakeNode) -> None:
     node.scripts[Subscribe] = lambda connection, frame: connection.refuse(frame, BUSY)
     with pytest.raises(SubscriptionBusy):
-        async with client.subscribe(TOPIC, "s"):
+        async with client.consumer(TOPIC, "s"):
             pass
     with pytest.raises(SubscriptionBusy):
-        async for _ in client.subscribe(TOPIC, "s"):
+        async for _ in client.consumer(TOPIC, "s"):
             pass
     assert not node.sent(Detach)
 
 
 async def test_after_a_reconnect_our_former_self_may_be_busy_for_a_while(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         refused = 0
 
         def subscribe(connection: FakeConnection, frame: Subscribe) -> None:
@@ -312,7 +312,7 @@ async def test_after_a_reconnect_our_former_self_may_be_busy_for_a_while(client:
 
 
 async def test_after_a_reconnect_others_that_stay_make_it_fail(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.scripts[Subscribe] = lambda connection, frame: connection.refuse(frame, BUSY)
         start = asyncio.get_running_loop().time()
         node.connection.cut()
@@ -322,7 +322,7 @@ async def test_after_a_reconnect_others_that_stay_make_it_fail(client: Client, n
 
 
 async def test_an_outage_of_hours_is_waited_for(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.refusals.extend(Disconnected(url=URL, reason="down") for _ in range(2000))
         node.connection.cut()
         next_message = asyncio.create_task(anext(messages))
@@ -334,7 +334,7 @@ async def test_an_outage_of_hours_is_waited_for(client: Client, node: FakeNode) 
 
 async def test_a_subscribe_that_is_cut_off_is_tried_again(client: Client, node: FakeNode) -> None:
     del node.scripts[Subscribe]
-    opening = asyncio.create_task(client.subscribe(TOPIC, "s").open())
+    opening = asyncio.create_task(client.consumer(TOPIC, "s").open())
     await node.asked(Subscribe)
     node.connection.cut()
     node.answer(await node.asked(Subscribe))
@@ -343,7 +343,7 @@ async def test_a_subscribe_that_is_cut_off_is_tried_again(client: Client, node: 
 
 async def test_a_subscribe_that_is_given_up_leaves_nobody_attached(client: Client, node: FakeNode) -> None:
     del node.scripts[Subscribe]
-    opening = asyncio.create_task(client.subscribe(TOPIC, "s").open())
+    opening = asyncio.create_task(client.consumer(TOPIC, "s").open())
     late = await node.asked(Subscribe)
     opening.cancel()
     await asyncio.sleep(1)
@@ -356,12 +356,12 @@ async def test_a_delivery_right_behind_the_answer_is_not_lost(client: Client, no
         connection.deliver(frame.consumer, 0, 3)
 
     node.scripts[Subscribe] = subscribe
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         assert offsets(await taken(messages, 3)) == [0, 1, 2]
 
 
 async def test_waiting_for_a_message_may_be_given_up_without_losing_one(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         assert await messages.get(timeout_seconds=2) is None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2):
@@ -376,7 +376,7 @@ async def test_waiting_for_a_message_may_be_given_up_without_losing_one(client: 
 
 
 async def test_several_tasks_share_what_comes(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         workers = [asyncio.create_task(taken(messages, 5)) for _ in range(3)]
         for start in (0, 5, 10):
             node.connection.deliver(handle(node), start, start + 5)
@@ -386,7 +386,7 @@ async def test_several_tasks_share_what_comes(client: Client, node: FakeNode) ->
 
 
 async def test_batches_are_lists_of_what_is_here(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s", credit=100) as messages:
+    async with client.consumer(TOPIC, "s", credit=100) as messages:
         node.connection.deliver(handle(node), 0, 100)
         batches = messages.batches()
         assert offsets(await anext(batches)) == list(range(100))
@@ -403,7 +403,7 @@ async def test_batches_are_lists_of_what_is_here(client: Client, node: FakeNode)
 
 async def test_closing_ends_the_iteration_and_so_does_closing_the_client(node: FakeNode) -> None:
     async with node.client(ClientOptions()) as client:
-        first, second = client.subscribe(TOPIC, "a"), client.subscribe(TOPIC, "b")
+        first, second = client.consumer(TOPIC, "a"), client.consumer(TOPIC, "b")
         await first.open()
         await second.open()
         waiting = [asyncio.create_task(each.take()) for each in (first, second)]
@@ -416,10 +416,10 @@ async def test_closing_ends_the_iteration_and_so_does_closing_the_client(node: F
 
 
 async def test_leaving_a_node_that_is_gone_takes_no_time(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 2)
         for message in await taken(messages, 2):
-            message.ack_soon()
+            messages.ack_soon(message)
         node.refusals.extend(Disconnected(url=URL, reason="down") for _ in range(1000))
         node.connection.cut()
         start = asyncio.get_running_loop().time()
@@ -428,13 +428,13 @@ async def test_leaving_a_node_that_is_gone_takes_no_time(client: Client, node: F
 
 async def test_leaving_a_node_that_does_not_answer_takes_a_moment(client: Client, node: FakeNode) -> None:
     del node.scripts[Detach]
-    async with client.subscribe(TOPIC, "s"):
+    async with client.consumer(TOPIC, "s"):
         start = asyncio.get_running_loop().time()
     assert asyncio.get_running_loop().time() - start == pytest.approx(5)
 
 
 async def test_damaged_records_are_never_shown_l8(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 3)
         whole = node.connection._inbox.get_nowait()
         assert whole is not None
@@ -446,22 +446,22 @@ async def test_damaged_records_are_never_shown_l8(client: Client, node: FakeNode
 
 
 async def test_what_cannot_be_subscribed_to_is_said_at_once(client: Client) -> None:
-    for wrong in [{"kind": "everybody"}, {"start": "sometime"}, {"credit": 0}, {"credit": 10**7}, {"name": "x" * 501}]:
+    for wrong in [{"mode": "everybody"}, {"start": "sometime"}, {"credit": 0}, {"credit": 10**7}, {"name": "x" * 501}]:
         with pytest.raises(InvalidSettings):
-            client.subscribe(TOPIC, "s", **wrong)  # type: ignore[arg-type]
+            client.consumer(TOPIC, "s", **wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings):
-        client.subscribe(TOPIC, 5)  # type: ignore[arg-type]
+        client.consumer(TOPIC, 5)  # type: ignore[arg-type]
     with pytest.raises(InvalidName):
-        client.subscribe("orders", "s")
+        client.consumer("orders", "s")
 
 
 async def test_back_pressure_gathers_acks_and_credit_instead_of_frames(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s", credit=10) as messages:
+    async with client.consumer(TOPIC, "s", credit=10) as messages:
         node.open_gate.clear()
         for start in range(0, 1000, 10):
             node.connection.deliver(handle(node), start, start + 10)
             for message in await taken(messages, 10):
-                message.ack_soon()
+                messages.ack_soon(message)
             await asyncio.sleep(0.02)
         node.open_gate.set()
         await asyncio.sleep(1)
@@ -485,7 +485,7 @@ def test_a_delivery_is_what_its_frame_says() -> None:
 
 async def test_closed_while_it_opens_it_is_not_attached(client: Client, node: FakeNode) -> None:
     del node.scripts[Subscribe]
-    subscription = client.subscribe(TOPIC, "s")
+    subscription = client.consumer(TOPIC, "s")
     opening = asyncio.create_task(subscription.open())
     asked = await node.asked(Subscribe)
     await subscription.close()
@@ -498,7 +498,7 @@ async def test_closed_while_it_opens_it_is_not_attached(client: Client, node: Fa
 
 async def test_closed_when_it_has_just_opened_it_is_not_attached(client: Client, node: FakeNode) -> None:
     for turns in range(12):
-        subscription = client.subscribe(TOPIC, "s")
+        subscription = client.consumer(TOPIC, "s")
         opening = asyncio.create_task(subscription.open())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -506,13 +506,13 @@ async def test_closed_when_it_has_just_opened_it_is_not_attached(client: Client,
         await opening
         await asyncio.sleep(1)
         assert [f.consumer for f in node.sent(Subscribe)] == [f.consumer for f in node.sent(Detach)]
-        assert not client._subscriptions
+        assert not subscription.is_attached
 
 
 async def test_what_cannot_be_decoded_ends_the_subscription(client: Client, node: FakeNode) -> None:
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
-        (await anext(messages)).ack_soon()
+        messages.ack_soon(await anext(messages))
         node.connection.push(Deliver(handle(node), 0, 1, memoryview(bytes(70)), [(1, 2)]))
         node.connection.deliver(handle(node), 2, 3)
         with pytest.raises(SulinaError) as caught:
@@ -533,7 +533,7 @@ async def test_the_node_says_whether_there_is_anything_to_ack(client: Client, no
     node.topics[TOPIC] = passing()
     await client.publish(TOPIC, b"")
     node.topics[TOPIC] = TopicSettings()
-    async with client.subscribe(TOPIC, "s") as messages:
+    async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
-        assert await (await anext(messages)).ack()
+        assert await messages.ack(await anext(messages))
     assert len(node.sent(AckRecords)) == 1

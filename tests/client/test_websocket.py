@@ -61,7 +61,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 async def test_requests_and_answers_pass(socket_answers: str) -> None:
     async with Client(WebSocketConnector(socket_answers), url=socket_answers) as client:
-        assert await asyncio.gather(*(client.info() for _ in range(100))) == [INFO] * 100
+        assert await asyncio.gather(*(client.admin.info() for _ in range(100))) == [INFO] * 100
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_nobody_there_is_disconnected_with_the_reason() -> None:
     async with serving(answer) as url:
         pass
     with pytest.raises(Disconnected, match=url):
-        await Client(WebSocketConnector(url), url=url).open()
+        await Client(WebSocketConnector(url), url=url)
 
 
 async def test_a_server_that_is_no_node_is_disconnected() -> None:
@@ -117,7 +117,7 @@ async def test_a_node_that_hangs_up_is_come_back_to() -> None:
             await answer(socket)
 
     async with serving(once) as url, Client(WebSocketConnector(url), url=url) as client:
-        assert await client.info() == INFO
+        assert await client.admin.info() == INFO
         assert connections == 3
 
 
@@ -146,7 +146,7 @@ async def test_a_protocol_error_is_not_repeated() -> None:
 
     async with serving(refuse) as url, Client(WebSocketConnector(url), url=url) as client:
         with pytest.raises(ProtocolError, match="not a frame"):
-            await client.info()
+            await client.admin.info()
         assert connections == 1
 
 

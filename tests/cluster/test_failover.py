@@ -16,7 +16,7 @@ from statistics import quantiles
 import pytest
 
 import sulina
-from sulina.client import Client, PubSubMessage
+from sulina.client import Client, Message
 from sulina.core.cluster import keys
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import Disconnected, Recovering
@@ -104,11 +104,12 @@ class Passing:
             await asyncio.sleep(0.01)
 
     async def consume(self, client: Client) -> None:
-        async for message in client.subscribe(self.topic, "s"):
+        messages = client.consumer(self.topic, "s")
+        async for message in messages:
             self.seen["consumer"].append(int(message.value or b""))
-            await message.ack()
+            await messages.ack(message)
 
-    async def handle(self, message: PubSubMessage) -> None:
+    async def handle(self, message: Message) -> None:
         self.seen["subscriber"].append(int(message.value or b""))
 
     async def wait_seen(self, count: int, working: Sequence[asyncio.Task[None]]) -> None:
@@ -130,7 +131,7 @@ async def test_f4_running_clients_of_a_topic_that_keeps_nothing_go_on_from_now(w
     await world.wait_served(passing.topic)
     owner = world.brokers[await world.owner_of(passing.topic)]
     homes = sorted(world.running, key=lambda broker: broker is not owner)
-    pubsub = sulina.PubSub(",".join(broker.url for broker in homes))
+    pubsub = sulina.connect(",".join(broker.url for broker in homes))
     async with world.client() as producing, world.client() as consuming, pubsub:
         await pubsub.subscribe(passing.topic, passing.handle)
         working = [asyncio.create_task(passing.consume(consuming)), asyncio.create_task(passing.produce(producing))]
@@ -182,7 +183,7 @@ async def test_u14_a_forced_move_gives_up_exactly_the_range_that_it_reports(worl
         (forced,) = await world.unload(topic, to=other, force=True)
         assert forced.given_up == (100, 150)
         await world.wait_served(topic, by=other)
-        assert (await client.partition(topic)).end_offset == 100
+        assert (await client.admin.partition(topic)).end_offset == 100
         assert (await client.publish(topic, b"after")).offset == 100
         await world.brokers[owner].start()
         await world.wait_brokers("a", "b", "c")
@@ -190,7 +191,7 @@ async def test_u14_a_forced_move_gives_up_exactly_the_range_that_it_reports(worl
         assert await world.owner_of(topic) == other
         await world.move(topic, owner)
         expected = [*(f"kept-{number}" for number in range(100)), "after"]
-        assert [record.text async for record in client.consume(topic, follow=False)] == expected
+        assert [record.text async for record in client.read(topic, follow=False)] == expected
     assert await is_set_aside(world.brokers[owner], topic)
 
 

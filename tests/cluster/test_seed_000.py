@@ -25,11 +25,11 @@ PRODUCED, CONSUMED = 30, 12
 async def take(client: Client, topic: str, count: int) -> list[int]:
     """Take and ack so many; their offsets."""
     offsets: list[int] = []
-    async with client.subscribe(topic, "reader", start="earliest") as messages:
+    async with client.consumer(topic, "reader", start="earliest") as messages:
         while len(offsets) < count:
             message = await anext(messages)
             assert message.json() == {"n": message.offset}
-            assert await message.ack()
+            assert await messages.ack(message)
             offsets.append(message.offset)
     return offsets
 
@@ -38,12 +38,12 @@ async def test_integration_unload_of_a_reliable_topic_with_three_brokers(world: 
     """U2, U4, U5, U10, U11, U12, F7: the five steps, and the order of what they leave in etcd."""
     async with world.client() as client, recording(world) as record:
         # 1) Produce N messages, consume some, leave an unconsumed tail, verify cursors.
-        await client.create_topic(TOPIC, schema=SCHEMA)
+        await client.admin.create_topic(TOPIC, schema=SCHEMA)
         await world.wait_served(TOPIC)
         source = await world.owner_of(TOPIC)
         await client.publish_batch(TOPIC, [{"n": number} for number in range(PRODUCED)])
         assert await take(client, TOPIC, CONSUMED) == list(range(CONSUMED))
-        subscription = await client.subscription(TOPIC, "reader")
+        subscription = await client.admin.subscription(TOPIC, "reader")
         assert (subscription.cursors[0].offset, subscription.lag) == (CONSUMED, PRODUCED - CONSUMED)
         before = len(await record.settle())
 
@@ -120,7 +120,7 @@ async def test_negative_a_schema_mismatch_after_the_move_is_rejected(world: Worl
     """U11: the schema of a topic with data holds on its new owner."""
     topic = "/default/seed-000-schema"
     async with world.client() as client:
-        await client.create_topic(topic, schema=SCHEMA)
+        await client.admin.create_topic(topic, schema=SCHEMA)
         await world.wait_served(topic)
         (await client.publish(topic, {"n": 0}, schema=SCHEMA)).raise_for_status()
         await world.move(topic, world.other(await world.owner_of(topic)))
@@ -129,7 +129,7 @@ async def test_negative_a_schema_mismatch_after_the_move_is_rejected(world: Worl
         unnamed = await client.publish(topic, [1])
         assert isinstance(unnamed.error, InvalidRecord), "a publish that names no schema is checked by its values"
         with pytest.raises(SchemaConflict):
-            await client.create_topic(topic, schema=OTHER_SCHEMA)
+            await client.admin.create_topic(topic, schema=OTHER_SCHEMA)
         assert (await client.publish(topic, {"n": 1}, schema=SCHEMA)).offset == 1
 
 
@@ -140,11 +140,11 @@ async def test_negative_an_unload_with_active_consumers_needs_force(world: World
         await world.create_topic(topic)
         source = await world.owner_of(topic)
         await client.publish_batch(topic, [{"n": number} for number in range(4)])
-        async with client.subscribe(topic, "reader", start="earliest") as messages:
+        async with client.consumer(topic, "reader", start="earliest") as messages:
             for offset in range(2):
                 message = await anext(messages)
                 assert message.offset == offset
-                assert await message.ack()
+                assert await messages.ack(message)
             response = await world.http.post(f"{world.brokers[source].url}/v1/topics{topic}/moves", json={})
             assert response.status_code == 409
             assert response.json()["code"] == SubscriptionBusy.code
@@ -157,5 +157,5 @@ async def test_negative_an_unload_with_active_consumers_needs_force(world: World
             while not rest or rest[-1] != 3:
                 message = await anext(messages)
                 rest.append(message.offset)
-                assert await message.ack() or message.offset not in rest
+                assert await messages.ack(message) or message.offset not in rest
     assert rest[-2:] == [2, 3]

@@ -29,18 +29,18 @@ async def produce(client: Client, topic: str, numbers: range) -> list[int | None
 async def consume(client: Client, topic: str, count: int) -> list[int]:
     """Take and ack so many; their values, which say their offsets."""
     values: list[int] = []
-    async with client.subscribe(topic, "reader", start="earliest") as messages:
+    async with client.consumer(topic, "reader", start="earliest") as messages:
         while len(values) < count:
             message = await anext(messages)
             assert message.value is not None
             assert int(message.value) == message.offset
             values.append(message.offset)
-            assert await message.ack()
+            assert await messages.ack(message)
     return values
 
 
 async def cursor_of(client: Client, topic: str) -> int:
-    return (await client.subscription(topic, "reader")).cursors[0].offset
+    return (await client.admin.subscription(topic, "reader")).cursors[0].offset
 
 
 async def test_1_basic_topic_move(world: World) -> None:

@@ -43,11 +43,11 @@ async def pub_sub(world: World, *topics: str) -> None:
     """A simple publish and subscribe, also where nothing is kept: the subscriber is there first."""
     async with world.client() as client:
         for topic in topics:
-            async with client.subscribe(topic, "basic", start="latest") as messages:
+            async with client.consumer(topic, "basic", start="latest") as messages:
                 (await client.publish(topic, b"hello")).raise_for_status()
                 message = await anext(messages)
                 assert message.value == b"hello"
-                await message.ack()
+                await messages.ack(message)
 
 
 async def test_integration_broker_failover(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -80,7 +80,7 @@ async def test_integration_broker_failover(tmp_path: Path, etcd: EtcdServer) -> 
         (await shop.publish(TOPIC, b"hello")).raise_for_status()
         await producers_are(world, [("shop", "b")])
         async with world.client() as client:
-            assert [record.value async for record in client.consume(TOPIC, follow=False)] == [b"hello"] * 4
+            assert [record.value async for record in client.read(TOPIC, follow=False)] == [b"hello"] * 4
 
 
 async def producers_are(world: World, expected: list[tuple[str, str]]) -> None:
@@ -141,7 +141,7 @@ async def test_f7_a_drained_broker_gives_everything_away_and_rebalancing_brings_
         await until("the brokers have about as much each", is_balanced)
         for topic in topics:
             await world.wait_served(topic)
-            assert [record.text async for record in client.consume(topic, follow=False)] == [topic]
+            assert [record.text async for record in client.read(topic, follow=False)] == [topic]
     listed = sulina(world, "broker", "list")
     assert {broker["broker_id"] for broker in listed} == {"a", "b", "c"}
 

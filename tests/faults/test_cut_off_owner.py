@@ -53,14 +53,14 @@ async def test_u14_an_owner_cut_off_from_etcd_serves_no_stale_reads_and_says_tha
         await world.move(TOPIC, "a")
     a, b = world.brokers["a"], world.brokers["b"]
     assert a.etcd_proxy is not None
-    settings = {"kind": "exclusive", "start": "earliest"}
+    settings = {"mode": "exclusive", "start": "earliest"}
     await world.tell(f"/v1/topics{TOPIC}/subscriptions/billing", settings, method="PUT", via="a")
     await publish(world, "old")
-    async with world.client() as client, client.subscribe(TOPIC, "billing") as messages:
-        reader = aiter(client.consume(TOPIC))
+    async with world.client() as client, client.consumer(TOPIC, "billing") as messages:
+        reader = aiter(client.read(TOPIC))
         consumed = aiter(messages)
         got = [(await anext(reader)).text, (message := await anext(consumed)).text]
-        await message.ack()
+        await messages.ack(message)
         a.etcd_proxy.cut()
         await world.wait_served(TOPIC, by="b")
         await publish(world, "new")

@@ -69,7 +69,7 @@ async def test_p12_a_record_in_a_circle_of_older_times_is_not_multiplied_without
         await asyncio.to_thread(world.write_key, key, json.dumps(QUICK | {"dead_letter": target}).encode())
     async with world.client() as client:
         for topic in old:
-            await client.create_subscription(topic, "s", kind="shared", start="earliest")
+            await client.admin.create_subscription(topic, "s", mode="shared", start="earliest")
         nackers = [asyncio.create_task(nack_all(client, topic)) for topic in old]
         try:
             for topic, target in old.items():
@@ -93,7 +93,7 @@ async def test_p12_a_record_in_a_circle_of_older_times_is_not_multiplied_without
             for nacker in nackers:
                 nacker.cancel()
             await asyncio.gather(*nackers, return_exceptions=True)
-        records = [r for topic in old async for r in client.consume(topic, follow=False)]
+        records = [r for topic in old async for r in client.read(topic, follow=False)]
         assert len(records) == 9, "the record, and eight hops"
         longest = max(records, key=lambda record: len(record.headers))
         assert [name for name, _ in longest.headers] == [
@@ -103,6 +103,6 @@ async def test_p12_a_record_in_a_circle_of_older_times_is_not_multiplied_without
 
 
 async def nack_all(client: Client, topic: str) -> None:
-    async with client.subscribe(topic, "s", kind="shared") as messages:
+    async with client.consumer(topic, "s", mode="shared") as messages:
         async for message in messages:
-            await message.nack(delay_seconds=0)
+            await messages.nack(message, delay_seconds=0)

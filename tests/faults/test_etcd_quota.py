@@ -54,8 +54,9 @@ async def publish(client: Client, partition: int, counts: list[int]) -> None:
 
 
 async def consume(client: Client, name: str, acked: list[int]) -> None:
-    async for message in client.subscribe(TOPIC, name, start="earliest"):
-        await message.ack()
+    messages = client.consumer(TOPIC, name, start="earliest")
+    async for message in messages:
+        await messages.ack(message)
         acked.append(message.offset)
 
 

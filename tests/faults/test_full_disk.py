@@ -50,7 +50,7 @@ async def filled(world: World, ack: str) -> tuple[BrokerProcess, list[str]]:
 
 async def values(world: World) -> list[str]:
     async with world.client() as client:
-        return [(record.text or "")[:20] async for record in client.consume(TOPIC, follow=False)]
+        return [(record.text or "")[:20] async for record in client.read(TOPIC, follow=False)]
 
 
 async def ready(world: World, broker: BrokerProcess) -> dict[str, Any]:

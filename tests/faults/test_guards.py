@@ -8,7 +8,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from sulina.client.subscription import Subscription
+from sulina.client.consumer import Consumer
 from sulina.client.websocket import WebSocketConnector
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.wire.frames import Answer, Subscribe
@@ -32,11 +32,11 @@ async def delete(world: World, path: str, *, via: str, force: bool = False) -> h
     return await world.http.delete(f"{world.brokers[via].url}/v1/topics{path}{query}", follow_redirects=False)
 
 
-async def consumed(subscription: Subscription, value: bytes) -> None:
+async def consumed(subscription: Consumer, value: bytes) -> None:
     message = await subscription.get(10)
     assert message is not None
     assert message.value == value
-    assert await subscription.ack([message])
+    assert await subscription.ack(message)
 
 
 @pytest.mark.parametrize("delivery", ["reliable", "non_reliable"])
@@ -49,7 +49,7 @@ async def test_u3_a_topic_with_a_consumer_at_its_owner_is_deleted_by_no_other_br
     assert owner is not None
     other = world.other(owner)
     async with world.client() as client:
-        async with client.subscribe(topic, "s") as messages:
+        async with client.consumer(topic, "s") as messages:
             refused = await delete(world, topic, via=other)
             assert (refused.status_code, refused.json()["code"]) == (409, "subscription_busy"), refused.text
             await client.publish(topic, b"still here")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sulina.client import Client
-from sulina.client.message import Message
+from sulina.client.message import Record
 from tests.support.cluster_world import cluster
 from tests.support.doctor import wait_diagnosed
 from tests.support.etcd import EtcdServer, etcd
@@ -24,17 +24,17 @@ async def test_p3_a_consumer_that_never_acks_does_not_starve_the_others(
 ) -> None:
     async with cluster(tmp_path, etcd, "a") as world, world.client() as client, world.client() as idle:
         await world.create_topic(TOPIC, ack_timeout_seconds=1, redelivery_delay_seconds=0)
-        await client.create_subscription(TOPIC, "s", kind="key_shared", start="earliest")
+        await client.admin.create_subscription(TOPIC, "s", mode="key_shared", start="earliest")
         never = asyncio.create_task(never_ack(idle, takes))
         try:
             await publish(client)
             found: set[bytes] = set()
-            async with client.subscribe(TOPIC, "s", kind="key_shared", name="good") as messages:
+            async with client.consumer(TOPIC, "s", mode="key_shared", name="good") as messages:
                 try:
                     async with asyncio.timeout(SECONDS):
                         while len(found) < RECORDS:
                             batch = await messages.take()
-                            await messages.ack(batch)
+                            await messages.ack(*batch)
                             found.update(message.value or b"" for message in batch)
                 except TimeoutError:
                     pass
@@ -49,7 +49,7 @@ async def test_p3_a_consumer_that_never_acks_does_not_starve_the_others(
 
 
 async def never_ack(client: Client, takes: bool) -> None:
-    async with client.subscribe(TOPIC, "s", kind="key_shared", name="bad") as messages:
+    async with client.consumer(TOPIC, "s", mode="key_shared", name="bad") as messages:
         while takes:
             await messages.take()
         await asyncio.Event().wait()
@@ -58,5 +58,5 @@ async def never_ack(client: Client, takes: bool) -> None:
 async def publish(client: Client) -> None:
     size = 1000
     for start in range(0, RECORDS, size):
-        batch = [Message(b"%d" % number, b"key-%d" % (number % 97)) for number in range(start, start + size)]
+        batch = [Record(b"%d" % number, b"key-%d" % (number % 97)) for number in range(start, start + size)]
         await client.publish_batch(TOPIC, batch)

@@ -38,7 +38,7 @@ async def publish(world: World, first: int, count: int = COUNT) -> None:
 
 async def values(world: World) -> list[str | None]:
     async with world.client() as client:
-        return [record.text async for record in client.consume(TOPIC, start="earliest", follow=False)]
+        return [record.text async for record in client.read(TOPIC, start="earliest", follow=False)]
 
 
 async def refused(world: World) -> set[str]:
@@ -75,14 +75,14 @@ async def wait_noticed(world: World) -> None:
 
 async def consume(world: World, count: int) -> None:
     """Ack so many records of the subscription `billing`, durably."""
-    async with world.client() as client, client.subscribe(TOPIC, "billing", start="earliest") as messages:
+    async with world.client() as client, client.consumer(TOPIC, "billing", start="earliest") as messages:
         for _ in range(count):
-            assert await (await anext(messages)).ack()
+            assert await messages.ack(await anext(messages))
 
 
 async def cursor(world: World) -> int:
     async with world.client() as client:
-        return (await client.subscription(TOPIC, "billing")).cursors[0].offset
+        return (await client.admin.subscription(TOPIC, "billing")).cursors[0].offset
 
 
 async def test_r10_an_emptied_etcd_takes_nothing_away_and_the_cluster_is_recovered(

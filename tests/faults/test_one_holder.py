@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from sulina.client import Consumer, Message
 from sulina.client.connection import Connection
-from sulina.client.message import Delivered
 from sulina.client.websocket import WebSocketConnector
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import NotServing, SubscriptionBusy, SulinaError
@@ -130,9 +130,9 @@ async def test_p12_through_moves_two_that_compete_never_have_the_subscription_to
         async with world.client(name=name) as client:
             while True:
                 try:
-                    async with client.subscribe(topic, "s", start="earliest", name=name) as messages:
+                    async with client.consumer(topic, "s", start="earliest", name=name) as messages:
                         async for message in messages:
-                            await acked_by(name, message, got)
+                            await acked_by(name, messages, message, got)
                 except (SubscriptionBusy, NotServing):
                     await asyncio.sleep(0.02)
                 except SulinaError as error:
@@ -146,7 +146,7 @@ async def test_p12_through_moves_two_that_compete_never_have_the_subscription_to
                 await move(world, topic, number % 2, "ab"[number // 2 % 2])
                 for partition in (0, 1):
                     await client.publish(topic, f"{number}/{partition}".encode(), partition=partition)
-                placed = [await client.consumers(topic, partition) for partition in (0, 1)]
+                placed = [await client.admin.consumers(topic, partition) for partition in (0, 1)]
                 holders = {consumer for each in placed for consumer in each.get("s", ())}
                 assert len(holders) <= 1, f"round {number}: {holders}"
             await until("all was acked", lambda: acked(got), 20)
@@ -158,8 +158,8 @@ async def test_p12_through_moves_two_that_compete_never_have_the_subscription_to
     assert sorted(set(values)) == sorted(values), "acked twice"
 
 
-async def acked_by(name: str, message: Delivered, got: list[tuple[str, str]]) -> None:
-    if await message.ack():
+async def acked_by(name: str, messages: Consumer, message: Message, got: list[tuple[str, str]]) -> None:
+    if await messages.ack(message):
         got.append((name, (message.value or b"").decode()))
 
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import sulina
-from sulina.client import Client, PubSubMessage
+from sulina.client import Client, Message
 from sulina.errors import PositionDiverged
 from sulina.wire.messages import TopicState
 from tests.support.cluster_world import World, cluster, until
@@ -58,10 +58,10 @@ async def after(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> A
         owner = await world.owner_of(TOPIC)
         home = world.other(owner)
         survivor = world.other(owner, home)
-        watched.epoch = (await client.partition(TOPIC)).epoch
-        pubsub = await exits.enter_async_context(sulina.PubSub(world.brokers[home].url))
+        watched.epoch = (await client.admin.partition(TOPIC)).epoch
+        pubsub = await exits.enter_async_context(sulina.connect(world.brokers[home].url))
         await pubsub.subscribe(TOPIC, lambda message: watched.subscriber_got.append(_text(message)), start="earliest")
-        reader = client.consume(TOPIC)
+        reader = client.read(TOPIC)
         tasks = [asyncio.create_task(_read(reader, watched)), asyncio.create_task(_consume(client, watched))]
         exits.push_async_callback(_cancelled, tasks)
         await client.publish_batch(TOPIC, LOST)
@@ -84,7 +84,7 @@ async def after(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> A
         yield watched
 
 
-def _text(message: PubSubMessage) -> str:
+def _text(message: Message) -> str:
     return (message.value or b"").decode()
 
 
@@ -117,10 +117,10 @@ async def _read(reader: sulina.client.Reader, watched: Watched) -> None:
 
 
 async def _consume(client: Client, watched: Watched) -> None:
-    async with client.subscribe(TOPIC, "billing", start="earliest") as messages:
+    async with client.consumer(TOPIC, "billing", start="earliest") as messages:
         async for message in messages:
             watched.consumer_got.append((message.value or b"").decode())
-            await message.ack()
+            await messages.ack(message)
 
 
 async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
@@ -165,7 +165,7 @@ async def test_u10_http_says_where_the_log_goes_on(after: Watched) -> None:
 
 async def test_u10_a_stored_position_goes_on_where_the_log_does(after: Watched) -> None:
     stored = f"offset:150@{after.epoch}"
-    assert await after.client.locate(TOPIC, stored) == 100
-    reader = after.client.consume(TOPIC, start=stored, follow=False)
+    assert await after.client.admin.locate(TOPIC, stored) == 100
+    reader = after.client.read(TOPIC, start=stored, follow=False)
     assert [record.text async for record in reader] == NEW
     assert [told.continues_at for told in reader.divergences] == [100]

@@ -48,11 +48,11 @@ async def publish_others(url: str) -> None:
 
 
 def test_s2_a_batch_that_is_replayed_after_ten_thousand_other_publishes_adds_nothing(node: Serving) -> None:
-    with sulina.connect(node.url) as client:
-        client.create_topic(TOPIC)
+    with sulina.connect_sync(node.url) as client:
+        client.admin.create_topic(TOPIC)
         run_task(node.url, batch=7)
         asyncio.run(publish_others(node.url))
         run_task(node.url, batch=7)
-        stored = [(record.value or b"").decode() for record in client.consume(TOPIC, follow=False)]
+        stored = [(record.value or b"").decode() for record in client.read(TOPIC, follow=False)]
     assert len(stored) == len(ROWS) + OTHERS
     assert [value for value in stored if value != "other"] == ROWS

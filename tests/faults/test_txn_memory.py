@@ -57,7 +57,7 @@ async def test_l13_a_txn_id_gets_its_first_answer_after_12000_others_a_restart_a
 
         acks = [await again()]
         await publish_others(client, topic, (f"other-{number}" for number in range(OTHERS)))
-        end = (await client.partition(topic)).end_offset
+        end = (await client.admin.partition(topic)).end_offset
         acks.append(await again())
 
         await world.brokers[owner].kill()
@@ -74,7 +74,7 @@ async def test_l13_a_txn_id_gets_its_first_answer_after_12000_others_a_restart_a
         await world.move(topic, owner)
         acks.append(await again())
         assert places(acks) == {(0, acks[0].version)}
-        assert end == (await client.partition(topic)).end_offset == OTHERS + 1
+        assert end == (await client.admin.partition(topic)).end_offset == OTHERS + 1
 
 
 async def test_l13_at_the_bound_a_new_txn_id_has_to_wait_and_no_older_one_is_forgotten(world: World) -> None:
@@ -105,7 +105,7 @@ async def test_l13_a_clients_retry_after_a_cut_is_written_once_though_12000_othe
             sulina.connect(node.url) as others,
             sulina.connect(f"http://{proxy.address}", options=ClientOptions(timeout_seconds=60)) as client,
         ):
-            await others.create_topic(topic)
+            await others.admin.create_topic(topic)
             await client.publish(topic, b"before")
             proxy.drop_replies()
             publishing = [asyncio.create_task(client.publish(topic, b"cut")) for _ in range(20)]
@@ -121,6 +121,6 @@ async def test_l13_a_clients_retry_after_a_cut_is_written_once_though_12000_othe
 async def written(client: Client, topic: str, count: int) -> int:
     """Return when there are so many; how many there are."""
     async with asyncio.timeout(30):
-        while (end := (await client.partition(topic)).end_offset) < count:  # noqa: ASYNC110 - of another process
+        while (end := (await client.admin.partition(topic)).end_offset) < count:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.01)
     return end

@@ -61,7 +61,7 @@ async def wait_closed(world: World, broker: str) -> str:
 
 async def values(world: World) -> list[str | None]:
     async with world.client() as client:
-        return [record.text async for record in client.consume(TOPIC, start="earliest", follow=False)]
+        return [record.text async for record in client.read(TOPIC, start="earliest", follow=False)]
 
 
 @pytest.mark.parametrize("lost", ["all", "all for a while", "newest"])

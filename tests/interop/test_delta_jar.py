@@ -173,15 +173,15 @@ def test_s3_both_commit_at_the_same_time_and_nothing_is_lost(spark: SparkSession
 
 
 def test_s3_a_topic_is_streamed_into_a_table_that_deltas_own_jar_writes(spark: SparkSession, tmp_path: Path) -> None:
-    with serving.serving(tmp_path / "data") as node, sulina.connect(node.url) as client:
-        client.create_topic("/default/orders", partitions=2)
+    with serving.serving(tmp_path / "data") as node, sulina.connect_sync(node.url) as client:
+        client.admin.create_topic("/default/orders", partitions=2)
         for run in range(2):
             client.publish_batch("/default/orders", [f"{run}-{n}" for n in range(100)])
             rows = spark.readStream.format("sulina").options(url=node.url, topic="/default/orders")
             rows = rows.option("start", "earliest")
             query = rows.load().writeStream.format(THEIRS).option("checkpointLocation", str(tmp_path / "checkpoint"))
             query.trigger(availableNow=True).start(str(tmp_path / "table")).awaitTermination()
-        ends = [client.partition("/default/orders", number).end_offset for number in range(2)]
+        ends = [client.admin.partition("/default/orders", number).end_offset for number in range(2)]
     log = [(number, offset) for number in range(2) for offset in range(ends[number])]
     found: Any = spark.read.format(THEIRS).load(str(tmp_path / "table")).select("partition", "offset").collect()
     assert sorted((row[0], row[1]) for row in found) == log

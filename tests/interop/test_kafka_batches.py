@@ -13,14 +13,14 @@ import pytest
 from sulina.core.records.batch import validate
 from sulina.core.records.columns import decode_columns
 from sulina.core.records.compression import Codec
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 
 with catch_warnings():
     simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas the old way while it is imported
     import kafka.record.default_records as kafka_records
 
 RECORDS = [
-    Record(
+    StoredRecord(
         key=None if index % 5 == 0 else b"key %d" % index,
         value=None if index % 7 == 3 else b"value %d " % index * (index % 50),
         timestamp_ms=1_700_000_000_000 + index * 17 % 1000,
@@ -29,7 +29,7 @@ RECORDS = [
     )
     for index in range(500)
 ]
-BIG = [Record(value=bytes([index % 251]) * 3000, timestamp_ms=index, offset=index) for index in range(300)]
+BIG = [StoredRecord(value=bytes([index % 251]) * 3000, timestamp_ms=index, offset=index) for index in range(300)]
 LIBRARIES = {
     "aiokafka in C": (aiokafka_records.DefaultRecordBatchBuilder, aiokafka_records.DefaultRecordBatch),
     "aiokafka in Python": (aiokafka_records._DefaultRecordBatchBuilderPy, aiokafka_records._DefaultRecordBatchPy),
@@ -39,7 +39,7 @@ library = pytest.mark.parametrize(("builder", "reader"), LIBRARIES.values(), ids
 codecs = pytest.mark.parametrize("codec", list(Codec), ids=[codec.name.lower() for codec in Codec])
 
 
-def theirs(builder: Callable[..., Any], records: Sequence[Record], codec: int, **origin: Any) -> bytes:
+def theirs(builder: Callable[..., Any], records: Sequence[StoredRecord], codec: int, **origin: Any) -> bytes:
     origin = {"is_transactional": 0, "producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | origin
     build = builder(magic=2, compression_type=codec, batch_size=1 << 24, **origin)
     for index, record in enumerate(records):
@@ -48,11 +48,11 @@ def theirs(builder: Callable[..., Any], records: Sequence[Record], codec: int, *
     return bytes(build.build())
 
 
-def read_by(reader: Callable[..., Any], batch: bytes) -> list[Record]:
+def read_by(reader: Callable[..., Any], batch: bytes) -> list[StoredRecord]:
     found = reader(batch)
     assert found.validate_crc()
     return [
-        Record(
+        StoredRecord(
             key=record.key,
             value=record.value,
             timestamp_ms=record.timestamp,
@@ -66,7 +66,7 @@ def read_by(reader: Callable[..., Any], batch: bytes) -> list[Record]:
 @library
 @codecs
 @pytest.mark.parametrize("records", [RECORDS[:1], RECORDS[:20], RECORDS, BIG])
-def test_we_read_what_clients_write(builder: Any, reader: Any, codec: Codec, records: list[Record]) -> None:
+def test_we_read_what_clients_write(builder: Any, reader: Any, codec: Codec, records: list[StoredRecord]) -> None:
     batch = theirs(builder, records, codec)
     (header,) = validate(batch)
     if records is BIG:
@@ -80,14 +80,14 @@ def test_we_read_what_clients_write(builder: Any, reader: Any, codec: Codec, rec
 @library
 @codecs
 @pytest.mark.parametrize("records", [RECORDS[:1], RECORDS, BIG])
-def test_clients_read_what_we_write(builder: Any, reader: Any, codec: Codec, records: list[Record]) -> None:
+def test_clients_read_what_we_write(builder: Any, reader: Any, codec: Codec, records: list[StoredRecord]) -> None:
     batch = encode(records, codec=codec)
     assert read_by(reader, bytes(batch)) == records
 
 
 @library
 @pytest.mark.parametrize("records", [RECORDS[:1], RECORDS, BIG])
-def test_uncompressed_bytes_are_the_same(builder: Any, reader: Any, records: list[Record]) -> None:
+def test_uncompressed_bytes_are_the_same(builder: Any, reader: Any, records: list[StoredRecord]) -> None:
     batch = theirs(builder, records, Codec.NONE)
     epoch = int.from_bytes(batch[12:16], "big", signed=True)  # outside the CRC; clients differ on "unknown"
     assert encode(records, epoch=epoch) == batch

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.records.routing import partition_of
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
@@ -57,7 +57,8 @@ async def test_what_is_published_is_read_l16(http: httpx.AsyncClient) -> None:
     answer = await http.post(RECORDS, json={"records": [record, {"value": None}]})
     assert answer.json() == {"partition": 0, "base_offset": 0, "count": 2, "version": 1, "ack": "local"}
     found = (await http.get(READ)).json()
-    assert found["records"][0] == {"offset": 0, **record}
+    stored = record | {"headers": {"sulina-serializer": "1", "a": "b"}}
+    assert found["records"][0] == {"offset": 0, **stored}
     assert {**found["records"][1], "timestamp": 0} == {
         "offset": 1, "timestamp": 0, "key": None, "value": None, "headers": {},
     }  # fmt: skip
@@ -76,7 +77,9 @@ async def test_a_raw_value_has_its_key_in_a_header(http: httpx.AsyncClient) -> N
 
 async def test_encoded_batches_are_stored_as_they_are(http: httpx.AsyncClient) -> None:
     await put(http)
-    data = encode([Record(b"a", timestamp_ms=1), Record(b"b", timestamp_ms=2)]) + encode([Record(b"c", timestamp_ms=3)])
+    data = encode([StoredRecord(b"a", timestamp_ms=1), StoredRecord(b"b", timestamp_ms=2)]) + encode(
+        [StoredRecord(b"c", timestamp_ms=3)]
+    )
     answer = await http.post(RECORDS, content=bytes(data), headers={"content-type": BATCH})
     assert answer.json()["count"] == 3
     read = await http.get(READ, headers={"accept": BATCH})
@@ -372,10 +375,10 @@ async def test_subscriptions_are_made_moved_and_deleted_p12(http: httpx.AsyncCli
     await put(http, partitions=2)
     await http.post(f"{TOPIC}/partitions/1/records", json={"records": [{"value": "a"}, {"value": "b"}]})
     path = f"{TOPIC}/subscriptions/billing"
-    made = await http.put(path, json={"kind": "shared", "start": "earliest"})
+    made = await http.put(path, json={"mode": "shared", "start": "earliest"})
     assert (made.status_code, made.json()["lag"]) == (201, 2)
-    assert (await http.put(path, json={"kind": "shared"})).status_code == 200
-    refused(await http.put(path, json={"kind": "exclusive"}), 409, "already_exists")
+    assert (await http.put(path, json={"mode": "shared"})).status_code == 200
+    refused(await http.put(path, json={"mode": "exclusive"}), 409, "already_exists")
     moved = (await http.post(f"{path}/seek", json={"position": "offset:1", "partition": 1})).json()
     assert [cursor["offset"] for cursor in moved["cursors"]] == [0, 1]
     assert (await http.post(f"{path}/seek", json={"position": "latest"})).json()["lag"] == 0
@@ -383,7 +386,7 @@ async def test_subscriptions_are_made_moved_and_deleted_p12(http: httpx.AsyncCli
     assert listed == [(await http.get(path)).json()]
     for body in ({"position": "latest"}, {"partition": 0}, {"start": "x"}):
         assert (await http.put(path, json=body)).status_code == 422, body
-    for wrong in ({"position": "never"}, {"position": "latest", "kind": "shared"}, {"partition": 0}, {}, None):
+    for wrong in ({"position": "never"}, {"position": "latest", "mode": "shared"}, {"partition": 0}, {}, None):
         assert (await http.post(f"{path}/seek", json=wrong)).status_code == 422, wrong
     none = f"{TOPIC}/subscriptions/none/seek"
     refused(await http.post(none, json={"position": "latest"}), 404, "subscription_not_found")

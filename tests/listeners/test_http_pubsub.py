@@ -12,7 +12,7 @@ import pytest
 from sulina.broker.broker import Broker
 from sulina.broker.pubsub.node_subscribers import LocalSubscriber, SubscriberDelivery
 from sulina.broker.pubsub.peers import PeerEvents
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import NotOwner
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
@@ -115,7 +115,7 @@ async def test_p4_a_publish_of_any_body_has_options_in_its_head(http: httpx.Asyn
     refused(await http.post(RECORDS, content=b"v", headers=RAW), 409, "partition_dropped")
     waits = {"sulina-partition-behavior": "delay_queue"}
     assert (await http.post(RECORDS, content=b"v", headers=RAW | waits)).json()["count"] == 1
-    batch = encode([Record(b"v", timestamp_ms=1)])
+    batch = encode([StoredRecord(b"v", timestamp_ms=1)])
     assert (await http.post(RECORDS, content=bytes(batch), headers={"content-type": BATCH} | waits)).status_code == 200
     at_most_once = {"sulina-delivery-policy": "at_most_once"}
     refused(await http.post(RECORDS, content=b"v", headers=RAW | waits | at_most_once), 409, "partition_dropped")

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.records.rows import decode_rows
+from sulina.core.records.serializer import TEXT_HEADERS
 from sulina.errors import InvalidInput
 from sulina.listeners.http_problem import HttpError
 from sulina.listeners.http_records import read_publish, record_out
@@ -19,23 +20,23 @@ from sulina.listeners.http_records import read_publish, record_out
 NOW = 1_700_000_000_000
 
 
-def publish(**fields: Any) -> list[Record]:
+def publish(**fields: Any) -> list[StoredRecord]:
     return decode_rows(read_publish(json.dumps(fields).encode(), NOW, 1000).data)
 
 
-def shown(record: Record) -> Any:
+def shown(record: StoredRecord) -> Any:
     return msgspec.to_builtins(record_out(record))
 
 
 def test_text_becomes_bytes_and_absent_timestamps_now() -> None:
     [record] = publish(records=[{"key": "ключ", "value": "hello"}])
-    assert record == Record(b"hello", "ключ".encode(), NOW)
+    assert record == StoredRecord(b"hello", "ключ".encode(), NOW, TEXT_HEADERS)
 
 
 def test_bytes_come_in_base64() -> None:
     data = base64.b64encode(bytes(range(256))).decode()
     [record] = publish(records=[{"key_b64": data, "value_b64": data, "timestamp": 5}])
-    assert record == Record(bytes(range(256)), bytes(range(256)), 5)
+    assert record == StoredRecord(bytes(range(256)), bytes(range(256)), 5)
     assert shown(record) == {"offset": 0, "timestamp": 5, "key_b64": data, "value_b64": data, "headers": {}}
 
 
@@ -43,22 +44,29 @@ def test_a_null_value_is_a_tombstone() -> None:
     [first, second] = publish(records=[{"key": "k", "value": None}, {"value": ""}])
     assert (first.value, second.value) == (None, b"")
     assert shown(first)["value"] is None
-    assert shown(second) == {"offset": 1, "timestamp": NOW, "key": None, "value": "", "headers": {}}
+    assert shown(second) == {
+        "offset": 1,
+        "timestamp": NOW,
+        "key": None,
+        "value": "",
+        "headers": {"sulina-serializer": "1"},
+    }
 
 
 def test_headers_may_repeat_and_be_null() -> None:
     headers = {"trace": "a", "tag": ["x", "y", None], "empty": None}
     [record] = publish(records=[{"value": "v", "headers": headers}])
-    assert record.headers == (("trace", b"a"), ("tag", b"x"), ("tag", b"y"), ("tag", None), ("empty", None))
-    assert shown(record)["headers"] == headers
+    pairs = (("trace", b"a"), ("tag", b"x"), ("tag", b"y"), ("tag", None), ("empty", None))
+    assert record.headers == TEXT_HEADERS + pairs
+    assert shown(record)["headers"] == {"sulina-serializer": "1"} | headers
 
 
 def test_headers_that_are_not_text_come_out_in_base64() -> None:
     [record] = publish(records=[{"value": "v", "headers": {"a": "b"}, "headers_b64": {"raw": "/w=="}}])
-    assert record.headers == (("a", b"b"), ("raw", b"\xff"))
+    assert record.headers == (*TEXT_HEADERS, ("a", b"b"), ("raw", b"\xff"))
     answer = shown(record)
     assert "headers" not in answer
-    assert answer["headers_b64"] == {"a": "Yg==", "raw": "/w=="}
+    assert answer["headers_b64"] == {"sulina-serializer": "MQ==", "a": "Yg==", "raw": "/w=="}
 
 
 @given(
@@ -73,16 +81,31 @@ def test_headers_that_are_not_text_come_out_in_base64() -> None:
     )
 )
 def test_what_json_shows_can_be_published_again(rows: list[Any]) -> None:
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     for value, key, headers in rows:
         by_name: dict[str, list[bytes | None]] = {}
         for name, data in headers:
             by_name.setdefault(name, []).append(data)
         pairs = tuple((name, data) for name, group in by_name.items() for data in group)
-        records.append(Record(value, key, 7, pairs, len(records)))
+        if value is not None and _is_text(value):  # what is published as text is text
+            pairs = TEXT_HEADERS + pairs
+        records.append(StoredRecord(value, key, 7, pairs, len(records)))
     shapes = [shown(record) for record in records]
     again = publish(records=[{k: v for k, v in shape.items() if k != "offset"} for shape in shapes])
     assert again == records
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_a_serializer_that_is_given_is_kept() -> None:
+    [record] = publish(records=[{"value": "{}", "headers": {"sulina-serializer": "2"}}])
+    assert record.headers == (("sulina-serializer", b"2"),)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from sulina.broker.broker import Broker
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.log.position import LATEST, Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import TopicSettings
 from sulina.errors import Disconnected, NotServing, PubSubError, SubscriptionNotFound, TopicNotFound
 from sulina.listeners import peer_owners, peer_requests
@@ -177,8 +177,8 @@ async def owners(tmp_path: Path) -> AsyncIterator[Owners]:
 async def test_an_owner_is_asked_wherever_it_is(owners: Owners) -> None:
     await owners.world.running["a"].put_topic(ORDERS, TopicSettings())
     owner, other = await owners.at_another(ORDERS)
-    await owner.publish_records(ORDERS, [Record(b"1"), Record(b"2")], partition=0)
-    await owner.put_subscription(ORDERS, "s", SubscriptionSettings(kind=SubscriptionKind.SHARED, start="earliest"))
+    await owner.publish_records(ORDERS, [StoredRecord(b"1"), StoredRecord(b"2")], partition=0)
+    await owner.put_subscription(ORDERS, "s", SubscriptionSettings(mode=SubscriptionKind.SHARED, start="earliest"))
     partition = PartitionName(ORDERS, 0)
     for others in (owners.of(other), owners.of(owner)):  # also after it has moved to the broker that asks
         assert await others.locate(partition, LATEST) == 2
@@ -205,13 +205,13 @@ async def test_a_record_that_is_sent_again_is_stored_once_p12(owners: Owners, mo
         return published
 
     monkeypatch.setattr(owner, "publish", publish_then_break)
-    sent = asyncio.create_task(owners.of(other).publish(partition, Record(b"dead"), "txn-1", NO_SCHEMA))
+    sent = asyncio.create_task(owners.of(other).publish(partition, StoredRecord(b"dead"), "txn-1", NO_SCHEMA))
     await asyncio.wait([sent, asyncio.create_task(stored.wait())], return_when=asyncio.FIRST_COMPLETED)
     assert not sent.done(), "it was answered"
     owners.connect()
     await sent
-    await owners.of(other).publish(partition, Record(b"dead"), "txn-1", NO_SCHEMA)
-    await owners.of(other).publish(partition, Record(b"other"), "txn-2", NO_SCHEMA)
+    await owners.of(other).publish(partition, StoredRecord(b"dead"), "txn-1", NO_SCHEMA)
+    await owners.of(other).publish(partition, StoredRecord(b"other"), "txn-2", NO_SCHEMA)
     assert await owners.world.values(ORDERS) == [b"dead", b"other"]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from sulina.broker.broker import Broker
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.records.rows import decode_rows
 from sulina.core.topic import TopicSettings
 from sulina.errors import InvalidBatch, QueueFull
@@ -15,7 +15,7 @@ TOPIC = TopicName("default", "orders")
 
 
 def publish(number: int, run: int) -> Publish:
-    return Publish(number, str(TOPIC), memoryview(encode([Record(b"%d" % number)])), 0, run=run)
+    return Publish(number, str(TOPIC), memoryview(encode([StoredRecord(b"%d" % number)])), 0, run=run)
 
 
 async def answers(session: ServerSession, count: int) -> dict[int, FromNode]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sulina.config import Settings
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import TopicSettings
 from sulina.node import Node
 from sulina.types import TopicName
@@ -18,7 +18,7 @@ async def test_a_node_compresses_checkpoints_if_told_to(compress: bool, tmp_path
     node = await Node.start(Settings(data=str(tmp_path), compress_checkpoints=compress), listen=False)
     await node.broker.put_topic(ORDERS, TopicSettings())
     for number in range(11):
-        await node.broker.publish_records(ORDERS, [Record(value=b"%d" % number)])
+        await node.broker.publish_records(ORDERS, [StoredRecord(value=b"%d" % number)])
     await node.stop()
     [checkpoint] = tmp_path.rglob("*.checkpoint.json")
     assert checkpoint.read_bytes().startswith(b"\x1f\x8b" if compress else b'{"version":10,')

@@ -11,8 +11,17 @@ from typing import Any
 import httpx
 
 import sulina
-from sulina.client import Client, ClientOptions, PubSub, PubSubMessage, SerializationRegistry
+from sulina.client import (
+    Client,
+    ClientOptions,
+    Connection,
+    Connector,
+    Message,
+    SerializationRegistry,
+    WebSocketConnector,
+)
 from sulina.core.delivery.pubsub import SubscriberStatus
+from sulina.errors import Disconnected
 from sulina.node import Node
 from sulina.wire.messages import PubSubEvent, PubSubMetrics
 from tests.support.cluster_world import World, until
@@ -37,13 +46,13 @@ class Form:
     node: Node | None = None
     world: World | None = None
     exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
-    _at: dict[str, PubSub] = field(default_factory=dict)
+    _at: dict[str, Client] = field(default_factory=dict)
 
     async def topic(self, partitions: int = 1, *, delivery: str = "reliable", **settings: Any) -> str:
         """A new one, served and known everywhere."""
         name = f"/default/topic-{uuid.uuid4().hex[:12]}"
-        pubsub = await self.at(self.nodes[0])
-        await pubsub.client.create_topic(name, partitions, delivery=delivery, **settings)
+        client = await self.at(self.nodes[0])
+        await client.admin.create_topic(name, partitions, delivery=delivery, **settings)
         if self.world is not None:
             await self.world.wait_served(name)
         return name
@@ -63,24 +72,34 @@ class Form:
         owner = await self.owner(topic)
         return [node for node in self.nodes if node != owner]
 
-    async def open(self, at: str, registry: SerializationRegistry | None = None, **options: Any) -> PubSub:
+    async def open(self, at: str, registry: SerializationRegistry | None = None, **options: Any) -> Client:
         """One more, attached to that node; it ends with the test."""
         chosen = ClientOptions(**options)
         if self.node is not None:
-            client = await self.exits.enter_async_context(Client(self.node.connector, options=chosen, url="memory"))
-            return await self.exits.enter_async_context(PubSub(client, registry=registry))
+            made = Client(self.node.connector, options=chosen, registry=registry, url="memory")
+            return await self.exits.enter_async_context(made)
         assert self.world is not None
         url = self.world.brokers[at].url
-        return await self.exits.enter_async_context(sulina.PubSub(url, options=chosen, registry=registry))
+        return await self.exits.enter_async_context(sulina.connect(url, options=chosen, registry=registry))
 
-    async def at(self, node: str) -> PubSub:
+    async def open_wire(self, at: str) -> tuple[Client, "Wire"]:
+        """One more, whose connections can be cut."""
+        wire = Wire()
+        if self.node is not None:
+            client = Client(wire.to(self.node.connector), url="memory")
+        else:
+            assert self.world is not None
+            client = Client(url=self.world.brokers[at].url, reach=lambda url: wire.to(WebSocketConnector(url)))
+        return await self.exits.enter_async_context(client), wire
+
+    async def at(self, node: str) -> Client:
         """The one that all parts of a test share, at that node."""
         if node not in self._at:
             self._at[node] = await self.open(node)
         return self._at[node]
 
     def url(self, at: str) -> str:
-        """What `sulina.PubSub` takes."""
+        """What `sulina.connect` takes."""
         return "memory:" if self.world is None else self.world.brokers[at].url
 
     async def metrics(self, topic: str | None, at: str | None = None) -> PubSubMetrics:
@@ -99,8 +118,8 @@ class Form:
 
     async def statuses(self, topic: str) -> dict[str, SubscriberStatus]:
         """Of its subscribers, by their names, as the owner sees them."""
-        pubsub = await self.at(await self.owner(topic))
-        return {info.name: info.status for info in await pubsub.client.subscribers(topic)}
+        client = await self.at(await self.owner(topic))
+        return {info.name: info.status for info in await client.admin.subscribers(topic)}
 
     async def wait_suspended(self, topic: str, count: int) -> PubSubMetrics:
         return await self.wait_metrics(topic, f"{count} are suspended", lambda found: found.suspended == count)
@@ -120,8 +139,8 @@ class Form:
     @contextlib.asynccontextmanager
     async def hearing(self, topic: str, *types: str, at: str | None = None) -> AsyncIterator["Heard"]:
         """What is told of a topic at its owner, or at that node."""
-        pubsub = await self.at(at or await self.owner(topic))
-        async with pubsub.events(types) as events:
+        client = await self.at(at or await self.owner(topic))
+        async with client.events(types) as events:
             heard = Heard(topic)
             task = asyncio.create_task(heard.listen(events))
             try:
@@ -129,6 +148,28 @@ class Form:
             finally:
                 task.cancel()
                 await asyncio.wait([task])
+
+
+class Wire:
+    """The connections of one client; once they are cut there are no others."""
+
+    def __init__(self) -> None:
+        self._is_cut = False
+        self._connections: list[Connection] = []
+
+    def to(self, connector: Connector) -> Connector:
+        async def connect() -> Connection:
+            if self._is_cut:
+                raise Disconnected(url="anywhere", reason="cut")
+            self._connections.append(await connector())
+            return self._connections[-1]
+
+        return connect
+
+    async def cut(self) -> None:
+        self._is_cut = True
+        for connection in self._connections:
+            await connection.close()
 
 
 class Heard:
@@ -169,7 +210,7 @@ class Inbox:
     """A handler that notes what it is called with; it waits at its gate, and fails when it is told to."""
 
     def __init__(self) -> None:
-        self.messages: list[PubSubMessage] = []
+        self.messages: list[Message] = []
         self.times: list[float] = []
         self.calls = 0
         self.failing: Exception | None = None
@@ -177,7 +218,7 @@ class Inbox:
         self.gate.set()
         self._changed = asyncio.Event()
 
-    async def __call__(self, message: PubSubMessage | list[PubSubMessage]) -> None:
+    async def __call__(self, message: Message | list[Message]) -> None:
         self.calls += 1
         self._changed.set()
         await self.gate.wait()
@@ -197,7 +238,7 @@ class Inbox:
         await self.wait_messages(count, seconds)
         return self.payloads
 
-    async def wait_messages(self, count: int, seconds: float = WAIT_SECONDS_MAX) -> list[PubSubMessage]:
+    async def wait_messages(self, count: int, seconds: float = WAIT_SECONDS_MAX) -> list[Message]:
         """The same, unread."""
         await self._wait(f"{count} messages", lambda: len(self.messages) >= count, seconds)
         return self.messages

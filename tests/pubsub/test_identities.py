@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import sulina
-from sulina.client import PubSub, PubSubMessage
+from sulina.client import Client, Message
 from sulina.core.topic import Policy
 from sulina.errors import PubSubError, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
@@ -20,11 +20,11 @@ IDENTITY = "billing"
 SLOW = "/default/slow"
 
 
-async def wait_acked(pubsub: PubSub, topic: str, count: int) -> None:
+async def wait_acked(client: Client, topic: str, count: int) -> None:
     """Return when the cursor of the identity says so."""
 
     async def is_acked() -> bool:
-        info = await pubsub.client.subscription(topic, IDENTITY)
+        info = await client.admin.subscription(topic, IDENTITY)
         return sum(cursor.offset for cursor in info.cursors) == count
 
     await until(f"{count} are acked", is_acked)
@@ -34,7 +34,7 @@ async def wait_acked(pubsub: PubSub, topic: str, count: int) -> None:
 async def test_p8_one_of_all_who_offer_serves_and_the_next_goes_on_where_it_was(form: Form, partitions: int) -> None:
     topic = await form.topic(partitions)
     near, far = await form.others(topic)
-    publisher, first, second = await form.at(near), await form.open(near), await form.open(far)
+    publisher, (first, wire), second = await form.at(near), await form.open_wire(near), await form.open(far)
     serving, waiting, everybody = Inbox(), Inbox(), Inbox()
     await first.subscribe(topic, serving, identity=IDENTITY)
     await second.subscribe(topic, waiting, identity=IDENTITY)
@@ -46,7 +46,7 @@ async def test_p8_one_of_all_who_offer_serves_and_the_next_goes_on_where_it_was(
     serving.gate.clear()
     await publisher.publish(topic, 20)
     await serving.wait_called(21)
-    await first.client.close()  # it is gone without a word, and has not acked what it handles
+    await wire.cut()  # it is gone without a word, and has not acked what it handles
     assert await waiting.wait(1) == [20]
     await publisher.publish(topic, 21)
     assert await waiting.wait(2) == [20, 21]
@@ -92,7 +92,7 @@ async def test_an_identity_of_a_topic_that_keeps_nothing_gets_what_comes(form: F
     await second.subscribe(topic, waiting, identity=IDENTITY)
     assert (await publisher.publish(topic, 0)).is_accepted
     assert await serving.wait(1) == [0]
-    await first.stop()
+    await first.close()
     assert (await publisher.publish(topic, 1)).is_accepted
     assert await waiting.wait(1) == [1]
     assert serving.payloads == [0]
@@ -107,26 +107,26 @@ async def test_p1_identities_are_for_threads_too_and_their_faults_are_pubsub_err
 def _serve_for_threads(url: str, topic: str) -> None:
     done, found = threading.Event(), []
 
-    def handle(message: PubSubMessage) -> None:
+    def handle(message: Message) -> None:
         found.append((message.payload, threading.current_thread()))
         if len(found) == 2:
             done.set()
 
-    with sulina.PubSub(url) as pubsub:
+    with sulina.connect_sync(url) as client:
         if url == "memory:":  # a node of its own
-            pubsub.client.create_topic(topic)
+            client.admin.create_topic(topic)
         with pytest.raises(PubSubError) as raised:
-            pubsub.subscribe("/default/there-is-none", handle, identity=IDENTITY)
+            client.subscribe("/default/there-is-none", handle, identity=IDENTITY)
         assert isinstance(raised.value, TopicNotFound)
-        subscriber = pubsub.subscribe(topic, handle, identity=IDENTITY, name="one")
+        subscriber = client.subscribe(topic, handle, identity=IDENTITY, name="one")
         assert (subscriber.name, subscriber.is_attached) == ("one", True)
-        pubsub.publish_batch(topic, ["a", "b"])
+        client.publish_batch(topic, ["a", "b"])
         assert done.wait(WAIT_SECONDS_MAX)
         assert [payload for payload, _ in found] == ["a", "b"]
         assert {thread for _, thread in found}.isdisjoint({threading.current_thread()})
         subscriber.unsubscribe()
         assert subscriber.wait_removed(WAIT_SECONDS_MAX) is None
-        assert pubsub.client.subscription(topic, IDENTITY).cursors[0].offset == 2
+        assert client.admin.subscription(topic, IDENTITY).cursors[0].offset == 2
 
 
 SERVER = """
@@ -138,8 +138,8 @@ async def main(url, topic, identity):
         if message.payload == "stay":
             await asyncio.sleep(3600)
 
-    async with sulina.PubSub(url) as pubsub:
-        await pubsub.subscribe(topic, handle, identity=identity)
+    async with sulina.connect(url) as client:
+        await client.subscribe(topic, handle, identity=identity)
         print("ready", flush=True)
         await asyncio.sleep(3600)
 
@@ -177,16 +177,16 @@ async def test_p8_a_slow_handler_gets_every_message_once_and_in_order() -> None:
     handled: list[int] = []
     is_done = asyncio.Event()
 
-    async def handler(message: PubSubMessage) -> None:
+    async def handler(message: Message) -> None:
         await asyncio.sleep(0.08)  # work
         handled.append(message.offset)
         if message.offset == 19:
             is_done.set()
 
-    async with PubSub(sulina.connect("memory:")) as pubsub:
-        await pubsub.client.create_topic(SLOW, policy=Policy(ack_timeout_seconds=0.5, deliveries_max=2))
-        await pubsub.subscribe(SLOW, handler, identity="billing")
+    async with sulina.connect("memory:") as client:
+        await client.admin.create_topic(SLOW, policy=Policy(ack_timeout_seconds=0.5, deliveries_max=2))
+        await client.subscribe(SLOW, handler, identity="billing")
         for _ in range(20):  # one by one: the records of a batch are sent together
-            (await pubsub.publish(SLOW, b"work")).raise_for_status()
+            (await client.publish(SLOW, b"work")).raise_for_status()
         await is_done.wait()
     assert handled == list(range(20))

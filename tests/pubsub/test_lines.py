@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 
 from sulina import DeliveryPolicy, PartitionBehavior, PublishOptions, RejectReason, SerializationRegistry
-from sulina.client import Client, Delivered, Message, PubSub, Subscription
+from sulina.client import Client, Consumer, Message, Record, Subscriber
 from sulina.core.delivery.pubsub import PubSubConfig
-from sulina.errors import Disconnected, SubscriberRemoved, SubscriptionBusy, SulinaError, TopicNotFound
+from sulina.errors import SubscriberRemoved, SubscriptionBusy, SulinaError, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
 from tests.support.cluster_world import World, until
 
@@ -24,38 +24,40 @@ async def test_one_program_runs_in_a_process_and_in_a_cluster(form: Form) -> Non
     """P1: everything of the API, asynchronous; for threads it is in test_requirements."""
     topic = await form.topic(partitions=3)
     near, far = await form.others(topic)
-    pubsub, inbox = await form.at(near), Inbox()
-    subscriber = await pubsub.subscribe(topic, inbox, start="earliest", name="all")
+    client, inbox = await form.at(near), Inbox()
+    subscriber = await client.subscribe(topic, inbox, start="earliest", name="all")
     assert (subscriber.name, subscriber.topic, subscriber.is_attached) == ("all", topic, True)
-    publisher = (await form.at(far)).publisher(topic)
-    assert (await publisher.publish(0, key="k")).is_accepted
-    ack = await publisher.publish_batch([Message(number, key=f"key-{number}") for number in range(1, 30)], split=True)
+    publisher = await form.at(far)
+    assert (await publisher.publish(topic, 0, key="k")).is_accepted
+    records = [Record(number, key=f"key-{number}") for number in range(1, 30)]
+    ack = await publisher.publish_batch(topic, records, split=True)
     assert (ack.count, len(ack.parts)) == (29, 3)
-    async with (await form.at(far)).batching_producer(topic) as producer:
+    async with (await form.at(far)).producer(topic) as producer:
         for number in range(30, 40):
             producer.produce(number, key="k")
     assert sorted(await inbox.wait(40)) == list(range(40))
     assert [message.payload for message in inbox.messages if message.key == b"k"] == [0, *range(30, 40)]
     assert subscriber.delivered == 40
-    assert subscriber.positions() == {part: await _end(pubsub, topic, part) for part in range(3)}
-    assert {info.name for info in await pubsub.client.subscribers(topic)} == {"all"}
-    await pubsub.unsubscribe(topic, subscriber)
+    assert isinstance(subscriber, Subscriber)
+    assert subscriber.positions() == {part: await _end(client, topic, part) for part in range(3)}
+    assert {info.name for info in await client.admin.subscribers(topic)} == {"all"}
+    await client.unsubscribe(topic, subscriber)
     assert not subscriber.is_attached
 
 
-async def _end(pubsub: PubSub, topic: str, partition: int) -> int:
-    return (await pubsub.client.partition(topic, partition)).end_offset
+async def _end(client: Client, topic: str, partition: int) -> int:
+    return (await client.admin.partition(topic, partition)).end_offset
 
 
 async def test_a_subscriber_begins_where_it_is_told(form: Form) -> None:
     """P1: what the topic keeps comes first, then what is published."""
     topic = await form.topic()
-    pubsub = await form.at((await form.others(topic))[0])
-    await pubsub.publish_batch(topic, list(range(10)))
+    client = await form.at((await form.others(topic))[0])
+    await client.publish_batch(topic, list(range(10)))
     inboxes = {start: Inbox() for start in ("earliest", "offset:7", "latest")}
     for start, inbox in inboxes.items():
-        await pubsub.subscribe(topic, inbox, start=start)
-    await pubsub.publish(topic, 10)
+        await client.subscribe(topic, inbox, start=start)
+    await client.publish(topic, 10)
     assert await inboxes["earliest"].wait(11) == list(range(11))
     assert await inboxes["offset:7"].wait(4) == [7, 8, 9, 10]
     assert await inboxes["latest"].wait(1) == [10]
@@ -72,9 +74,9 @@ async def test_subscribers_of_a_topic_that_is_deleted_are_told_and_one_made_anew
         for number in range(3):
             assert (await publisher.publish(topic, number)).is_accepted
         assert await former.wait(3) == [0, 1, 2]
-        await publisher.client.delete_topic(topic, force=True)
+        await publisher.admin.delete_topic(topic, force=True)
         assert isinstance(await subscriber.wait_removed(), TopicNotFound)
-        await publisher.client.create_topic(topic, 1, delivery=delivery)
+        await publisher.admin.create_topic(topic, 1, delivery=delivery)
         if form.world is not None:
             await form.world.wait_served(topic)
         await home.subscribe(topic, later)
@@ -165,19 +167,19 @@ async def test_a_slow_a_failing_and_a_dead_subscriber_hold_up_nobody(form: Form,
     """P3."""
     topic = await form.topic(delivery=delivery)
     near, _ = await form.others(topic)
-    pubsub, leaving = await form.at(near), await form.open(near)
+    client, (leaving, wire) = await form.at(near), await form.open_wire(near)
     good, slow, failing, dead = Inbox(), Inbox(), Inbox(), Inbox()
     slow.gate.clear()
     dead.gate.clear()
     failing.failing = ValueError("never")
     for inbox in (good, slow, failing):
-        await pubsub.subscribe(topic, inbox)
+        await client.subscribe(topic, inbox)
     await leaving.subscribe(topic, dead)
-    await pubsub.publish(topic, 0)
+    await client.publish(topic, 0)
     await dead.wait_called()
-    await leaving.client.close()  # it is gone without a word
+    await wire.cut()  # it is gone without a word
     for number in range(1, 100):
-        assert (await pubsub.publish(topic, number)).is_accepted
+        assert (await client.publish(topic, number)).is_accepted
     assert await good.wait(100) == list(range(100))
     assert (slow.payloads, failing.payloads, dead.payloads) == ([], [], [])
     slow.gate.set()
@@ -208,12 +210,12 @@ async def test_a_node_is_sent_a_batch_once_whatever_number_of_subscribers_it_has
 async def test_a_late_ack_credits_nothing(form: Form) -> None:
     """P7, P8: Timeout, suspended, resumed after a backoff; what was late counts as failed."""
     topic = await form.topic(delivery="non_reliable")
-    pubsub, inbox, other = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
-    await pubsub.subscribe(topic, inbox, name="slow")
-    await pubsub.subscribe(topic, other)
+    client, inbox, other = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
+    await client.subscribe(topic, inbox, name="slow")
+    await client.subscribe(topic, other)
     inbox.gate.clear()
     async with form.hearing(topic) as heard:
-        await pubsub.publish(topic, "late")
+        await client.publish(topic, "late")
         [failed] = await heard.wait("delivery_failed")
         assert (failed.fields["subscriber"], failed.fields["status"]) == ("slow", "Timeout")
         [suspended] = await heard.wait("subscriber_suspended", subscriber="slow")
@@ -221,7 +223,7 @@ async def test_a_late_ack_credits_nothing(form: Form) -> None:
         assert await inbox.wait(1) == ["late"]  # and is acked now
         [resumed] = await heard.wait("subscriber_resumed", subscriber="slow")
         assert resumed.at - suspended.at >= PubSubConfig().backoff_seconds
-        await pubsub.publish(topic, "in time")
+        await client.publish(topic, "in time")
         assert await inbox.wait(2) == ["late", "in time"]
     found = await form.wait_metrics(topic, "three are delivered", lambda metrics: metrics.delivered >= 3)
     assert (found.delivered, found.failed) == (3, {"Timeout": 1})
@@ -231,13 +233,13 @@ async def test_a_late_ack_credits_nothing(form: Form) -> None:
 async def test_a_late_ack_of_a_reliable_topic_brings_nothing_twice_and_nothing_is_lost(form: Form) -> None:
     """P7: what it was late with it is sent again, which its client passes over; what came meanwhile comes."""
     topic = await form.topic()
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    await pubsub.subscribe(topic, inbox)
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    await client.subscribe(topic, inbox)
     inbox.gate.clear()
     async with form.hearing(topic, "delivery_failed", "subscriber_resumed") as heard:
-        await pubsub.publish(topic, 0)
+        await client.publish(topic, 0)
         await heard.wait("delivery_failed", status="Timeout")
-        await pubsub.publish_batch(topic, [1, 2, 3])
+        await client.publish_batch(topic, [1, 2, 3])
         inbox.gate.set()
         assert await inbox.wait(4) == [0, 1, 2, 3]
         await heard.wait("subscriber_resumed")
@@ -251,17 +253,17 @@ async def test_who_is_gone_is_unreachable(form: Form, delivery: str) -> None:
     """P7: SubscriberUnreachable."""
     topic = await form.topic(delivery=delivery)
     near, far = await form.others(topic)
-    leaving, inbox = await form.open(near), Inbox()
+    (leaving, wire), inbox = await form.open_wire(near), Inbox()
     inbox.gate.clear()
     subscriber = await leaving.subscribe(topic, inbox, name="gone")
     async with form.hearing(topic) as heard:
         await (await form.at(far)).publish(topic, 1)
         await inbox.wait_called()
-        await leaving.client.close()
+        await wire.cut()
         [failed] = await heard.wait("delivery_failed")
         assert (failed.fields["subscriber"], failed.fields["status"]) == ("gone", "SubscriberUnreachable")
         await heard.wait("subscriber_removed", subscriber="gone")
-    assert isinstance(await subscriber.wait_removed(), Disconnected)
+    assert not subscriber.is_attached
     assert (await form.metrics(topic)).failed == {"SubscriberUnreachable": 1}
     inbox.gate.set()
 
@@ -269,11 +271,11 @@ async def test_who_is_gone_is_unreachable(form: Form, delivery: str) -> None:
 async def test_who_raises_is_suspended_tried_again_and_goes_on_where_it_was(form: Form) -> None:
     """P7, P8: OtherError; the pauses double; a reliable topic loses nothing."""
     topic = await form.topic()
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    await pubsub.subscribe(topic, inbox, name="bad")
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    await client.subscribe(topic, inbox, name="bad")
     inbox.failing = ValueError("no")
     async with form.hearing(topic) as heard:
-        await pubsub.publish_batch(topic, [1, 2, 3])
+        await client.publish_batch(topic, [1, 2, 3])
         await heard.wait("delivery_failed", 2, status="OtherError")
         suspended = (await heard.wait("subscriber_suspended", 2))[:2]
         assert suspended[1].at - suspended[0].at >= PubSubConfig().backoff_seconds
@@ -288,13 +290,13 @@ async def test_who_raises_is_suspended_tried_again_and_goes_on_where_it_was(form
 async def test_who_never_succeeds_is_removed_and_told(form: Form) -> None:
     """P8: past the TTL, without a change of topology; it may subscribe anew, and others never noticed."""
     topic = await form.topic()
-    pubsub, inbox, good = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
+    client, inbox, good = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
     told: list[SulinaError] = []
     inbox.failing = ValueError("never")
-    subscriber = await pubsub.subscribe(topic, inbox, name="bad", on_removed=told.append)
-    await pubsub.subscribe(topic, good)
+    subscriber = await client.subscribe(topic, inbox, name="bad", on_removed=told.append)
+    await client.subscribe(topic, good)
     async with form.hearing(topic) as heard:
-        await pubsub.publish(topic, 1)
+        await client.publish(topic, 1)
         [suspended, *_] = await heard.wait("subscriber_suspended", subscriber="bad")
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             error = await subscriber.wait_removed()
@@ -302,16 +304,16 @@ async def test_who_never_succeeds_is_removed_and_told(form: Form) -> None:
         [removed] = await heard.wait("subscriber_removed", subscriber="bad")
         assert form.times.suspended_ttl <= removed.at - suspended.at < form.times.suspended_ttl + 5
     assert told == [error]
-    assert await form.statuses(topic) == {good_name(pubsub): "active"}
+    assert await form.statuses(topic) == {good_name(client): "active"}
     inbox.failing = None
-    await pubsub.subscribe(topic, inbox, name="bad")
-    await pubsub.publish(topic, 2)
+    await client.subscribe(topic, inbox, name="bad")
+    await client.publish(topic, 2)
     assert await inbox.wait(1) == [2]
     assert await good.wait(2) == [1, 2]
 
 
-def good_name(pubsub: PubSub) -> str:
-    [subscriber] = pubsub.subscribers
+def good_name(client: Client) -> str:
+    [subscriber] = client.subscribers
     return subscriber.name
 
 
@@ -407,12 +409,12 @@ async def test_types_come_back_where_they_are_registered(form: Form) -> None:
 # P12: subscriptions, beside subscribers
 
 
-async def received(messages: Subscription, count: int) -> list[Delivered]:
+async def received(messages: Consumer, count: int) -> list[Message]:
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         return [await anext(messages) for _ in range(count)]
 
 
-def texts(messages: list[Delivered]) -> list[str | None]:
+def texts(messages: list[Message]) -> list[str | None]:
     return [message.text for message in messages]
 
 
@@ -422,22 +424,22 @@ async def test_subscriptions_share_what_subscribers_all_get(world: World, there:
     near, far = await there.others(topic)
     inbox = Inbox()
     await (await there.at(near)).subscribe(topic, inbox)
-    one, two = (await there.at(near)).client, (await there.at(far)).client
+    one, two = await there.at(near), await there.at(far)
     acks = [
         await one.publish(topic, str(number), key=str(number % 3), timestamp_ms=1000 + number) for number in range(9)
     ]
     every = [str(number) for number in range(9)]
     await _check_starts(one, topic, acks[4].version or 0)
-    async with one.subscribe(topic, "exclusive", start="earliest") as messages:
+    async with one.consumer(topic, "exclusive", start="earliest") as messages:
         found = await received(messages, 9)
         assert texts(found) == every
         with pytest.raises(SubscriptionBusy):
-            await anext(two.subscribe(topic, "exclusive"))
-        assert await messages.ack(found[:5])
-    async with two.subscribe(topic, "exclusive") as messages:  # the cursor has stayed where it was
+            await anext(two.consumer(topic, "exclusive"))
+        assert await messages.ack(*found[:5])
+    async with two.consumer(topic, "exclusive") as messages:  # the cursor has stayed where it was
         assert texts(await received(messages, 4)) == every[5:]
     for kind in ("shared", "failover", "key_shared"):
-        async with one.subscribe(topic, kind, kind=kind, start="earliest", credit=100) as messages:
+        async with one.consumer(topic, kind, mode=kind, start="earliest", credit=100) as messages:
             assert texts(await received(messages, 9)) == every
     await _check_dead_letter(one, topic)
     assert len(await inbox.wait(9)) == 9
@@ -445,24 +447,24 @@ async def test_subscriptions_share_what_subscribers_all_get(world: World, there:
 
 async def _check_starts(client: Client, topic: str, version: int) -> None:
     for start, first in (("earliest", 0), ("offset:6", 6), ("timestamp:1003", 3), (f"version:{version}", 4)):
-        async with client.subscribe(topic, start.replace(":", "-"), start=start) as messages:
+        async with client.consumer(topic, start.replace(":", "-"), start=start) as messages:
             assert texts(await received(messages, 1)) == [str(first)]
 
 
 async def _check_dead_letter(client: Client, topic: str) -> None:
     """Nacked as often as it may be, a message goes to the dead-letter topic, and the others go on."""
-    async with client.subscribe(topic, "nacks", kind="shared", start="earliest") as messages:
+    async with client.consumer(topic, "nacks", mode="shared", start="earliest") as messages:
         found = await received(messages, 9)
-        assert await messages.ack(found[1:])
-        await found[0].nack(delay_seconds=0.05)
+        assert await messages.ack(*found[1:])
+        await messages.nack(found[0], delay_seconds=0.05)
         [again] = await received(messages, 1)
         assert (again.offset, again.attempt) == (0, 2)
-        await again.nack()
+        await messages.nack(again)
         dead = f"{topic}.dead-letter"
 
         async def there() -> bool:
-            return dead in {info.topic for info in await client.topics()}
+            return dead in {info.topic for info in await client.admin.topics()}
 
         await until(f"there is {dead}", there)
-        async with client.subscribe(dead, "dead", start="earliest") as letters:
+        async with client.consumer(dead, "dead", start="earliest") as letters:
             assert texts(await received(letters, 1)) == ["0"]

@@ -13,7 +13,7 @@ from statistics import quantiles
 import pytest
 
 import sulina
-from sulina.client import ClientOptions, PubSub, PubSubMessage
+from sulina.client import Client, ClientOptions, Message
 from tests.pubsub.forms import Form, Inbox
 from tests.support.cluster_world import until
 
@@ -29,7 +29,7 @@ PUBLISH_SECONDS_MAX = 60.0  # through a failover
 class Load:
     """Numbers that are published to a topic one after the other, a few at a time, and when."""
 
-    pubsub: PubSub
+    client: Client
     topic: str
     per_second: int
     accepted: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Load:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _publish(self, number: int) -> bool:
-        ack = await self.pubsub.publish(self.topic, number, timeout_seconds=PUBLISH_SECONDS_MAX)
+        ack = await self.client.publish(self.topic, number, timeout_seconds=PUBLISH_SECONDS_MAX)
         return ack.is_accepted
 
     def stop(self) -> None:
@@ -209,7 +209,7 @@ async def test_who_leaves_while_its_node_is_cut_off_has_left_when_it_is_healed(t
     publisher = await there.at(owner)
 
     async def is_alone() -> bool:
-        return len(await publisher.client.subscribers(topic)) == 1
+        return len(await publisher.admin.subscribers(topic)) == 1
 
     await until("it has left", is_alone)
     assert (await publisher.publish(topic, "on")).is_accepted
@@ -263,10 +263,10 @@ async def test_the_home_of_a_subscriber_is_killed(there: Form) -> None:
     load = Load(await there.at(owner), topic, 100)
     await load.subscribe(there, near)
     urls = ",".join(there.world.brokers[node].url for node in (far, near, owner))
-    moving = await there.exits.enter_async_context(sulina.PubSub(urls, options=ClientOptions()))
+    moving = await there.exits.enter_async_context(sulina.connect(urls, options=ClientOptions()))
     load.inboxes[far] = Inbox()
     subscriber = await moving.subscribe(topic, load.inboxes[far], name=far)
-    assert moving.client.url.rstrip("/") == there.world.brokers[far].url
+    assert moving.url.rstrip("/") == there.world.brokers[far].url
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         await load.wait_caught_up(near, far, and_more=50)
@@ -275,7 +275,7 @@ async def test_the_home_of_a_subscriber_is_killed(there: Form) -> None:
         load.stop()
     await load.wait_all(near, far)
     assert subscriber.is_attached
-    assert moving.client.url.rstrip("/") != there.world.brokers[far].url
+    assert moving.url.rstrip("/") != there.world.brokers[far].url
 
 
 async def test_the_owner_of_a_topic_is_killed(there: Form) -> None:
@@ -290,10 +290,10 @@ async def test_the_owner_of_a_topic_is_killed(there: Form) -> None:
     await load.subscribe(there, near, far)
     served: list[int] = []  # by both of those who offer
 
-    async def serve(message: PubSubMessage) -> None:
+    async def serve(message: Message) -> None:
         served.append(message.payload)
 
-    async def serve_too(message: PubSubMessage) -> None:
+    async def serve_too(message: Message) -> None:
         served.append(message.payload)
 
     await (await there.at(near)).subscribe(topic, serve, identity="billing")

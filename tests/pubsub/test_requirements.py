@@ -7,9 +7,9 @@ import pytest
 
 import sulina
 from sulina import PartitionBehavior, PublishOptions, PublishStatus, RejectReason
-from sulina.client import PubSubMessage
-from sulina.client.batching_producer import Rest
+from sulina.client import Message
 from sulina.client.batching_rules import BatchingRules
+from sulina.client.producer import Rest
 from sulina.errors import DuplicateSubscriber, NotStarted, ProducerStopped, SubscriberNotFound, TopicNotFound
 from tests.pubsub.forms import WAIT_SECONDS_MAX, Form, Inbox
 
@@ -41,53 +41,53 @@ async def test_who_subscribes_gets_what_is_published_wherever_it_is(form: Form, 
 async def test_who_unsubscribes_gets_nothing_more(form: Form, delivery: str) -> None:
     """1.2."""
     topic = await form.topic(delivery=delivery)
-    pubsub = await form.at((await form.others(topic))[0])
+    client = await form.at((await form.others(topic))[0])
     staying, by_name, by_itself = Inbox(), Inbox(), Inbox()
-    await pubsub.subscribe(topic, staying)
-    await pubsub.subscribe(topic, by_name, name="one")
-    subscriber = await pubsub.subscribe(topic, by_itself)
-    await pubsub.publish(topic, 1)
+    await client.subscribe(topic, staying)
+    await client.subscribe(topic, by_name, name="one")
+    subscriber = await client.subscribe(topic, by_itself)
+    await client.publish(topic, 1)
     for inbox in (staying, by_name, by_itself):
         assert await inbox.wait(1) == [1]
-    await pubsub.unsubscribe(topic, "one")
+    await client.unsubscribe(topic, "one")
     await subscriber.unsubscribe()
     await form.wait_metrics(topic, "one is left", lambda found: found.active == 1)
-    await pubsub.publish(topic, 2)
+    await client.publish(topic, 2)
     assert await staying.wait(2) == [1, 2]  # the node hands a batch to all of them in one go
     assert by_name.payloads == by_itself.payloads == [1]
     again = Inbox()
-    await pubsub.subscribe(topic, again, name="one")
-    await pubsub.publish(topic, 3)
+    await client.subscribe(topic, again, name="one")
+    await client.publish(topic, 3)
     assert await again.wait(1) == [3]
 
 
 async def test_subscribing_twice_and_leaving_without_being_there_are_errors(form: Form) -> None:
     """1.4, P2: DuplicateSubscriber, SubscriberNotFound."""
     topic = await form.topic()
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    subscriber = await pubsub.subscribe(topic, inbox, name="one")
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    subscriber = await client.subscribe(topic, inbox, name="one")
     with pytest.raises(DuplicateSubscriber):
-        await pubsub.subscribe(topic, Inbox(), name="one")
+        await client.subscribe(topic, Inbox(), name="one")
     with pytest.raises(DuplicateSubscriber):
-        await pubsub.subscribe(topic, inbox)
+        await client.subscribe(topic, inbox)
     with pytest.raises(SubscriberNotFound):
-        await pubsub.unsubscribe(topic, "two")
-    await pubsub.unsubscribe(topic, subscriber)
+        await client.unsubscribe(topic, "two")
+    await client.unsubscribe(topic, subscriber)
     with pytest.raises(SubscriberNotFound):
-        await pubsub.unsubscribe(topic, subscriber)
-    await pubsub.subscribe(topic, inbox, name="one")
+        await client.unsubscribe(topic, subscriber)
+    await client.subscribe(topic, inbox, name="one")
 
 
 @pytest.mark.parametrize("delivery", KINDS)
 async def test_nothing_comes_to_who_is_not_subscribed(form: Form, delivery: str) -> None:
     """1.5, P3: other topics' subscribers and those who have left get nothing of it."""
     topic, other = await form.topic(delivery=delivery), await form.topic(delivery=delivery)
-    pubsub = await form.at((await form.others(topic))[0])
+    client = await form.at((await form.others(topic))[0])
     inbox, stranger = Inbox(), Inbox()
-    await pubsub.subscribe(topic, inbox)
-    await pubsub.subscribe(other, stranger)
-    await pubsub.publish(topic, "for one")
-    await pubsub.publish(other, "for the other")
+    await client.subscribe(topic, inbox)
+    await client.subscribe(other, stranger)
+    await client.publish(topic, "for one")
+    await client.publish(other, "for the other")
     assert await inbox.wait(1) == ["for one"]
     assert await stranger.wait(1) == ["for the other"]
 
@@ -98,9 +98,9 @@ async def test_nothing_comes_to_who_is_not_subscribed(form: Form, delivery: str)
 async def test_a_batch_leaves_when_it_is_full(form: Form) -> None:
     """2.1, P5."""
     topic = await form.topic()
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    await pubsub.subscribe(topic, inbox)
-    producer = pubsub.batching_producer(topic, rules=BatchingRules(records_max=5, wait_seconds_max=NEVER))
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    await client.subscribe(topic, inbox)
+    producer = client.producer(topic, rules=BatchingRules(records_max=5, wait_seconds_max=NEVER))
     receipts = [producer.produce(number) for number in range(12)]
     assert await inbox.wait(10) == list(range(10))
     assert producer.waiting == 2
@@ -113,9 +113,9 @@ async def test_a_batch_leaves_when_it_is_full(form: Form) -> None:
 async def test_a_batch_leaves_when_its_first_message_has_waited(form: Form) -> None:
     """2.2, P5."""
     topic = await form.topic()
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    await pubsub.subscribe(topic, inbox, batches=True)
-    async with pubsub.batching_producer(topic, rules=BatchingRules(records_max=1000, wait_seconds_max=0.05)) as to:
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    await client.subscribe(topic, inbox, batches=True)
+    async with client.producer(topic, rules=BatchingRules(records_max=1000, wait_seconds_max=0.05)) as to:
         for number in range(3):
             to.produce(number)
         assert await inbox.wait(3) == [0, 1, 2]
@@ -125,12 +125,12 @@ async def test_a_batch_leaves_when_its_first_message_has_waited(form: Form) -> N
 async def test_without_batches_messages_come_one_by_one(form: Form) -> None:
     """2.3: each publish is a delivery of its own; a batch is one, and a handler may have it whole."""
     topic = await form.topic(delivery="non_reliable")
-    pubsub, single, whole = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
-    await pubsub.subscribe(topic, single)
-    await pubsub.subscribe(topic, whole, batches=True)
-    await pubsub.publish(topic, 1)
-    await pubsub.publish(topic, 2)
-    await pubsub.publish_batch(topic, [3, 4, 5])
+    client, single, whole = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
+    await client.subscribe(topic, single)
+    await client.subscribe(topic, whole, batches=True)
+    await client.publish(topic, 1)
+    await client.publish(topic, 2)
+    await client.publish_batch(topic, [3, 4, 5])
     assert await single.wait(5) == await whole.wait(5) == [1, 2, 3, 4, 5]
     assert (single.calls, whole.calls) == (5, 3)
 
@@ -152,9 +152,9 @@ async def test_the_order_within_batches_and_between_them_is_kept(form: Form, del
 async def test_a_full_producer_rejects_and_a_stopped_one_says_what_became_of_the_rest(form: Form) -> None:
     """2.4, 3.3, P5: QueueFull; Rest.DISCARD; ProducerStopped; one bad message never spoils its batch."""
     topic = await form.topic()
-    pubsub = await form.at((await form.others(topic))[0])
+    client = await form.at((await form.others(topic))[0])
     rules = BatchingRules(records_max=10, wait_seconds_max=NEVER, queue_records_max=3)
-    producer = pubsub.batching_producer(topic, rules=rules)
+    producer = client.producer(topic, rules=rules)
     receipts = [producer.produce(payload) for payload in (1, object(), 2, 3, 4)]
     assert receipts[1].result().reason == RejectReason.NOT_SERIALIZABLE
     assert receipts[4].result().reason == RejectReason.QUEUE_FULL
@@ -176,9 +176,9 @@ async def test_a_full_producer_rejects_and_a_stopped_one_says_what_became_of_the
 async def test_an_accepted_publish_says_so_and_is_delivered(form: Form, delivery: str) -> None:
     """3.1, P2."""
     topic = await form.topic(delivery=delivery)
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    await pubsub.subscribe(topic, inbox)
-    ack = await pubsub.publish(topic, b"bytes", key="k", headers={"h": "v"})
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    await client.subscribe(topic, inbox)
+    ack = await client.publish(topic, b"bytes", key="k", headers={"h": "v"})
     assert (ack.status, ack.reason, ack.is_accepted, ack.count) == (PublishStatus.ACCEPTED, None, True, 1)
     await inbox.wait(1)
     [message] = inbox.messages
@@ -191,24 +191,24 @@ async def test_a_reject_says_why_and_nothing_of_it_is_delivered(form: Form) -> N
     topic = await form.topic(delivery="non_reliable", policy={"batch_bytes_max": 4096})
     checked = await form.topic(schema={"kind": "json", "definition": {"type": "object"}}, policy={"validate": True})
     kept = await form.topic()
-    pubsub, inbox, strict = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
-    assert (await pubsub.publish(topic, 1)).reason == RejectReason.NO_SUBSCRIBERS
-    assert (await pubsub.publish(kept, 1)).is_accepted  # a reliable topic needs nobody
-    await pubsub.subscribe(topic, inbox)
-    await pubsub.subscribe(checked, strict)
+    client, inbox, strict = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
+    assert (await client.publish(topic, 1)).reason == RejectReason.NO_SUBSCRIBERS
+    assert (await client.publish(kept, 1)).is_accepted  # a reliable topic needs nobody
+    await client.subscribe(topic, inbox)
+    await client.subscribe(checked, strict)
     for given, payload, reason in (
         ("no topic", 1, RejectReason.INVALID_TOPIC),
         (topic, b"x" * 5000, RejectReason.INVALID_PAYLOAD),
         (checked, 7, RejectReason.INVALID_PAYLOAD),
         (topic, object(), RejectReason.NOT_SERIALIZABLE),
     ):
-        ack = await pubsub.publish(given, payload)
+        ack = await client.publish(given, payload)
         assert (ack.status, ack.reason) == (PublishStatus.REJECTED, reason), ack
         assert ack.message
-    ack = await pubsub.publish_batch(topic, [1, object(), 2])
+    ack = await client.publish_batch(topic, [1, object(), 2])
     assert (ack.reason, ack.parts) == (RejectReason.NOT_SERIALIZABLE, ())
-    assert (await pubsub.publish(topic, "good")).is_accepted
-    assert (await pubsub.publish(checked, {"good": True})).is_accepted
+    assert (await client.publish(topic, "good")).is_accepted
+    assert (await client.publish(checked, {"good": True})).is_accepted
     assert await inbox.wait(1) == ["good"]
     assert await strict.wait(1) == [{"good": True}]
     found = await form.metrics(topic)
@@ -219,31 +219,31 @@ async def test_a_reject_says_why_and_nothing_of_it_is_delivered(form: Form) -> N
 async def test_options_of_a_publish_hold_for_it_alone(form: Form) -> None:
     """3.3, P4: any of them is taken, and the topic's own stay; what they do is in test_lines."""
     topic = await form.topic(delivery="non_reliable")
-    pubsub, inbox = await form.at((await form.others(topic))[0]), Inbox()
-    await pubsub.subscribe(topic, inbox)
+    client, inbox = await form.at((await form.others(topic))[0]), Inbox()
+    await client.subscribe(topic, inbox)
     for behavior in PartitionBehavior:
-        ack = await pubsub.publish(topic, str(behavior), options=PublishOptions(partition_behavior=behavior))
+        ack = await client.publish(topic, str(behavior), options=PublishOptions(partition_behavior=behavior))
         assert ack.is_accepted
     assert await inbox.wait(2) == [str(behavior) for behavior in PartitionBehavior]
-    info = await pubsub.client.topic(topic)
+    info = await client.admin.topic(topic)
     assert info.settings.policy.partition_behavior is None
 
 
 async def test_faults_of_the_system_raise(form: Form) -> None:
     """3.4, P2: NotStarted, TopicNotFound."""
-    pubsub = await form.open(form.nodes[-1])
+    client = await form.open(form.nodes[-1])
     nothing = "/default/there-is-none"
     with pytest.raises(TopicNotFound):
-        await pubsub.publish(nothing, 1)
+        await client.publish(nothing, 1)
     with pytest.raises(TopicNotFound):
-        await pubsub.subscribe(nothing, Inbox())
+        await client.subscribe(nothing, Inbox())
     topic = await form.topic()
-    await pubsub.stop()
-    for call in (pubsub.publish(topic, 1), pubsub.subscribe(topic, Inbox()), pubsub.unsubscribe(topic, "x")):
+    await client.close()
+    for call in (client.publish(topic, 1), client.subscribe(topic, Inbox()), client.unsubscribe(topic, "x")):
         with pytest.raises(NotStarted):
             await call
     with pytest.raises(NotStarted):
-        pubsub.batching_producer(topic)
+        client.producer(topic)
 
 
 # 4: topology
@@ -256,11 +256,11 @@ async def test_subscribers_of_a_node_that_joins_later_are_delivered_to(there: Fo
     await there.world.start("d")
     try:
         inbox = Inbox()
-        pubsub = await there.open("d")
-        await pubsub.subscribe(topic, inbox)
+        client = await there.open("d")
+        await client.subscribe(topic, inbox)
         await (await there.at("a")).publish(topic, 1)
         assert await inbox.wait(1) == [1]
-        await pubsub.stop()
+        await client.close()
     finally:
         await there.world.remove("d")
 
@@ -306,19 +306,19 @@ async def test_everything_that_happens_is_told(form: Form) -> None:
     """5.1, 5.2, 5.3, 5.4, P10."""
     topic = await form.topic(delivery="non_reliable")
     near, far = await form.others(topic)
-    pubsub = await form.at(near)
+    client = await form.at(near)
     good, bad = Inbox(), Inbox()
     bad.failing = ValueError("not today")
     async with form.hearing(topic) as heard:
-        await pubsub.publish(topic, 0)
+        await client.publish(topic, 0)
         [rejected] = await heard.wait("publish_rejected")
         assert rejected.fields["reason"] == "NoSubscribers"
-        await pubsub.subscribe(topic, good, name="good")
+        await client.subscribe(topic, good, name="good")
         await (await form.at(far)).subscribe(topic, bad, name="bad")
         for name, node in (("good", near), ("bad", far)):
             [added] = await heard.wait("subscriber_added", subscriber=name)
             assert added.fields["node"] == node
-        await pubsub.publish_batch(topic, [1, 2])
+        await client.publish_batch(topic, [1, 2])
         [accepted] = await heard.wait("publish_accepted")
         assert accepted.fields["count"] == 2
         [delivered] = await heard.wait("delivery_succeeded", node=near)
@@ -328,7 +328,7 @@ async def test_everything_that_happens_is_told(form: Form) -> None:
         assert "not today" in failed.fields["reason"]
         await heard.wait("subscriber_suspended", subscriber="bad")
         await heard.wait("subscriber_resumed", subscriber="bad")
-        await pubsub.unsubscribe(topic, "good")
+        await client.unsubscribe(topic, "good")
         [removed] = await heard.wait("subscriber_removed")
         assert (removed.fields["subscriber"], removed.topic) == ("good", topic)
         assert all(earlier.at <= later.at for earlier, later in zip(heard.events, heard.events[1:], strict=False))
@@ -365,29 +365,29 @@ def _use_for_threads(url: str, topic: str) -> None:
     found: list[object] = []
     done = threading.Event()
 
-    def handle(message: PubSubMessage) -> None:
+    def handle(message: Message) -> None:
         found.append(message.payload)
         if len(found) == 6:
             done.set()
 
-    with sulina.PubSub(url) as pubsub:
+    with sulina.connect_sync(url) as client:
         if url == "memory:":  # a node of its own
-            pubsub.client.create_topic(topic)
-        subscriber = pubsub.subscribe(topic, handle)
-        assert pubsub.publish(topic, 0).is_accepted
-        assert pubsub.publisher(topic).publish_batch([1, 2]).is_accepted
-        with pubsub.batching_producer(topic) as producer:
+            client.admin.create_topic(topic)
+        subscriber = client.subscribe(topic, handle)
+        assert client.publish(topic, 0).is_accepted
+        assert client.publish_batch(topic, [1, 2]).is_accepted
+        with client.producer(topic) as producer:
             for number in (3, 4, 5):
                 producer.produce(number)
         assert done.wait(WAIT_SECONDS_MAX)
         assert found == list(range(6))
-        assert pubsub.metrics().topic is None
-        assert pubsub.publish("no topic", 1).reason == RejectReason.INVALID_TOPIC
+        assert client.metrics().topic is None
+        assert client.publish("no topic", 1).reason == RejectReason.INVALID_TOPIC
         with pytest.raises(DuplicateSubscriber):
-            pubsub.subscribe(topic, handle)
-        with pubsub.events(["subscriber_removed", "publish_rejected"]):
-            pubsub.unsubscribe(topic, subscriber)
+            client.subscribe(topic, handle)
+        with client.events(["subscriber_removed", "publish_rejected"]):
+            client.unsubscribe(topic, subscriber)
         with pytest.raises(SubscriberNotFound):
-            pubsub.unsubscribe(topic, subscriber)
+            client.unsubscribe(topic, subscriber)
     with pytest.raises(NotStarted):
-        pubsub.publish(topic, 1)
+        client.publish(topic, 1)

@@ -51,7 +51,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Serving]:
 
 @pytest.fixture(scope="session")
 def client(node: serving.Serving) -> Iterator[SyncClient]:
-    with sulina.connect(node.url) as client:
+    with sulina.connect_sync(node.url) as client:
         yield client
 
 
@@ -62,7 +62,7 @@ def topic(client: SyncClient) -> Callable[..., str]:
     def make(partitions: int = 1, **settings: object) -> str:
         name = f"/default/spark-{next(_numbers)}"
         settings.setdefault("policy", {"validate": False})  # what does not fit a schema is for the tables to put aside
-        client.create_topic(name, partitions=partitions, **settings)  # type: ignore[arg-type]
+        client.admin.create_topic(name, partitions=partitions, **settings)  # type: ignore[arg-type]
         return name
 
     return make

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sulina.cli import run as command
 from sulina.cli.audit import verdict
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.clock import SystemClock
 from sulina.core.log.commit import Add
 from sulina.core.log.retention import Retention
@@ -73,11 +73,11 @@ class World:
 @pytest.fixture(scope="module")
 def world(spark: SparkSession, client: SyncClient, node: Serving) -> World:
     name = "/default/audited"
-    client.create_topic(name, partitions=PARTITIONS, policy={"ack": "archived"})
+    client.admin.create_topic(name, partitions=PARTITIONS, policy={"ack": "archived"})
     for first in range(0, RECORDS, BATCH):
         for partition in range(PARTITIONS):
             messages = [
-                Message(f"v{n}", key=f"k{n}" if n % 2 else None, headers={"n": str(n)} if n % 3 else None)
+                Record(f"v{n}", key=f"k{n}" if n % 2 else None, headers={"n": str(n)} if n % 3 else None)
                 for n in range(first, first + BATCH)
             ]
             client.publish_batch(name, messages, partition=partition)
@@ -131,7 +131,7 @@ def test_s6_a_healthy_topic_and_its_table_hold_wherever_they_are_read(world: Wor
         (number, 0, RECORDS, RECORDS) for number in range(PARTITIONS)
     ]
     assert [(one.table_records, one.behind, one.forgotten) for one in report.partitions] == [(RECORDS, 0, 0)] * 3
-    versions = [world.client.partition(world.topic, number).version + 1 for number in range(PARTITIONS)]
+    versions = [world.client.admin.partition(world.topic, number).version + 1 for number in range(PARTITIONS)]
     assert [one.versions for one in report.partitions] == versions
 
 
@@ -226,7 +226,9 @@ def test_s6_a_byte_that_changed_in_a_data_directory_is_told_with_its_place(
     world: World, bronze: str, tmp_path: Path
 ) -> None:
     copy = world.copy(world.node.data, tmp_path / "data")
-    commits = world.client.commits(world.topic, 2, start=0, end=world.client.partition(world.topic, 2).version + 1)
+    commits = world.client.admin.commits(
+        world.topic, 2, start=0, end=world.client.admin.partition(world.topic, 2).version + 1
+    )
     add = next(op for one in commits for op in one.operations if isinstance(op, Add) and op.offset_start == 30)
     flip(next(copy.glob(f"*-part=2/{add.segment}")), add.position + 70)
     report = world.audit(path=copy)
@@ -245,7 +247,7 @@ def test_s6_damage_that_a_broker_finds_is_told_too(world: World, topic: Callable
     name = topic()
     for first in range(0, 30, 10):
         world.client.publish_batch(name, [f"v{n}" for n in range(first, first + 10)])
-    add = world.client.commits(name, start=2, end=3)[0].operations[0]
+    add = world.client.admin.commits(name, start=2, end=3)[0].operations[0]
     assert isinstance(add, Add)
     directory = world.node.data / PartitionName(TopicName.parse(name), 0).directory
     flip(directory / add.segment, add.position + 70)
@@ -359,7 +361,7 @@ def test_s6_the_command_says_it_in_a_report_and_an_exit_code(
 
 def test_commits_are_read_from_the_oldest_that_is_kept_on_and_gaps_show(world: World, tmp_path: Path) -> None:
     name = PartitionName(TopicName.parse(world.topic), 0)
-    newest = world.client.partition(world.topic, 0).version
+    newest = world.client.admin.partition(world.topic, 0).version
     copy = world.copy(world.node.data, tmp_path / "data")
     for version in (0, 1, 7):
         next(copy.glob(f"*-part=0/_delta_log/{version:020d}.json")).unlink()

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.core.log.commit import Add
 from sulina.spark.schema import RAW_COLUMNS
 from tests.support.serving import Serving
@@ -21,7 +21,7 @@ def fill(client: SyncClient, topic: str, count: int, *, per_batch: int = 10, sta
     """Records with keys k0, k1, … in batches."""
     for first in range(start, start + count, per_batch):
         numbers = range(first, min(first + per_batch, start + count))
-        client.publish_batch(topic, [Message(f"v{n}", key=f"k{n}", headers={"n": str(n)}) for n in numbers], split=True)
+        client.publish_batch(topic, [Record(f"v{n}", key=f"k{n}", headers={"n": str(n)}) for n in numbers], split=True)
 
 
 def read(spark: SparkSession, topic: str, **options: Any) -> DataFrame:
@@ -46,7 +46,7 @@ def test_s1_a_topic_is_a_table_with_all_that_a_record_has(
     assert [bytes(row.key) for row in rows] == [b"k%d" % n for n in range(25)]
     assert {(row.namespace, row.topic, row.partition) for row in rows} == {("default", name.split("/")[2], 0)}
     assert [[(h.key, bytes(h.value)) for h in row.headers] for row in rows] == [[("n", b"%d" % n)] for n in range(25)]
-    commits = client.commits(name, start=0, end=client.partition(name).version + 1)
+    commits = client.admin.commits(name, start=0, end=client.admin.partition(name).version + 1)
     added = [(commit.version, one) for commit in commits for one in commit.operations if isinstance(one, Add)]
     by_offset = {offset: version for version, one in added for offset in range(one.offset_start, one.offset_end)}
     assert [row.version for row in rows] == [by_offset[n] for n in range(25)]

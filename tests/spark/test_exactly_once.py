@@ -154,7 +154,9 @@ async def test_s3_tables_equal_the_log_whatever_was_killed_while_topics_moved(
     brokers = ("a", "b", "c") if KILLS else ("a", "b")
     async with cluster(tmp_path, etcd, *brokers) as world, world.client() as client:
         for topic, schema in ((TOPIC, SCHEMA), (COPY, None)):
-            await client.create_topic(topic, PARTITIONS, policy={"ack": "archived", "validate": False}, schema=schema)
+            await client.admin.create_topic(
+                topic, PARTITIONS, policy={"ack": "archived", "validate": False}, schema=schema
+            )
             await world.wait_served(topic)
         orders = Orders(client, TOPIC, RECORDS_PER_SECOND)
         pipeline = write_pipeline(tmp_path, ",".join(broker.url for broker in world.brokers.values()), TOPIC)

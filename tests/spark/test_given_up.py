@@ -8,7 +8,7 @@ import pytest
 from sulina.core.log.commit import Commit, SegmentRef
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.spark.arrow_batches import read_range
 from sulina.spark.byte_source import ByteSource
 from sulina.spark.data_source import SulinaStreamReader, Task
@@ -172,7 +172,7 @@ class Bytes:
 
     def read(self, offset: Offset) -> tuple[memoryview, Offset]:
         data = b"".join(
-            bytes(encode([Record(value=b"x")] * 5, base_offset=5 * number, epoch=epoch))
+            bytes(encode([StoredRecord(value=b"x")] * 5, base_offset=5 * number, epoch=epoch))
             for number, epoch in enumerate(self.epochs)
         )
         return memoryview(data), Offset(5 * len(self.epochs))

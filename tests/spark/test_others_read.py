@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_schema import table_schema
@@ -110,9 +110,9 @@ def test_s3_deltalake_polars_and_duckdb_read_what_a_pipeline_wrote(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic(2, schema={"kind": "avro", "definition": AVRO})
-    client.publish_batch(name, [Message(encoded(order(n)), key=str(n)) for n in range(20)], split=True)
+    client.publish_batch(name, [Record(encoded(order(n)), key=str(n)) for n in range(20)], split=True)
     run_once(spark, pipeline_of(node, name, tmp_path, sql="select * from input"))
-    client.publish_batch(name, [Message(encoded(order(n)), key=str(n)) for n in range(20, 30)], split=True)
+    client.publish_batch(name, [Record(encoded(order(n)), key=str(n)) for n in range(20, 30)], split=True)
     pipeline = pipeline_of(node, name, tmp_path, sql="select *, price * 2 >= 5 as dear from input")  # a new column
     run_once(spark, pipeline)
 
@@ -129,7 +129,7 @@ def test_s3_deltalake_polars_and_duckdb_read_what_a_pipeline_wrote(
     assert DeltaTable(uri).metadata().partition_columns == ["country"]
 
     raw = pipeline.table_uri("raw")
-    ends = [client.partition(name, number).end_offset for number in range(2)]
+    ends = [client.admin.partition(name, number).end_offset for number in range(2)]
     log = [(number, offset) for number in range(2) for offset in range(ends[number])]
     for found in (DeltaTable(raw).to_pyarrow_table().to_pylist(), pl.read_delta(raw).to_dicts()):
         assert sorted((row["partition"], row["offset"]) for row in found) == log

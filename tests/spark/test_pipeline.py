@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from sulina.cli import app
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.errors import InvalidSettings, VersionNotRetained
 from sulina.spark.delta_native import read_delta
 from sulina.spark.errors import PipelineFailed
@@ -83,13 +83,13 @@ def test_s3_a_topic_becomes_bronze_silver_and_gold_tables_each_record_once(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)], split=True)
+    client.publish_batch(name, [Record(order(n), key=str(n)) for n in range(40)], split=True)
     bad = ["{", '{"id": "x", "country": "RO", "amount": 1}', order(7, colour="red"), order(-9), ""]
-    client.publish_batch(name, [Message(value, key="bad") for value in bad])
+    client.publish_batch(name, [Record(value, key="bad") for value in bad])
     pipeline = pipeline_of(node, name, tmp_path)
     runner = run_once(spark, pipeline)
     raw = rows(spark, pipeline, "raw")
-    ends = [client.partition(name, number).end_offset for number in range(2)]
+    ends = [client.admin.partition(name, number).end_offset for number in range(2)]
     assert sorted((row.partition, row.offset) for row in raw) == [(p, o) for p in range(2) for o in range(ends[p])]
     good = rows(spark, pipeline, "orders")
     assert sorted((row.id, row.country, row.amount) for row in good) == sorted(
@@ -154,10 +154,10 @@ def test_s7_a_pipeline_is_a_registered_reader_and_reports(
     pipeline = pipeline_of(node, name, tmp_path)
     runner = run_once(spark, pipeline)
     Reporter(pipeline)(runner.progress, is_last=True)
-    reader = client.reader(f"{pipeline.name}.raw", name)
+    reader = client.admin.reader(f"{pipeline.name}.raw", name)
     assert [(one.partition, one.offset) for one in reader.positions] == [(0, 10)]
     assert reader.lag == 0
-    reports = [json.loads(record.value or b"") for record in client.consume("/system/pipelines", follow=False)]
+    reports = [json.loads(record.value or b"") for record in client.read("/system/pipelines", follow=False)]
     mine = [report for report in reports if report["pipeline"] == pipeline.name]
     assert {table["table"] for table in mine[-1]["tables"]} == {"raw", "orders", "revenue"}
 
@@ -178,9 +178,9 @@ def test_s4_a_replay_begins_at_a_moment_a_version_or_an_offset_and_may_end_at_a_
     file.write_text(DEFINITION.format(url=node.url, folder=tmp_path, topic=name))
     sent = [(partition, n) for n in range(0, 30, 10) for partition in range(2)]
     for partition, first in sent:  # ten records of a second in each commit
-        records = [Message(order(n), timestamp_ms=MOMENT_MS + 100 * n) for n in range(first, first + 10)]
+        records = [Record(order(n), timestamp_ms=MOMENT_MS + 100 * n) for n in range(first, first + 10)]
         client.publish_batch(name, records, partition=partition)
-    second = client.partition(name).version - 1  # of three commits
+    second = client.admin.partition(name).version - 1  # of three commits
 
     def replayed(table: str, into: str, *words: str) -> list[int]:
         assert not app(["pipeline", "replay", table, into, str(file), *words, "--master", "local[2]"])

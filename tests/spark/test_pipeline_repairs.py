@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_native import read_delta
@@ -77,7 +77,7 @@ def check_put_aside(
 
 
 def publish(client: SyncClient, topic: str, sent: list[tuple[bytes | None, str | None]]) -> None:
-    client.publish_batch(topic, [Message(value, key=f"k{n}") for n, (value, _) in enumerate(sent)], split=True)
+    client.publish_batch(topic, [Record(value, key=f"k{n}") for n, (value, _) in enumerate(sent)], split=True)
 
 
 def test_s3_bad_json_is_put_aside_with_its_offset_its_bytes_and_a_reason(
@@ -258,7 +258,7 @@ def test_s4_a_backfill_takes_nothing_that_the_stream_will_take(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(30)], split=True)
+    client.publish_batch(name, [Record(order(n), key=str(n)) for n in range(30)], split=True)
     pipeline = pipeline_of(node, name, tmp_path, start="latest")
     stages = Stages(spark, pipeline)
     with pytest.raises(BatchUnfinished, match="the stream of table raw has not begun: run the pipeline"):
@@ -266,12 +266,12 @@ def test_s4_a_backfill_takes_nothing_that_the_stream_will_take(
     run_once(spark, pipeline)
     client.publish_batch(name, [order(n) for n in range(30, 35)], partition=0)
     run_once(spark, pipeline)  # so that the table holds rows of one partition, and none of the other
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(35, 40)], split=True)  # for the stream
+    client.publish_batch(name, [Record(order(n), key=str(n)) for n in range(35, 40)], split=True)  # for the stream
     assert backfill(stages, "raw") == 30
     assert backfill(stages, "raw") == 0
     run_once(spark, pipeline)
     assert backfill(stages, "raw") == 0
-    ends = [client.partition(name, number).end_offset for number in range(2)]
+    ends = [client.admin.partition(name, number).end_offset for number in range(2)]
     log = [(number, offset) for number in range(2) for offset in range(ends[number])]
     assert offsets(spark, pipeline, "raw") == log
     assert offsets(spark, pipeline, "orders", "_") == log
@@ -281,7 +281,7 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
     spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(BEFORE)], split=True)
+    client.publish_batch(name, [Record(order(n), key=str(n)) for n in range(BEFORE)], split=True)
     running = pipeline_of(node, name, tmp_path, start="latest", expect=[{"name": "even", "that": "id % 2 = 0"}])
     mended = Stages(spark, pipeline_of(node, name, tmp_path, running.name, start="latest"))
     is_over, sent = threading.Event(), Counter[str]()
@@ -323,7 +323,7 @@ def test_s4_a_table_is_backfilled_and_mended_while_its_stream_runs(
     assert retried[0] > 0
     run_once(spark, running)
     retry(mended, "orders")
-    ends = [client.partition(name, number).end_offset for number in range(2)]
+    ends = [client.admin.partition(name, number).end_offset for number in range(2)]
     assert sum(ends) == BEFORE + sent["records"]
     log = [(number, offset) for number in range(2) for offset in range(ends[number])]
     assert offsets(spark, running, "raw") == log

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.core.log.commit import Commit
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import log_catalogue
@@ -56,7 +56,7 @@ def half_archived(client: SyncClient, topic: Topic, *, value_bytes: int = VALUE_
 
 def wait_archived(client: SyncClient, topic: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
-    while (info := client.partition(topic)).archived_offset != info.end_offset:
+    while (info := client.admin.partition(topic)).archived_offset != info.end_offset:
         assert time.monotonic() < deadline, f"only {info.archived_offset} of {info.end_offset} are archived"
         time.sleep(0.01)
 
@@ -242,9 +242,9 @@ def test_s4_a_scan_begins_at_a_moment_or_a_version_in_every_partition(
     """S1, S4: partitions count their versions each for itself: one that has not come to it yet has nothing of it."""
     name = topic(2, policy={"ack": "archived"})
     for second in range(4):
-        client.publish_batch(name, [Message("x", timestamp_ms=AT + 1000 * second)] * 5, partition=0)
-    client.publish_batch(name, [Message("x", timestamp_ms=AT)] * 3, partition=1)
-    versions = [client.partition(name, number).version for number in range(2)]
+        client.publish_batch(name, [Record("x", timestamp_ms=AT + 1000 * second)] * 5, partition=0)
+    client.publish_batch(name, [Record("x", timestamp_ms=AT)] * 3, partition=1)
+    versions = [client.admin.partition(name, number).version for number in range(2)]
     assert versions[0] == versions[1] + 3
 
     def read(location: dict[str, str], **more: Any) -> dict[int, list[int]]:
@@ -325,10 +325,10 @@ EARLY, LATE = datetime.fromtimestamp(AT / 1000, UTC), datetime.fromtimestamp(AT 
 def orders(client: SyncClient) -> str:
     """Two partitions of 60 records, in ten commits each; a record a second."""
     name = "/default/spark-push-down"
-    client.create_topic(name, partitions=2)
+    client.admin.create_topic(name, partitions=2)
     for partition in range(2):
         for first in range(0, 60, 6):
-            records = [Message(b"v" * 500, timestamp_ms=AT + 1000 * n) for n in range(first, first + 6)]
+            records = [Record(b"v" * 500, timestamp_ms=AT + 1000 * n) for n in range(first, first + 6)]
             client.publish_batch(name, records, partition=partition)
     return name
 

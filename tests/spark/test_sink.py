@@ -11,10 +11,10 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
+from sulina.client.sync import publish_encoded
 from sulina.core.records.batch import split
 from sulina.errors import Disconnected, DuplicateSequence, InvalidSettings
 from sulina.spark import sink
-from sulina.spark.clients import client_of
 from sulina.spark.errors import SinkBehind, SinkDiverged
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.task_origin import EPOCHS, task_origin
@@ -46,7 +46,7 @@ def rows(values: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def values(client: SyncClient, topic: str) -> list[str]:
-    return [(record.value or b"").decode() for record in client.consume(topic, follow=False)]
+    return [(record.value or b"").decode() for record in client.read(topic, follow=False)]
 
 
 def test_s2_a_task_that_is_run_again_adds_nothing(client: SyncClient, node: Serving, topic: Topic) -> None:
@@ -76,7 +76,7 @@ def test_s2_what_is_too_much_for_one_publish_is_several_each_once(
         write(node, name, ["a", "b", "c"])
         write(node, name, ["d", "e"], batch=1)
     assert values(client, name) == list("abcde")
-    assert client.partition(name).version == 4, "four publishes, each a commit"
+    assert client.admin.partition(name).version == 4, "four publishes, each a commit"
 
 
 def test_s2_a_task_that_gives_other_rows_when_it_is_run_again_fails(
@@ -97,34 +97,26 @@ class Killed(BaseException):
 
 
 class Unlucky:
-    """A client whose process is killed, or that loses an answer, at its n-th publish."""
+    """Publishes for a process that is killed, or that loses an answer, at its n-th publish."""
 
-    def __init__(self, client: SyncClient, kill_before: int | None = None, lose: int | None = None) -> None:
-        self._client, self._kill_before, self._lose = client, kill_before, lose
+    def __init__(self, kill_before: int | None = None, lose: int | None = None) -> None:
+        self._kill_before, self._lose = kill_before, lose
         self.publishes = 0
 
-    def publish_encoded(self, topic: str, partition: int, data: memoryview) -> Published:
+    def publish(self, client: SyncClient, topic: str, partition: int, data: memoryview) -> Published:
         if self.publishes == self._kill_before:
             raise Killed
-        published = self._client.publish_encoded(topic, partition, data)
+        published = publish_encoded(client, topic, partition, data)
         self.publishes += 1
         if self.publishes == self._lose:
             raise Disconnected(url="the node", reason="the answer was lost")
         return published
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._client, name)
 
-
-def unlucky(monkeypatch: pytest.MonkeyPatch, **how: int) -> list[Unlucky]:
-    """All clients of tasks from now on."""
-    made: list[Unlucky] = []
-
-    def make(url: str) -> Unlucky:
-        made.append(Unlucky(client_of(url), **how))
-        return made[-1]
-
-    monkeypatch.setattr(sink, "client_of", make)
+def unlucky(monkeypatch: pytest.MonkeyPatch, **how: int) -> Unlucky:
+    """How all tasks publish from now on."""
+    made = Unlucky(**how)
+    monkeypatch.setattr(sink, "publish_encoded", made.publish)
     return made
 
 
@@ -159,21 +151,21 @@ def test_s2_an_answer_that_is_lost_is_asked_for_again(
     client: SyncClient, node: Serving, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = topic()
-    [*made] = [unlucky(monkeypatch, lose=4)]
+    made = unlucky(monkeypatch, lose=4)
     write(node, name, PARTS)
-    assert made[0][0].publishes == len(PARTS) + 1
+    assert made.publishes == len(PARTS) + 1
     assert values(client, name) == PARTS
 
 
 class Forgetful(Unlucky):
-    """A client of a log that no longer knows a task's first publishes one by one, only how far it has come."""
+    """Publishes to a log that no longer knows a task's first publishes one by one, only how far it has come."""
 
-    def publish_encoded(self, topic: str, partition: int, data: memoryview) -> Published:
+    def publish(self, client: SyncClient, topic: str, partition: int, data: memoryview) -> Published:
         (header,) = split(data)
         if header.base_sequence < len(PARTS) - 5:
             last = len(PARTS) - 1
             raise DuplicateSequence(origin_id=header.producer_id, sequence=header.base_sequence, last=last)
-        return super().publish_encoded(topic, partition, data)
+        return super().publish(client, topic, partition, data)
 
 
 @pytest.mark.usefixtures("many_publishes")
@@ -182,7 +174,7 @@ def test_s2_what_the_log_no_longer_knows_one_by_one_is_not_published_again(
 ) -> None:
     name = topic()
     write(node, name, PARTS)
-    monkeypatch.setattr(sink, "client_of", lambda url: Forgetful(client_of(url)))
+    monkeypatch.setattr(sink, "publish_encoded", Forgetful().publish)
     write(node, name, PARTS)
     for count in (1, 3):
         with pytest.raises(SinkDiverged, match=f"has published {len(PARTS)} records .* and now has {count}"):

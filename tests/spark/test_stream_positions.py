@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
 from sulina.config import Settings
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import InvalidName, InvalidSettings, OffsetOutOfRange, ReaderNotFound
 from sulina.node.node import Node
@@ -38,7 +38,7 @@ def next_batch(reader: SulinaStreamReader, start: At) -> At:
 
 
 def positions(client: SyncClient, topic: str, name: str = READER) -> dict[int, int]:
-    return {one.partition: one.offset for one in client.reader(name, topic).positions}
+    return {one.partition: one.offset for one in client.admin.reader(name, topic).positions}
 
 
 def test_s10_a_position_follows_the_batches_that_are_done_and_is_never_ahead(
@@ -55,8 +55,8 @@ def test_s10_a_position_follows_the_batches_that_are_done_and_is_never_ahead(
     client.publish_batch(name, ["x"] * 4, partition=1)
     second = next_batch(reader, first)
     assert positions(client, name) == {0: 5, 1: 3}
-    assert client.reader(READER, name).lag == 4
-    assert client.reader(READER, name).kind == "spark"
+    assert client.admin.reader(READER, name).lag == 4
+    assert client.admin.reader(READER, name).kind == "spark"
     reader.commit(second)
     assert positions(client, name) == {0: 5, 1: 7}
 
@@ -87,13 +87,13 @@ def test_s10_topics_that_come_later_are_kept_from_their_first_record(
     reader = stream(node.url, f"{first}*", reader="copy-2")
     end = next_batch(reader, reader.initialOffset())
     later = f"{first}-later"
-    client.create_topic(later)
+    client.admin.create_topic(later)
     client.publish_batch(later, ["x"] * 3)
     after = next_batch(reader, end)
     assert positions(client, later, "copy-2") == {0: 0}
     reader.commit(after)
     assert positions(client, later, "copy-2") == {0: 3}
-    client.delete_topic(later)
+    client.admin.delete_topic(later)
     client.publish_batch(first, ["x"])
     reader.commit(next_batch(reader, after))
     assert positions(client, first, "copy-2") == {0: 1}
@@ -116,11 +116,11 @@ def test_s10_a_stream_without_news_says_that_it_is_still_there(client: SyncClien
     said = StreamPositions(node.url, READER, clock=lambda: now[0])
     said.enter({partition: Offset(0)})
     said.advance({partition: Offset(2)})
-    client.delete_reader(READER, name)
+    client.admin.delete_reader(READER, name)
     now[0] = REPEAT_SECONDS
     said.enter({partition: Offset(2)})
     with pytest.raises(ReaderNotFound):
-        client.reader(READER, name)
+        client.admin.reader(READER, name)
     now[0] += 1
     said.enter({partition: Offset(2)})
     assert positions(client, name) == {0: 2}
@@ -151,7 +151,7 @@ async def test_s10_retention_waits_for_a_stream_with_a_name(tmp_path: Path) -> N
         policy = Policy(segment_bytes=1 << 16, batch_bytes_max=1 << 16, retention_bytes=1 << 16)
         await node.broker.put_topic(orders, TopicSettings(policy=policy))
         for _ in range(10):
-            await node.broker.publish_records(orders, [Record(value=b"x" * 40_000)])
+            await node.broker.publish_records(orders, [StoredRecord(value=b"x" * 40_000)])
         reader = stream(node.url, name, maxRowsPerTrigger="4")
         start = await asyncio.to_thread(reader.initialOffset)
         first = await asyncio.to_thread(next_batch, reader, start)

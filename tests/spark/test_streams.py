@@ -45,7 +45,7 @@ def test_s1_a_stream_reads_what_comes_and_goes_on_where_it_was(
     reports = run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
     assert sum(report["numInputRows"] for report in reports) == 40
     run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
-    assert client.partition(target).end_offset == 40, "nothing has come since"
+    assert client.admin.partition(target).end_offset == 40, "nothing has come since"
     fill(client, source, 10, start=40)
     run_once(columns, tmp_path, "sulina", url=node.url, topic=target)
     rows = read(spark, target, url=node.url).collect()
@@ -59,7 +59,7 @@ def test_s1_a_table_and_a_stream_have_the_archive_and_the_hot_tail_each_offset_o
 ) -> None:
     """What is archived is more than an owner is asked for; the newest records only the owner has."""
     name, archived = half_archived(client, topic, value_bytes=SMALL_BYTES // 60)
-    info = client.partition(name)
+    info = client.admin.partition(name)
     assert archived == info.archived_offset == info.end_offset - 12
     table = read(spark, name, url=node.url, columns="offset")
     assert sorted(row.offset for row in table.collect()) == list(range(info.end_offset))
@@ -123,7 +123,7 @@ def test_s1_a_limit_divides_what_is_read_into_batches(
     last = [report for report in reports if report["numInputRows"]][-1]["sources"][0]["endOffset"]
     ends = (json.loads(last) if isinstance(last, str) else last)[source].values()
     assert sum(int(str(end).partition("@")[0]) for end in ends) == 100
-    registered = sum(one.offset for one in client.reader("limited", source).positions)
+    registered = sum(one.offset for one in client.admin.reader("limited", source).positions)
     assert 100 - rows[-1] <= registered <= 100
 
 

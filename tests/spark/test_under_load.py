@@ -68,8 +68,8 @@ def publishers(url: str) -> Iterator[None]:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, SyncClient]]:
     """A node whose clean-up of old versions is at work, because somebody publishes."""
     folder = tmp_path_factory.mktemp("busy")
-    with serving(folder / "data") as node, sulina.connect(node.url) as client:
-        client.create_topic(TOPIC)
+    with serving(folder / "data") as node, sulina.connect_sync(node.url) as client:
+        client.admin.create_topic(TOPIC)
         with publishers(node.url):
             wait_version(client, VERSIONS_KEPT + 100)
             yield node, client
@@ -77,7 +77,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Sy
 
 def wait_version(client: SyncClient, version: int) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
-    while (current := client.partition(TOPIC).version) < version:
+    while (current := client.admin.partition(TOPIC).version) < version:
         assert time.monotonic() < deadline, f"the log is at version {current} only"
         time.sleep(0.02)
 
@@ -85,7 +85,7 @@ def wait_version(client: SyncClient, version: int) -> None:
 def oldest_version(client: SyncClient) -> int:
     """The oldest that the node still has."""
     try:
-        return client.commits(TOPIC, start=0, end=1)[0].version
+        return client.admin.commits(TOPIC, start=0, end=1)[0].version
     except VersionNotRetained as gone:
         return gone.oldest
 
@@ -106,7 +106,7 @@ def scan(url: str, **more: str) -> tuple[list[int], list[int | None]]:
 @pytest.mark.timeout(600)
 def test_s1_no_scan_fails_because_others_publish(busy: tuple[Serving, SyncClient]) -> None:
     node, client = busy
-    began = client.partition(TOPIC).version
+    began = client.admin.partition(TOPIC).version
     for _ in range(TASK_READS):
         offsets, versions = scan(node.url)
         assert offsets == list(range(len(offsets)))
@@ -127,9 +127,9 @@ def test_s1_scans_by_a_session_do_not_fail_because_others_publish(
     spark: SparkSession, busy: tuple[Serving, SyncClient]
 ) -> None:
     node, client = busy
-    began, first = time.monotonic(), client.partition(TOPIC).version
+    began, first = time.monotonic(), client.admin.partition(TOPIC).version
     for number in range(SESSION_READS):
-        end = client.partition(TOPIC).end_offset
+        end = client.admin.partition(TOPIC).end_offset
         start = max(0, end - ROWS)
         rows = spark.read.format("sulina").options(url=node.url, topic=TOPIC, start=f"offset:{start}")
         (found,) = rows.load().agg(F.count("*"), F.min("offset"), F.max("offset"), F.max("version")).collect()
@@ -138,5 +138,5 @@ def test_s1_scans_by_a_session_do_not_fail_because_others_publish(
         assert count == high - low + 1 >= end - start, f"read {number}"
         assert version is not None
     seconds = time.monotonic() - began
-    commits = client.partition(TOPIC).version - first
+    commits = client.admin.partition(TOPIC).version - first
     print(f"{SESSION_READS} reads, all good, in {seconds:.0f} s, beside {commits / seconds:.0f} commits/s")

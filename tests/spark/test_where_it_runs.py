@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from sulina.cli import app
-from sulina.client import Message, SyncClient
+from sulina.client import Record, SyncClient
 from sulina.errors import InvalidSettings
 from sulina.spark.errors import SparkUnavailable
 from sulina.spark.session import LOCAL_SETTINGS, LOOPBACK_SETTINGS, SETTINGS, session, settings_for
@@ -92,8 +92,8 @@ def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_th
     tmp_path: Path,
 ) -> None:
     name = topic(2, schema=SCHEMA)
-    client.publish_batch(name, [Message(order(n), key=str(n)) for n in range(40)], split=True)
-    client.publish_batch(name, [Message(value, key="bad") for value in ("{", order(-9), order(3))])
+    client.publish_batch(name, [Record(order(n), key=str(n)) for n in range(40)], split=True)
+    client.publish_batch(name, [Record(value, key="bad") for value in ("{", order(-9), order(3))])
     places = {"local": {}, "standalone": {"master": cluster.master_url}, "connect": {"remote": cluster.connect_url}}
     folders = {place: tmp_path / place for place in places}
     copies = {place: topic(2) for place in places}
@@ -116,15 +116,15 @@ def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_th
         assert expected
         assert {place: rows(folders[place], table) for place in places} == dict.fromkeys(places, expected), table
     records = {
-        place: sorted((one.key, one.value) for one in client.consume(copies[place], follow=False)) for place in places
+        place: sorted((one.key, one.value) for one in client.read(copies[place], follow=False)) for place in places
     }
     assert len(records["local"]) == 43
     assert records == dict.fromkeys(places, records["local"])
     for place in places:
-        *_, last = client.consume(reports[place], follow=False)
+        *_, last = client.read(reports[place], follow=False)
         states = [(table["state"], table["rows"]) for table in json.loads(last.value or b"")["tables"]]
         assert states == [("done", 43), ("done", 41), ("done", 30), ("done", 2)], "how it ended was reported"
-    assert client.reader("shop.raw", name).lag == 0
+    assert client.admin.reader("shop.raw", name).lag == 0
     launched = cluster.master.log.read_text().count("Launching executor")
     assert launched >= len(cluster.workers), "both workers had a part in it"
 
@@ -136,7 +136,7 @@ def test_s3_a_definition_is_also_one_of_spark_declarative_pipelines(
     """Dry: that it could be run. That it does is shown by tests/examples."""
     example = shutil.copytree(EXAMPLE, tmp_path / "declarative")
     schema = {"kind": "json", "definition": json.loads((example / "orders.schema.json").read_text())}
-    client.create_topic("/default/orders", schema=schema)
+    client.admin.create_topic("/default/orders", schema=schema)
     definition = (example / "pipeline.toml").read_text()
     (example / "pipeline.toml").write_text(definition.replace("http://127.0.0.1:8080", node.url))
     done = subprocess.run(

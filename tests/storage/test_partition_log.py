@@ -14,7 +14,7 @@ from sulina.core.log.retention import Retention
 from sulina.core.log.segment import SegmentLimits
 from sulina.core.records.batch import BatchLimits, write_header
 from sulina.core.records.compression import Codec, compress
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -479,12 +479,12 @@ async def test_a_metrics_hook_that_raises_harms_nobody(tmp_path: Path, caplog: p
 
 
 async def test_compressed_batches_are_checked_off_the_loop_and_refused_alone(log: PartitionLog) -> None:
-    good = encode([Record(value=b"v", timestamp_ms=1)] * 100, codec=Codec.ZSTD)
-    records = encode([Record(value=b"v", timestamp_ms=1)] * 3)
+    good = encode([StoredRecord(value=b"v", timestamp_ms=1)] * 100, codec=Codec.ZSTD)
+    records = encode([StoredRecord(value=b"v", timestamp_ms=1)] * 3)
     body = compress(Codec.ZSTD, bytes(records[61:]) + b"more")
     bad = records[:61] + body
     write_header(bad, codec=Codec.ZSTD, record_count=3, base_timestamp=1, max_timestamp=1)
-    bombs = b"".join(encode([Record(value=bytes(30 << 20), timestamp_ms=1)], codec=Codec.ZSTD) for _ in range(3))
+    bombs = b"".join(encode([StoredRecord(value=bytes(30 << 20), timestamp_ms=1)], codec=Codec.ZSTD) for _ in range(3))
     results = await asyncio.gather(*(log.append(x) for x in (good, bad, bombs, good)), return_exceptions=True)
     assert [type(result) for result in results] == [Appended, InvalidBatch, DecompressedTooLarge, Appended]
     assert log.view.next_offset == 200

@@ -14,7 +14,7 @@ from sulina.broker.cluster_member import ClusterMember, entries_to_remember
 from sulina.broker.options import BrokerOptions, Span, no_span
 from sulina.core.cluster.entries import Registration
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.records.rows import decode_rows
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import MetadataStore
@@ -39,7 +39,7 @@ class NearbyOwners:
     def __init__(self, world: "Brokers") -> None:
         self._world = world
 
-    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         await (await self._owner(partition)).publish_records(
             partition.topic, [record], partition=partition.partition, txn_id=txn_id, schema_id=schema_id
         )
@@ -133,7 +133,7 @@ class Brokers:
     async def publish(self, topic: TopicName, *values: bytes, partition: int = 0) -> int:
         """To whoever owns it; the first offset."""
         owner = await self.owner(topic, partition)
-        done = await owner.publish_records(topic, [Record(value=value) for value in values], partition=partition)
+        done = await owner.publish_records(topic, [StoredRecord(value=value) for value in values], partition=partition)
         assert done.base_offset is not None
         return done.base_offset
 

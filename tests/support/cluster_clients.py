@@ -17,9 +17,7 @@ from operator import attrgetter
 
 import httpx
 
-from sulina.client import Client, Message
-from sulina.client.message import Delivered as DeliveredMessage
-from sulina.client.subscription import Subscription
+from sulina.client import Client, Consumer, Message, Record
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.log.commit import Add, Commit
 from sulina.errors import SulinaError
@@ -130,7 +128,7 @@ class Application:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _publish(self, client: Client, txn: Txn, partition: int) -> None:
-        messages = [Message(value, key) for key, value in txn.records]
+        messages = [Record(value, key) for key, value in txn.records]
         has_txn_id = int(txn.publisher[1:]) // self.load.partitions % self.load.every_nth_has_txn_id == 0
         txn_id = txn.txn_id if has_txn_id else None
         while True:
@@ -199,7 +197,7 @@ class Application:
         events, number = self.history.events[subscription], self.history.now()
         events.append(CursorAsked(number))
         try:
-            found = await client.subscription(self.topic, subscription)
+            found = await client.admin.subscription(self.topic, subscription)
         except SulinaError as error:
             self.looks[f"cursors: {error.code}"] += 1
             return
@@ -215,7 +213,7 @@ class Application:
     ) -> None:
         name = f"{subscription}-{number}" + (f".{attempt}" if attempt else "")
         with self._noting(name):
-            async with client.subscribe(self.topic, subscription, kind=kind, start="earliest", name=name) as messages:
+            async with client.consumer(self.topic, subscription, mode=kind, start="earliest", name=name) as messages:
                 async for batch in messages.batches(TAKE_RECORDS_MAX):
                     # All that came is noted at once: while one ack is waited for, others may get the rest and ack it.
                     deliveries = [
@@ -225,9 +223,7 @@ class Application:
                     for delivery, taken in deliveries:
                         await self._ack(messages, subscription, delivery, taken)
 
-    def _note(
-        self, subscription: str, session: str, messages: list[DeliveredMessage]
-    ) -> tuple[Delivered, list[DeliveredMessage]]:
+    def _note(self, subscription: str, session: str, messages: list[Message]) -> tuple[Delivered, list[Message]]:
         """What was delivered."""
         partition, offsets = messages[0].partition, tuple(message.offset for message in messages)
         for message in messages:
@@ -237,12 +233,10 @@ class Application:
         self._tell(f"{session}: partition {partition}, {offsets[0]} to {offsets[-1]}")
         return delivery, messages
 
-    async def _ack(
-        self, messages: Subscription, subscription: str, delivery: Delivered, taken: list[DeliveredMessage]
-    ) -> None:
+    async def _ack(self, messages: Consumer, subscription: str, delivery: Delivered, taken: list[Message]) -> None:
         events, acking = self.history.events[subscription], self.history.now()
         events.append(AckSent(delivery.session, delivery.partition, delivery.offsets, acking))
-        is_durable = await messages.ack(taken)
+        is_durable = await messages.ack(*taken)
         self._tell(f"{delivery.session}: ack {acking} up to {delivery.offsets[-1]} is durable: {is_durable}")
         if is_durable:
             events.append(AckAnswered(acking))
@@ -255,7 +249,7 @@ class Application:
         name = f"reader-{number}" + (f".{attempt}" if attempt else "")
         self._reading[number] = name
         with self._noting(name):
-            async for record in client.consume(self.topic, start="earliest"):
+            async for record in client.read(self.topic, start="earliest"):
                 self.history.was_read(name, (record.partition, record.offset), (record.key, record.value))
 
     @contextlib.contextmanager
@@ -317,7 +311,7 @@ class Application:
         """Every reader is at the end, and so is every cursor."""
         history = self.history
         for name in history.events:
-            found = await client.subscription(self.topic, name)
+            found = await client.admin.subscription(self.topic, name)
             history.cursors[name] = {cursor.partition: cursor.offset for cursor in found.cursors}
         read = all(history.read_end(reader, p) >= ends[p] for reader in self._reading.values() for p in ends)
         return bool(history.faults) or (read and all(cursors == ends for cursors in history.cursors.values()))
@@ -326,7 +320,7 @@ class Application:
         records: list[Stored] = []
         offset = 0
         while True:
-            found = await client.fetch(self.topic, partition, offset, max_bytes=READ_BYTES)
+            found = await client.admin.fetch(self.topic, partition, offset, max_bytes=READ_BYTES)
             records += [
                 Stored(r.offset, r.key, r.value) for r in records_in(memoryview(found.data)) if r.offset >= offset
             ]
@@ -338,7 +332,7 @@ class Application:
         commits: list[Committed] = []
         while True:
             first = len(commits)
-            found = await client.commits(self.topic, partition, start=first, end=first + COMMITS_MAX)
+            found = await client.admin.commits(self.topic, partition, start=first, end=first + COMMITS_MAX)
             if not found:
                 return commits
             commits += [_committed(commit) for commit in found]

@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from sulina.core.delivery.members import SubscriptionKind
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.wire.frames import (
     AckRecords,
     AddCredit,
@@ -278,7 +278,7 @@ class PipelinedPublisher(Publisher):
 def batch_of(txn: Txn) -> bytes:
     """The record batch of a publish. Sent again, it has another time, and is the same publish all the same."""
     now_ms = time.time_ns() // 1_000_000
-    return bytes(encode([Record(value, key, now_ms) for key, value in txn.records]))
+    return bytes(encode([StoredRecord(value, key, now_ms) for key, value in txn.records]))
 
 
 class Consumer:

@@ -11,7 +11,7 @@ from sulina.core.log.log_state import Appended
 from sulina.core.log.plan import Append
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.batch import split
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.storage.directory_log import DirectoryLog
 from sulina.types import Offset, Version
 
@@ -27,7 +27,7 @@ def batch(
     """Batch `number`."""
     count = records_of(number)
     values = [value_of(number, place, padding_bytes) for place in range(count)]
-    records = [Record(value=value, timestamp_ms=1_000 + number) for value in values]
+    records = [StoredRecord(value=value, timestamp_ms=1_000 + number) for value in values]
     return bytes(encode(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence))
 
 
@@ -56,9 +56,9 @@ def append_of(
     return Append(PublishRequest(data, txn_id=txn_id, expected_version=expected_version), split(data))
 
 
-def contents(log: DirectoryLog, *, max_bytes: int = 4096, version: Version | None = None) -> list[Record]:
+def contents(log: DirectoryLog, *, max_bytes: int = 4096, version: Version | None = None) -> list[StoredRecord]:
     """Every record that readers of a log see."""
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     offset = log.view.start_offset
     while True:
         found = log.read(offset, max_bytes, version)
@@ -68,9 +68,9 @@ def contents(log: DirectoryLog, *, max_bytes: int = 4096, version: Version | Non
         offset = found.next_offset
 
 
-def records_in(data: memoryview, *, from_offset: Offset = Offset(0)) -> list[Record]:
+def records_in(data: memoryview, *, from_offset: Offset = Offset(0)) -> list[StoredRecord]:
     """The records of batches that lie end to end."""
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     position = 0
     for header in split(data):
         records += [record for record in decode(data, header, position) if record.offset >= from_offset]
@@ -86,7 +86,7 @@ class Ledger:
     acked: dict[int, Appended] = field(default_factory=dict)
     padding_bytes: int = 0  # of every batch
 
-    def violations(self, records: Iterable[Record], start: Offset = Offset(0)) -> list[str]:
+    def violations(self, records: Iterable[StoredRecord], start: Offset = Offset(0)) -> list[str]:
         """What is wrong with the records of a log that starts at `start`; nothing, if all is well."""
         wrong: list[str] = []
         first_offset: dict[int, int] = {}

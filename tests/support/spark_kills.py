@@ -23,7 +23,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from sulina.client import Client, Message
+from sulina.client import Client, Record
 from sulina.failpoints import FAILPOINTS, MARKS
 from tests.support.cluster_world import WAIT_SECONDS_MAX, until
 from tests.support.ledger import records_in
@@ -54,8 +54,8 @@ SCHEMA = {
 }
 
 Place = tuple[int, int]  # partition, offset
-Record = tuple[bytes | None, bytes | None]  # key, value
-Log = Mapping[Place, Record]
+KeyValue = tuple[bytes | None, bytes | None]  # key, value
+Log = Mapping[Place, KeyValue]
 Row = tuple[Any, ...]
 
 
@@ -125,13 +125,13 @@ def differences(name: str, wanted: Iterable[Row], found: Iterable[Row]) -> list[
 # What is there
 
 
-async def read_log(client: Client, topic: str, partitions: int) -> dict[Place, Record]:
+async def read_log(client: Client, topic: str, partitions: int) -> dict[Place, KeyValue]:
     """Every record of a topic, from whoever owns it now."""
-    log: dict[Place, Record] = {}
+    log: dict[Place, KeyValue] = {}
     for partition in range(partitions):
         offset = 0
         while True:
-            found = await client.fetch(topic, partition, offset)
+            found = await client.admin.fetch(topic, partition, offset)
             for record in records_in(memoryview(found.data)):
                 log[partition, record.offset] = (record.key, record.value)
             if found.next_offset == offset:
@@ -175,7 +175,7 @@ class Orders:
     topic: str
     records_per_second: int
     batch_records: int = 10
-    acked: list[Record] = field(default_factory=list)
+    acked: list[KeyValue] = field(default_factory=list)
     is_ending: bool = False
 
     async def run(self) -> None:
@@ -185,14 +185,14 @@ class Orders:
             if self.is_ending:
                 return
             records = [self._record(number * self.batch_records + index, index) for index in range(self.batch_records)]
-            messages = [Message(value, key) for key, value in records]
+            messages = [Record(value, key) for key, value in records]
             ack = await self.client.publish_batch(self.topic, messages, txn_id=f"orders-{number}", split=True)
             ack.raise_for_status()
             self.acked += records
             due = max(due + self.batch_records / self.records_per_second, time.monotonic() - 1.0)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    def _record(self, order: int, index: int) -> Record:
+    def _record(self, order: int, index: int) -> KeyValue:
         key = str(order).encode()
         if index == 0:
             return key, b"{%d" % order

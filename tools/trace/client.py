@@ -25,7 +25,7 @@ async def consume(url: str, topic: str) -> None:
         async with attach(topic, "house") as messages:
             say("ready")
             async for message in messages:
-                await message.ack()
+                await (messages.ack(message) if hasattr(messages, "nack") else message.ack())
                 say("done")
 
 

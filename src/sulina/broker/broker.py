@@ -59,7 +59,7 @@ from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.commit import Commit
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import InvalidInput, NotServing, NotYet, PositionDiverged, SulinaError
 from sulina.ports import Clock, Files, MetadataStore
 from sulina.storage.files import OsFiles
@@ -508,7 +508,7 @@ class Broker:
     async def publish_records(
         self,
         name: TopicName,
-        records: Sequence[Record],
+        records: Sequence[StoredRecord],
         *,
         partition: int | None = None,
         txn_id: str | None = None,

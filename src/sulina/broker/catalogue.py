@@ -18,6 +18,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import DeleteMark, Reason, Unassigned
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.holder import Holder
+from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put
@@ -32,6 +33,13 @@ ASSIGNED_TOGETHER_MAX = 100  # partitions of a new topic; the leader finds the o
 
 class Outdated(Exception):
     """Somebody else has changed it: nothing was done. Read it again. It never leaves the broker."""
+
+
+class StoredSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a subscription under the names that the metadata store has for them."""
+
+    kind: SubscriptionKind = SubscriptionKind.EXCLUSIVE  # `mode` everywhere else
+    start: str = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +335,7 @@ class Catalogue:
         await self.delete_cursors(name, subscription, partitions)
         key = keys.subscription(name, subscription)
         puts = [Put(keys.cursor(name, subscription, number), cursor.stored()) for number, cursor in cursors.items()]
-        puts.append(Put(key, msgspec.json.encode(settings)))
+        puts.append(Put(key, msgspec.json.encode(StoredSettings(kind=settings.mode, start=settings.start))))
         while len(puts) > TXN_OPERATIONS_MAX:  # cursors without a subscription mean nothing
             await self._txn([keys.delivery(name), key], puts=puts[: TXN_OPERATIONS_MAX - 1])
             puts = puts[TXN_OPERATIONS_MAX - 1 :]
@@ -453,7 +461,8 @@ def _topic_of(stored: StoredTopic, entries: Iterable[Entry]) -> CatalogueTopic:
             case ["schema_fixed"]:
                 topic.is_fixed = True
             case ["subscriptions", subscription]:
-                settings = _read(entry, SubscriptionSettings)
+                as_stored = _read(entry, StoredSettings)
+                settings = SubscriptionSettings(mode=as_stored.kind, start=as_stored.start)
                 topic.subscriptions[subscription] = StoredSubscription(settings, entry.revision)
             case ["subscriptions", subscription, "holder"]:
                 topic.holders[subscription] = (_read(entry, Holder), entry.revision)

@@ -120,7 +120,7 @@ class BestEffortSubscription:
     def __init__(self, topic: TopicName, name: str, settings: SubscriptionSettings) -> None:
         self.name = name
         self.settings = settings
-        self.members = Members(settings.kind)
+        self.members = Members(settings.mode)
         self._topic = topic
 
     def attach(self, consumer: ConsumerConnection, settings: SubscriptionSettings) -> None:
@@ -131,7 +131,7 @@ class BestEffortSubscription:
             AlreadyExists: the subscription is of another kind.
         """
         topic = str(self._topic)
-        for older in connections_to_replace(self.members, consumer, settings.kind, topic=topic, name=self.name):
+        for older in connections_to_replace(self.members, consumer, settings.mode, topic=topic, name=self.name):
             self.members.detach(older)
             older.detached(replaced_error(topic, self.name))
         self.members.attach(consumer)

@@ -20,7 +20,7 @@ from sulina.core.delivery.dispatch import Batch, Dispatch, DispatchRules, Planne
 from sulina.core.delivery.members import Members, SubscriptionKind, slot_of
 from sulina.core.delivery.ranges import Range
 from sulina.core.log.stored import bounds
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.records.rows import decode_rows
 from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
@@ -31,7 +31,7 @@ from sulina.waiting import wait_or_timeout
 _logger = structlog.get_logger("sulina.dispatcher")
 
 # Publishes records to the dead-letter topic; the number says how often each was delivered.
-DeadLetter = Callable[[Sequence[Record], int], Awaitable[None]]
+DeadLetter = Callable[[Sequence[StoredRecord], int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Dispatcher:
                 self._context.changed()
                 self.wake()
 
-    def _settle_dying(self, start: int, end: int, records: Sequence[Record], due: float) -> None:
+    def _settle_dying(self, start: int, end: int, records: Sequence[StoredRecord], due: float) -> None:
         """Ack records that are in the dead-letter topic now; those that passed through too many of them stay here."""
         for record in records:
             if hops_of(record) >= HOPS_MAX:
@@ -234,8 +234,8 @@ class Dispatcher:
             self._context.metrics.dead_lettered_records.inc(high - low)
             self.dispatch.dead_lettered(low, high)
 
-    async def _records(self, start: int, end: int) -> list[Record]:
-        records: list[Record] = []
+    async def _records(self, start: int, end: int) -> list[StoredRecord]:
+        records: list[StoredRecord] = []
         offset = start
         while offset < end:
             found = await self._log.read(Offset(offset), max_bytes=READ_BYTES)

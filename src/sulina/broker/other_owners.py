@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.errors import NotServing
 from sulina.types import PartitionName
 from sulina.wire.messages import SubscriptionInfo
@@ -17,7 +17,7 @@ class OtherOwners(Protocol):
     the owner.
     """
 
-    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         """Publish a record of ours under the topic's schema, once for its txn_id."""
         ...
 
@@ -37,7 +37,7 @@ class OtherOwners(Protocol):
 class NoOtherOwners:
     """A cluster of one, or a broker that cannot reach the others: nobody can be asked."""
 
-    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:  # noqa: ARG002
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:  # noqa: ARG002
         """Raise NotServing."""
         raise _nobody(partition)
 

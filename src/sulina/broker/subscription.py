@@ -27,7 +27,7 @@ from sulina.core.delivery.holder import Holder
 from sulina.core.delivery.members import Members, SubscriptionKind
 from sulina.core.delivery.ranges import Range
 from sulina.core.log.position import Position
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.errors import (
     CursorMoved,
     InvalidInput,
@@ -51,7 +51,9 @@ _logger = structlog.get_logger("sulina.subscription")
 class PublishDeadLetters(Protocol):
     """Publishes records of a subscription to the dead-letter topic."""
 
-    async def __call__(self, subscription: str, partition: int, records: Sequence[Record], attempts: int) -> None: ...
+    async def __call__(
+        self, subscription: str, partition: int, records: Sequence[StoredRecord], attempts: int
+    ) -> None: ...
 
 
 class ClaimSubscription(Protocol):
@@ -90,7 +92,7 @@ class Subscription:
     ) -> None:
         self.name = name
         self.settings = stored.settings
-        self.members = Members(stored.settings.kind)
+        self.members = Members(stored.settings.mode)
         self.revision = stored.revision
         self.cursors: dict[int, Cursor] = {}  # of the partitions that are served here
         self._released: dict[int, Cursor] = {}  # of partitions that were released, as they were then
@@ -103,7 +105,7 @@ class Subscription:
         self._holder_revision = NO_REVISION
         self._moved_at = -math.inf  # when a partition was acquired that the holder has not followed yet
         self._claiming: asyncio.Task[None] | None = None
-        self.members.is_held = context.claim is not None and stored.settings.kind in HELD_KINDS
+        self.members.is_held = context.claim is not None and stored.settings.mode in HELD_KINDS
 
     @property
     def rules(self) -> DispatchRules:
@@ -127,14 +129,14 @@ class Subscription:
             NotServing: the subscription is being deleted or closed.
         """
         claim, kind = self._context.claim, self.members.kind
-        if claim is not None and kind == settings.kind == SubscriptionKind.EXCLUSIVE:
+        if claim is not None and kind == settings.mode == SubscriptionKind.EXCLUSIVE:
             await claim(self, consumer)
         async with self._lock:
             self._check_open()
             topic = str(self._context.topic)
             if self.members.is_held and kind == SubscriptionKind.EXCLUSIVE and self._holder != consumer.holder:
                 raise self.busy("another consumer holds it")
-            for older in connections_to_replace(self.members, consumer, settings.kind, topic=topic, name=self.name):
+            for older in connections_to_replace(self.members, consumer, settings.mode, topic=topic, name=self.name):
                 self._remove(older)
                 older.detached(replaced_error(topic, self.name))
             try:
@@ -384,7 +386,7 @@ class Subscription:
     def _dispatcher_context(self, number: int) -> DispatcherContext:
         cursor, ownership = self.cursors[number], self._context.partitions[number].ownership
 
-        async def dead_letter(records: Sequence[Record], attempts: int) -> None:
+        async def dead_letter(records: Sequence[StoredRecord], attempts: int) -> None:
             await self._context.dead_letter(self.name, number, records, attempts)
 
         return DispatcherContext(
@@ -496,7 +498,7 @@ class Subscription:
         return SubscriptionInfo(
             topic=str(self._context.topic),
             subscription=self.name,
-            kind=self.settings.kind,
+            mode=self.settings.mode,
             start=self.settings.start,
             consumers=[member.name for member in self.members.present],
             cursors=cursors,

@@ -72,9 +72,9 @@ class SubscriptionAdmin:
         made, is_new = await self._subscription(topic, checked_subscription(subscription), settings)
         if is_new:
             await self._cursors_made(topic, subscription)
-        if made.settings.kind != settings.kind:
+        if made.settings.mode != settings.mode:
             raise AlreadyExists(
-                kind="subscription", name=subscription, difference=f"it is {made.settings.kind}, not {settings.kind}"
+                kind="subscription", name=subscription, difference=f"it is {made.settings.mode}, not {settings.mode}"
             )
         return await made.info(), is_new
 
@@ -100,7 +100,7 @@ class SubscriptionAdmin:
                 topic, known = self._registry.topic(topic.name), self._registry.subscription(topic.name, subscription)
         await self._registry.make_cursors(topic)
         if is_new:
-            self._events.emit("subscription_added", topic.name, subscription=subscription, kind=str(settings.kind))
+            self._events.emit("subscription_added", topic.name, subscription=subscription, mode=str(settings.mode))
         return known, is_new
 
     async def _create_subscription(

@@ -41,7 +41,7 @@ from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.dead_letter import dead_letter, dead_letter_topic, txn_id_of
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.records.routing import partition_of
 from sulina.core.topic import Policy, TopicSettings, check_policy, resolved
 from sulina.errors import (
@@ -563,7 +563,7 @@ class TopicRegistry:
         await self._cursor_writer.discard(subscription.cursor_keys())
 
     async def bury(
-        self, topic: Topic, subscription: str, partition: int, records: Sequence[Record], attempts: int
+        self, topic: Topic, subscription: str, partition: int, records: Sequence[StoredRecord], attempts: int
     ) -> None:
         """Publish records to the dead-letter topic, with where they came from; create it if it does not exist."""
         target = dead_letter_topic(topic.name, topic.policy)
@@ -580,7 +580,7 @@ class TopicRegistry:
             "records_dead_lettered", topic.name, subscription=subscription, count=len(records), to=str(target)
         )
 
-    async def _send(self, topic: Topic, record: Record, partition: int, txn_id: str) -> None:
+    async def _send(self, topic: Topic, record: StoredRecord, partition: int, txn_id: str) -> None:
         """Publish a record at the owner of a partition. A dead letter need not fit the schema, so it names it."""
         schema_id = topic.schema_id
         if not topic.ownerships[partition].is_here:

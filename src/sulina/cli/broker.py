@@ -27,7 +27,7 @@ app = App(name="broker", help="List, drain and activate the brokers of a cluster
 @app.command(name="list")
 def list_(*, remote: Remote = HERE) -> None:
     """List the brokers with their state, partitions and load."""
-    cluster = remote.run(lambda client: client.cluster())
+    cluster = remote.run(lambda client: client.admin.cluster())
     if remote.json:
         return terminal.print_json(cluster.brokers)
     return terminal.print_table(COLUMNS, [row(info) for info in cluster.brokers], right=RIGHT)
@@ -75,7 +75,7 @@ def activate(broker: str, /, *, remote: Remote = HERE) -> None:
     broker
         ID of the broker.
     """
-    info = remote.run(lambda client: client.activate_broker(broker))
+    info = remote.run(lambda client: client.admin.activate_broker(broker))
     if remote.json:
         return terminal.print_json(info)
     return terminal.done(f"{broker} is {info.state}; `sulina cluster rebalance` moves partitions to it at once")
@@ -107,7 +107,7 @@ class _DrainProgress:
 
     async def run(self, client: "Client", *, waits: bool) -> "BrokerInfo":
         """Drain the broker, and return its state at the end."""
-        info = await client.drain_broker(self._broker)
+        info = await client.admin.drain_broker(self._broker)
         self._left = self.first = info.partitions
         if not waits:
             return info
@@ -116,7 +116,7 @@ class _DrainProgress:
             with terminal.live(self._show, is_silent=self._is_silent) as draw:
                 while info.partitions:
                     await asyncio.sleep(POLL_SECONDS)
-                    cluster = await client.cluster()
+                    cluster = await client.admin.cluster()
                     info = next(each for each in cluster.brokers if each.broker_id == self._broker)
                     self.seconds = time.monotonic() - started
                     self._see(cluster, info)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from sulina.cli.flags.remote import HERE, Remote, topic_name
-from sulina.cli.subscription import Kind
+from sulina.cli.subscription import Mode
 from sulina.cli.terminal import records
 from sulina.cli.terminal.records import Format, PrintableRecord
 from sulina.core.log.position import Position
@@ -26,12 +26,12 @@ def consume(
     topic: str,
     /,
     *,
-    from_: Annotated[str | None, Parameter(name="--from", show_default="earliest")] = None,
+    start: Annotated[str, Parameter(show_default="earliest")] = "earliest",
     partition: Annotated[tuple[int, ...], Parameter(alias="-p", show_default=False)] = (),
     count: Annotated[Positive | None, Parameter(alias="-n")] = None,
     follow: Annotated[bool, Parameter(negative="--no-follow")] = True,
     subscription: Annotated[str | None, Parameter(alias="-s")] = None,
-    kind: Annotated[Kind | None, Parameter(show_default="as it is, exclusive for a new one")] = None,
+    mode: Annotated[Mode | None, Parameter(show_default="as it is, exclusive for a new one")] = None,
     format_: Annotated[Format, Parameter(name="--format")] = "text",
     remote: Remote = HERE,
 ) -> None:
@@ -41,7 +41,7 @@ def consume(
     ----------
     topic
         `/namespace/topic`, or `topic` in the namespace `default`.
-    from_
+    start
         First position (of a new subscription): earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
     partition
         Read only this partition; may be repeated. Not with --subscription.
@@ -51,7 +51,7 @@ def consume(
         Wait for new records; otherwise stop at the end of the topic.
     subscription
         Consume as a consumer of this subscription; created if it does not exist.
-    kind
+    mode
         How records are distributed among the consumers of the subscription.
     format_
         `text` for people, `json` one document per line, `raw` values only.
@@ -60,15 +60,15 @@ def consume(
         InvalidInput: both --partition and --subscription are given.
     """
     name = topic_name(topic)
-    start = str(Position.parse(from_ or "earliest"))
+    start = str(Position.parse(start))
     if subscription and partition:
         raise InvalidInput("--partition cannot be used with --subscription: a subscription has all partitions")
     show = records.printer("json" if remote.json else format_)
 
     async def work(client: "Client") -> None:
         if subscription:
-            return await _subscribe(client, name, subscription, kind, start, count, follow, show)
-        reader = client.consume(name, start=start, partitions=list(partition) or None, follow=follow)
+            return await _subscribe(client, name, subscription, mode, start, count, follow, show)
+        reader = client.read(name, start=start, partitions=list(partition) or None, follow=follow)
         return await _print(reader, count, show)
 
     remote.run(work)
@@ -126,7 +126,7 @@ async def _subscribe(
     client: "Client",
     topic: str,
     subscription: str,
-    kind: Kind | None,
+    mode: Mode | None,
     start: str,
     count: int | None,
     follow: bool,
@@ -135,11 +135,11 @@ async def _subscribe(
     """Print records, then ack them: one that was not printed is delivered again to the next consumer."""
     left = count
     credit = min(count or 1000, 1000)
-    chosen: str = kind or "exclusive"
-    if kind is None:
+    chosen: str = mode or "exclusive"
+    if mode is None:
         with contextlib.suppress(SubscriptionNotFound, NotReliable):
-            chosen = (await client.subscription(topic, subscription)).kind
-    async with client.subscribe(topic, subscription, kind=chosen, start=start, credit=credit) as messages:
+            chosen = (await client.admin.subscription(topic, subscription)).mode
+    async with client.consumer(topic, subscription, mode=chosen, start=start, credit=credit) as messages:
         while left != 0:
             try:
                 async with asyncio.timeout(None if follow else QUIET_SECONDS):
@@ -151,28 +151,28 @@ async def _subscribe(
             for message in taken:
                 show(message)
             records.flush()
-            await messages.ack(taken)
+            await messages.ack(*taken)
             if left is not None:
                 left -= len(taken)
 
 
 async def _is_drained(client: "Client", topic: str, subscription: str) -> bool:
     """Return whether no record is left to deliver: those without an ack are in flight to other consumers."""
-    info = await client.subscription(topic, subscription)
+    info = await client.admin.subscription(topic, subscription)
     return sum(cursor.lag - cursor.in_flight for cursor in info.cursors) <= 0
 
 
 async def _newest(client: "Client", topic: str, lines: int, ends: dict[int, int]) -> list[PrintableRecord]:
     """Return the newest `lines` records of all partitions by time, and put the end of each partition into `ends`."""
-    info = await client.topic(topic)
+    info = await client.admin.topic(topic)
     newest: list[PrintableRecord] = []
     for number in range(info.settings.partitions):
-        part = await client.partition(topic, number)
+        part = await client.admin.partition(topic, number)
         ends[number] = part.end_offset
         start = max(part.start_offset, part.end_offset - lines)
         if start == part.end_offset:
             continue
-        async with client.consume(topic, start=f"offset:{start}", partitions=[number], follow=False) as reader:
+        async with client.read(topic, start=f"offset:{start}", partitions=[number], follow=False) as reader:
             newest += [record async for record in reader if record.offset < part.end_offset]
         newest = sorted(newest, key=lambda record: (record.timestamp_ms, record.partition, record.offset))[-lines:]
     return newest
@@ -184,5 +184,5 @@ async def _follow(
     """Print the records of all partitions from these offsets on, as they arrive."""
     async with asyncio.TaskGroup() as tasks:
         for number, start in starts.items():
-            reader = client.consume(topic, start=f"offset:{start}", partitions=[number], follow=True)
+            reader = client.read(topic, start=f"offset:{start}", partitions=[number], follow=True)
             tasks.create_task(_print(reader, None, show), name=f"tail-{number}")

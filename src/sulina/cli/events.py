@@ -49,11 +49,10 @@ def events(
     name = None if topic is None else topic_name(topic)
 
     async def watch(client: "Client") -> None:
-        from sulina.client import PubSub
         from sulina.client.events import MISSED
 
         left = count
-        async with PubSub(client) as pubsub, pubsub.events(type_) as happened:
+        async with client.events(type_) as happened:
             if not remote.json:
                 terminal.say(f"listening to {client.url}; Ctrl-C stops it")
             async for event in happened:

@@ -29,11 +29,11 @@ def create(namespace: str, /, *, policy: PolicyFlags = NOTHING_SAID, remote: Rem
 
     async def make(client: "Client") -> "tuple[str, NamespaceInfo]":
         try:
-            await client.namespace(namespace)
+            await client.admin.namespace(namespace)
             done = "updated"
         except NamespaceNotFound:
             done = "created"
-        return done, await client.create_namespace(namespace, policy=wanted)
+        return done, await client.admin.create_namespace(namespace, policy=wanted)
 
     done, info = remote.run(make)
     if remote.json:
@@ -44,7 +44,7 @@ def create(namespace: str, /, *, policy: PolicyFlags = NOTHING_SAID, remote: Rem
 @app.command(name="list")
 def list_(*, remote: Remote = HERE) -> None:
     """List the namespaces."""
-    namespaces = remote.run(lambda client: client.namespaces())
+    namespaces = remote.run(lambda client: client.admin.namespaces())
     if remote.json:
         return terminal.print_json(namespaces)
     rows = [(info.namespace, info.topics, policy_text(info.policy)) for info in namespaces]
@@ -60,7 +60,7 @@ def show(namespace: str, /, *, remote: Remote = HERE) -> None:
     namespace
         Name of the namespace.
     """
-    info = remote.run(lambda client: client.namespace(namespace))
+    info = remote.run(lambda client: client.admin.namespace(namespace))
     if remote.json:
         return terminal.print_json(info)
     return terminal.print_facts(
@@ -77,7 +77,7 @@ def delete(namespace: str, /, *, remote: Remote = HERE) -> None:
     namespace
         Name of the namespace.
     """
-    remote.run(lambda client: client.delete_namespace(namespace))
+    remote.run(lambda client: client.admin.delete_namespace(namespace))
     if remote.json:
         return terminal.print_json({"deleted": namespace})
     return terminal.done(f"deleted namespace {namespace}")

@@ -20,10 +20,12 @@ from cyclopts import Group, Parameter, validators
 from sulina.cli import terminal
 from sulina.cli.flags.remote import HERE, Remote, topic_name
 from sulina.cli.terminal.lines import InputLines
+from sulina.core.records.record import Headers
+from sulina.core.records.serializer import TEXT_HEADERS
 from sulina.errors import InvalidInput, SulinaError
 
 if TYPE_CHECKING:
-    from sulina.client import Client, Message, PublishAck, PublishPart
+    from sulina.client import Client, PublishAck, PublishPart, Record
 
 UNDER_WAY_MAX = 16  # batches
 _GENERATOR = Group("Generator", help="Publish generated records instead of input lines.")
@@ -39,8 +41,8 @@ class _LineFormat:
     separator: bytes | None
     headers: tuple[tuple[str, bytes], ...]
 
-    def message(self, line: bytes, key: bytes | None = None) -> "Message":
-        from sulina.client import Message
+    def message(self, line: bytes, key: bytes | None = None) -> "Record":
+        from sulina.client import Record
 
         value = line
         if self.separator:
@@ -48,7 +50,7 @@ class _LineFormat:
             if not found:
                 shown = line[:40].decode(errors="replace")
                 raise InvalidInput(f"line {shown!r} has no key: --key-separator {self.separator.decode()!r} not found")
-        return Message(value=value, key=key if key is not None else self.key, headers=self.headers)
+        return Record(value, key if key is not None else self.key, (*_serializer(value), *self.headers))
 
 
 @dataclass(slots=True)
@@ -159,6 +161,15 @@ def _tell(totals: _ProducedTotals, topic: str, *, as_json: bool) -> None:
     )
 
 
+def _serializer(value: bytes) -> Headers:
+    """Return the headers that make a value text for its consumers; none, where it is not UTF-8."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return ()
+    return TEXT_HEADERS
+
+
 def _header(text: str) -> tuple[str, bytes]:
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -187,7 +198,7 @@ async def _publish_all(
     client: "Client",
     topic: str,
     partition: int | None,
-    source: "AsyncIterator[list[Message]]",
+    source: "AsyncIterator[list[Record]]",
     totals: _ProducedTotals,
     expected: int | None,
     as_json: bool,
@@ -199,7 +210,7 @@ async def _publish_all(
     from sulina.client import SplitFailed
 
     totals.started = time.monotonic()
-    under_way: deque[tuple[asyncio.Task[PublishAck], list[Message]]] = deque()
+    under_way: deque[tuple[asyncio.Task[PublishAck], list[Record]]] = deque()
     with _progress(expected, quiet=as_json) as advance:
 
         async def settle_first() -> None:
@@ -235,7 +246,7 @@ async def _publish_all(
             await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
 
 
-def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "list[Message]") -> None:
+def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "list[Record]") -> None:
     for part in parts:
         if not part.is_accepted:
             continue
@@ -272,7 +283,7 @@ def _progress(expected: int | None, *, quiet: bool) -> Iterator[Any]:
 
 async def _generated(
     count: int, rate: float | None, size: int, batch: int, shape: _LineFormat
-) -> "AsyncIterator[list[Message]]":
+) -> "AsyncIterator[list[Record]]":
     """Yield batches of values of `size` bytes that begin with their number. With a rate, batches are small."""
     filler = os.urandom(size).hex().encode()[: size - 16]
     step = batch if rate is None else max(1, min(batch, int(rate / 100)))
@@ -284,7 +295,7 @@ async def _generated(
         yield [shape.message(b"%015d " % number + filler, key=shape.key) for number in numbers]
 
 
-async def _read(stream: FileIO, whole: bool, batch: int, shape: _LineFormat) -> "AsyncIterator[list[Message]]":
+async def _read(stream: FileIO, whole: bool, batch: int, shape: _LineFormat) -> "AsyncIterator[list[Record]]":
     """Yield batches of lines as they arrive, or the whole input as one record."""
     if whole:
         yield [shape.message(await asyncio.to_thread(stream.readall))]

@@ -26,7 +26,7 @@ def list_(topic: str | None = None, /, *, remote: Remote = HERE) -> None:
         List only the readers of this topic: `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = None if topic is None else topic_name(topic)
-    found = remote.run(lambda client: client.readers(name))
+    found = remote.run(lambda client: client.admin.readers(name))
     if remote.json:
         return terminal.print_json(found)
     if not found:
@@ -60,7 +60,7 @@ def show(reader: str, topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    info = remote.run(lambda client: client.reader(reader, name))
+    info = remote.run(lambda client: client.admin.reader(reader, name))
     if remote.json:
         return terminal.print_json(info)
     terminal.print_facts(
@@ -94,7 +94,7 @@ def delete(reader: str, topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    remote.run(lambda client: client.delete_reader(reader, name))
+    remote.run(lambda client: client.admin.delete_reader(reader, name))
     if remote.json:
         return terminal.print_json({"deleted": reader, "topic": name})
     return terminal.done(f"deleted reader {reader} of {name}")

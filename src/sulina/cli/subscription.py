@@ -1,8 +1,8 @@
 """Commands `sulina subscription list|show|create|seek|delete`."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group
 
 from sulina.cli import terminal
 from sulina.cli.flags.remote import HERE, Remote, topic_name
@@ -10,7 +10,7 @@ from sulina.cli.flags.remote import HERE, Remote, topic_name
 if TYPE_CHECKING:
     from sulina.wire.messages import SubscriptionInfo
 
-Kind = Literal["exclusive", "failover", "shared", "key_shared"]
+Mode = Literal["exclusive", "failover", "shared", "key_shared"]
 
 app = App(
     name="subscription", help="Create, list, show, seek and delete subscriptions.", group_commands=Group("Commands")
@@ -27,13 +27,13 @@ def list_(topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    found = remote.run(lambda client: client.subscriptions(name))
+    found = remote.run(lambda client: client.admin.subscriptions(name))
     if remote.json:
         return terminal.print_json(found)
     if not found:
         return terminal.say(f"{name} has no subscriptions; create one with `sulina subscription create {name} NAME`")
-    rows = [(info.subscription, info.kind, len(info.consumers), info.lag) for info in found]
-    return terminal.print_table(("subscription", "kind", "consumers", "lag"), rows, right=("consumers", "lag"))
+    rows = [(info.subscription, info.mode, len(info.consumers), info.lag) for info in found]
+    return terminal.print_table(("subscription", "mode", "consumers", "lag"), rows, right=("consumers", "lag"))
 
 
 @app.command
@@ -48,7 +48,7 @@ def show(topic: str, subscription: str, /, *, remote: Remote = HERE) -> None:
         Name of the subscription.
     """
     name = topic_name(topic)
-    _show(remote.run(lambda client: client.subscription(name, subscription)), as_json=remote.json)
+    _show(remote.run(lambda client: client.admin.subscription(name, subscription)), as_json=remote.json)
 
 
 @app.command
@@ -57,8 +57,8 @@ def create(
     subscription: str,
     /,
     *,
-    kind: Kind = "exclusive",
-    from_: Annotated[str, Parameter(name="--from")] = "latest",
+    mode: Mode = "exclusive",
+    start: str = "latest",
     remote: Remote = HERE,
 ) -> None:
     """Create a subscription, which remembers how far its consumers have come in a topic.
@@ -69,14 +69,14 @@ def create(
         `/namespace/topic`, or `topic` in the namespace `default`.
     subscription
         Name of the subscription.
-    kind
+    mode
         How records are distributed among its consumers.
-    from_
+    start
         First position: earliest, latest, offset:N, version:N, timestamp:MS or timestamp:ISO.
     """
     name = topic_name(topic)
     _show(
-        remote.run(lambda client: client.create_subscription(name, subscription, kind=kind, start=from_)),
+        remote.run(lambda client: client.admin.create_subscription(name, subscription, mode=mode, start=start)),
         as_json=remote.json,
     )
 
@@ -100,7 +100,8 @@ def seek(
     """
     name = topic_name(topic)
     _show(
-        remote.run(lambda client: client.seek(name, subscription, position, partition=partition)), as_json=remote.json
+        remote.run(lambda client: client.admin.seek(name, subscription, position, partition=partition)),
+        as_json=remote.json,
     )
 
 
@@ -118,7 +119,7 @@ def delete(topic: str, subscription: str, /, *, force: bool = False, remote: Rem
         Delete even if consumers are attached.
     """
     name = topic_name(topic)
-    remote.run(lambda client: client.delete_subscription(name, subscription, force=force))
+    remote.run(lambda client: client.admin.delete_subscription(name, subscription, force=force))
     if remote.json:
         return terminal.print_json({"deleted": subscription, "topic": name})
     return terminal.done(f"deleted subscription {subscription} of {name}")
@@ -131,7 +132,7 @@ def _show(info: "SubscriptionInfo", *, as_json: bool) -> None:
         {
             "subscription": info.subscription,
             "topic": info.topic,
-            "kind": info.kind,
+            "mode": info.mode,
             "lag": info.lag,
             "consumers": ", ".join(info.consumers) or None,
         }

@@ -72,10 +72,10 @@ def create(
 
         said = policy.policy()
         try:
-            done, known = "updated", (await client.topic(name)).settings
+            done, known = "updated", (await client.admin.topic(name)).settings
         except TopicNotFound:
             done, known = "created", TopicSettings()
-        return done, await client.create_topic(
+        return done, await client.admin.create_topic(
             name,
             partitions=partitions or known.partitions,
             delivery=delivery or known.delivery,
@@ -98,7 +98,7 @@ def list_(*, namespace: str | None = None, remote: Remote = HERE) -> None:
     namespace
         List only the topics of this namespace.
     """
-    topics = remote.run(lambda client: client.topics(namespace=namespace))
+    topics = remote.run(lambda client: client.admin.topics(namespace=namespace))
     if remote.json:
         return terminal.print_json(topics)
     if not topics:
@@ -133,10 +133,10 @@ def show(topic: str, /, *, remote: Remote = HERE) -> None:
     name = topic_name(topic)
 
     async def ask(client: "Client") -> "tuple[TopicInfo, list[PartitionInfo]]":
-        info = await client.topic(name)
+        info = await client.admin.topic(name)
         if info.settings.delivery != "reliable":
             return info, []
-        return info, [await client.partition(name, number) for number in range(info.settings.partitions)]
+        return info, [await client.admin.partition(name, number) for number in range(info.settings.partitions)]
 
     info, partitions = remote.run(ask)
     if remote.json:
@@ -195,7 +195,7 @@ def delete(
     if not yes and not remote.json and not terminal.is_confirmed(f"Delete {name} and all its records?"):
         terminal.say("nothing was deleted")
         return 1
-    remote.run(lambda client: client.delete_topic(name, force=force))
+    remote.run(lambda client: client.admin.delete_topic(name, force=force))
     if remote.json:
         terminal.print_json({"deleted": name})
     else:
@@ -215,7 +215,7 @@ def producers(topic: str, /, *, remote: Remote = HERE) -> None:
     from datetime import UTC, datetime
 
     name = topic_name(topic)
-    found = remote.run(lambda client: client.producers(name))
+    found = remote.run(lambda client: client.admin.producers(name))
     if remote.json:
         return terminal.print_json(found)
     if not found:
@@ -242,7 +242,7 @@ def subscribers(topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    found = remote.run(lambda client: client.subscribers(name))
+    found = remote.run(lambda client: client.admin.subscribers(name))
     if remote.json:
         return terminal.print_json(found)
     if not found:
@@ -262,7 +262,7 @@ def lookup(topic: str, /, *, remote: Remote = HERE) -> None:
         `/namespace/topic`, or `topic` in the namespace `default`.
     """
     name = topic_name(topic)
-    found = remote.run(lambda client: client.lookup(name))
+    found = remote.run(lambda client: client.admin.placement(name))
     if remote.json:
         return terminal.print_json(found)
     rows = [
@@ -342,7 +342,7 @@ def cancel_move(topic: str, /, *, partition: int | None = None, remote: Remote =
         Cancel only the move of this partition.
     """
     name = topic_name(topic)
-    cancelled = remote.run(lambda client: client.cancel_unloads(name, partition=partition))
+    cancelled = remote.run(lambda client: client.admin.cancel_moves(name, partition=partition))
     if remote.json:
         return terminal.print_json({"unloads": cancelled})
     if not cancelled:
@@ -389,7 +389,7 @@ class _MoveCommand:
 
     async def _find_lost(self, client: "Client") -> "list[UnloadInfo]":
         """Return the recovering partitions: only the disk of a lost broker has all their records."""
-        found = await client.unloads(self._topic)
+        found = await client.admin.moves(self._topic)
         return [
             info for info in found if info.step == move_view.RECOVERING and self._partition in (None, info.partition)
         ]
@@ -397,10 +397,10 @@ class _MoveCommand:
     async def _find_missing(self, client: "Client") -> list[str]:
         """Return what is missing from the partitions that are closed because records are missing."""
         texts = []
-        for place in (await client.lookup(self._topic)).partitions:
+        for place in (await client.admin.placement(self._topic)).partitions:
             if self._partition in (None, place.partition):
                 try:
-                    await client.partition(self._topic, place.partition)
+                    await client.admin.partition(self._topic, place.partition)
                 except LogIncomplete as missing:
                     texts.append(str(missing))
         return texts
@@ -408,8 +408,8 @@ class _MoveCommand:
     async def _ask(self, client: "Client", *, waits: bool) -> list[move_view.PartitionMove]:
         if self._to is not None:
             await check_broker(client, self._to)
-        before, since = await client.lookup(self._topic), time.monotonic()
-        asked = await client.unload(
+        before, since = await client.admin.placement(self._topic), time.monotonic()
+        asked = await client.admin.move_topic(
             self._topic,
             force=self._force,
             to=self._to,

@@ -1,37 +1,42 @@
-"""The Python client: publish, consume, subscribe and administer, against a node elsewhere or in this process."""
+"""The Python client: publish, read, consume, subscribe and administer, against a node elsewhere or in this process."""
 
-from sulina.client.batching_producer import BatchingProducer, OnFailure, ProducerReport, Receipt, Rest
+from sulina.client.admin import Admin
 from sulina.client.batching_rules import BatchingRules
 from sulina.client.client import Client
-from sulina.client.connect import Connecting, connecting
 from sulina.client.connection import Connection, Connector
+from sulina.client.consumer import Consumer
 from sulina.client.events import Events
 from sulina.client.handling import Handler
 from sulina.client.identity import IdentitySubscriber
-from sulina.client.message import Delivered, Message, PubSubMessage, Received
+from sulina.client.message import Message, Record
 from sulina.client.options import ClientOptions
-from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus, SplitFailed
-from sulina.client.pubsub import PubSub, TopicPublisher
+from sulina.client.producer import OnFailure, Producer, ProducerReport, Receipt, Rest
+from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus, RejectedPublishWarning, SplitFailed
 from sulina.client.reader import Reader
 from sulina.client.serialization import SerializationRegistry
 from sulina.client.subscriber import Subscriber
-from sulina.client.subscription import Subscription
-from sulina.client.sync import SyncClient, SyncDelivered, SyncReader, SyncSubscription
-from sulina.client.sync_batching import SyncBatchingProducer, SyncReceipt
-from sulina.client.sync_pubsub import SyncEvents, SyncPubSub, SyncSubscriber, SyncTopicPublisher
+from sulina.client.sync import (
+    SyncAdmin,
+    SyncClient,
+    SyncConsumer,
+    SyncEvents,
+    SyncProducer,
+    SyncReader,
+    SyncReceipt,
+    SyncSubscriber,
+)
 from sulina.client.websocket import WebSocketConnector
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.delivery.rejects import RejectReason
 
 __all__ = [
-    "BatchingProducer",
+    "Admin",
     "BatchingRules",
     "Client",
     "ClientOptions",
-    "Connecting",
     "Connection",
     "Connector",
-    "Delivered",
+    "Consumer",
     "DeliveryPolicy",
     "Events",
     "Handler",
@@ -39,33 +44,28 @@ __all__ = [
     "Message",
     "OnFailure",
     "PartitionBehavior",
+    "Producer",
     "ProducerReport",
-    "PubSub",
-    "PubSubMessage",
     "PublishAck",
     "PublishOptions",
     "PublishPart",
     "PublishStatus",
     "Reader",
     "Receipt",
-    "Received",
+    "Record",
     "RejectReason",
+    "RejectedPublishWarning",
     "Rest",
     "SerializationRegistry",
     "SplitFailed",
     "Subscriber",
-    "Subscription",
-    "SyncBatchingProducer",
+    "SyncAdmin",
     "SyncClient",
-    "SyncDelivered",
+    "SyncConsumer",
     "SyncEvents",
-    "SyncPubSub",
+    "SyncProducer",
     "SyncReader",
     "SyncReceipt",
     "SyncSubscriber",
-    "SyncSubscription",
-    "SyncTopicPublisher",
-    "TopicPublisher",
     "WebSocketConnector",
-    "connecting",
 ]

@@ -22,7 +22,7 @@ from sulina.client.checks import (
 )
 from sulina.client.merging import merged, merged_all, summed
 from sulina.client.move_watch import MoveWatch, OnProgress
-from sulina.client.places import Place
+from sulina.client.placements import TopicPlacement
 from sulina.client.route import PAUSE_SECONDS_MIN, Routes
 from sulina.core.backoff import ElapsedBackoff
 from sulina.core.delivery.members import SubscriptionKind
@@ -220,17 +220,17 @@ class Admin:
         topic: TopicLike,
         subscription: str,
         *,
-        kind: SubscriptionKind | str = SubscriptionKind.EXCLUSIVE,
+        mode: SubscriptionKind | str = SubscriptionKind.EXCLUSIVE,
         start: PositionLike = "latest",
     ) -> SubscriptionInfo:
         """Create a subscription with its cursors at `start`; one that exists stays as it is.
 
         Raises:
-            AlreadyExists: it exists and is of another kind.
+            AlreadyExists: it exists with another mode.
             NotReliable: the topic stores no records.
             OffsetOutOfRange: `start` is outside the log.
         """
-        settings = SubscriptionSettings(kind=checked(kind, SubscriptionKind), start=position_text(start))
+        settings = SubscriptionSettings(mode=checked(mode, SubscriptionKind), start=position_text(start))
         return merged(await self._change_at_owners(operations.CREATE_SUBSCRIPTION, topic, subscription, settings))
 
     async def subscription(self, topic: TopicLike, subscription: str) -> SubscriptionInfo:
@@ -375,25 +375,29 @@ class Admin:
         """Return the cluster as the home sees it."""
         return await self._ask(operations.CLUSTER)
 
-    async def lookup(self, topic: TopicLike) -> Placement:
+    async def brokers(self) -> list[BrokerInfo]:
+        """Return the brokers of the cluster, by name."""
+        return (await self._ask(operations.BROKERS)).brokers
+
+    async def placement(self, topic: TopicLike) -> Placement:
         """Return where the partitions of a topic are served, as the home knows it.
 
         Raises:
             TopicNotFound: there is no such topic.
         """
-        return await self._routes.places.ask(TopicName.parse(topic_text(topic)))
+        return await self._routes.placements.ask(TopicName.parse(topic_text(topic)))
 
-    async def unloads(self, topic: TopicLike) -> list[UnloadInfo]:
+    async def moves(self, topic: TopicLike) -> list[UnloadInfo]:
         """Return the moves of a topic that are under way."""
         return (await self._ask(operations.MOVES, topic)).moves
 
-    async def unload(
+    async def move_topic(
         self,
         topic: TopicLike,
         *,
-        force: bool = False,
         to: str | None = None,
         partition: int | None = None,
+        force: bool = False,
         give_up: bool = False,
         wait: bool = True,
         on_progress: OnProgress | None = None,
@@ -411,7 +415,7 @@ class Admin:
             NotServing: it takes longer than `timeout_seconds`; the moves go on.
         """
         checked_seconds("timeout_seconds", timeout_seconds)
-        before = await self.lookup(topic)
+        before = await self.placement(topic)
         begun = await self._ask(operations.MOVE_TOPIC, topic, to, partition, force, give_up)
         if not wait or not begun.moves:
             return begun.moves
@@ -423,35 +427,9 @@ class Admin:
             raise watch.timed_out(timeout_seconds) from None
         return watch.moves
 
-    async def cancel_unloads(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
+    async def cancel_moves(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
         """Cancel the moves of a topic, all or that of one partition, and return them. What has moved stays moved."""
         return (await self._ask(operations.CANCEL_MOVES, topic, partition=partition)).moves
-
-    async def move(
-        self,
-        topic: TopicLike,
-        to: str,
-        *,
-        force: bool = False,
-        partition: int | None = None,
-        wait: bool = True,
-        on_progress: OnProgress | None = None,
-        timeout_seconds: float = MOVE_SECONDS,
-    ) -> list[UnloadInfo]:
-        """Move a topic to one broker, as `unload` does.
-
-        Raises:
-            InvalidSettings: there is no such broker.
-        """
-        return await self.unload(
-            topic,
-            force=force,
-            to=to,
-            partition=partition,
-            wait=wait,
-            on_progress=on_progress,
-            timeout_seconds=timeout_seconds,
-        )
 
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
         """Move all partitions away from a broker, and assign no more to it.
@@ -485,8 +463,8 @@ class Admin:
         """Return whether all partitions are served by their next owner; the home may be away for a while."""
         try:
             # In this order: what is not under way any more has moved by then.
-            under_way = await self.unloads(topic)
-            place = await self._routes.places.look_up(TopicName.parse(topic_text(topic)))
+            under_way = await self.moves(topic)
+            place = await self._routes.placements.look_up(TopicName.parse(topic_text(topic)))
         except (Disconnected, NotServing):
             if self._routes.brokers.is_closed:
                 raise
@@ -495,9 +473,9 @@ class Admin:
 
     # How operations are asked for
 
-    async def _place(self, topic: TopicLike) -> Place:
+    async def _place(self, topic: TopicLike) -> TopicPlacement:
         """Return where a topic is served, as far as is known."""
-        return await self._routes.places.get(TopicName.parse(topic_text(topic)))
+        return await self._routes.placements.get(TopicName.parse(topic_text(topic)))
 
     async def _ask(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the home's answer."""
@@ -528,9 +506,9 @@ class Admin:
 
     async def _owned(self, name: TopicName) -> list[int]:
         """Return a partition of each owner of a topic, the owner of the lowest first."""
-        place = await self._routes.places.get(name)
+        place = await self._routes.placements.get(name)
         if not place.is_alone:
-            place = await self._routes.places.look_up(name)
+            place = await self._routes.placements.look_up(name)
         return list(place.owners().values()) or [0]
 
     async def _request(

@@ -1,7 +1,7 @@
 """Record batches on the client's side: few records in Python, many by the kernels.
 
 Importing the kernels takes a second, which an application must not wait for, and most never need: they are imported
-in a thread, once so many records have come that it is worth it. Until then Python does the same, more slowly.
+in a thread, once enough records have come to make it worth while. Until then Python does the same, more slowly.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import TypeVar
 from sulina.core.records.batch import BatchLimits, split
 from sulina.core.records.compression import Bytes
 from sulina.core.records.kernel_choice import are_loaded, warm_up
-from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.wire.frames import FRAME_BYTES_MAX
 
@@ -43,19 +43,27 @@ class BatchCodec:
         timestamps_ms: Sequence[int] | int,
         headers: Sequence[Headers] | None,
     ) -> bytearray:
-        """One batch. InvalidBatch when there is no record, or a timestamp does not fit."""
+        """Return one batch of these records.
+
+        Raises:
+            InvalidBatch: there is no record, or a timestamp does not fit.
+        """
         if len(values) < 32 or self._has_kernels(len(values)):  # so few are done in Python there too
             return encode_rows(values, keys, timestamps_ms, headers)
         stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
-        records = map(Record, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
+        records = map(StoredRecord, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
         return encode(list(records))
 
-    def decode(self, data: Bytes) -> list[Record]:
-        """The records of the batches that lie end to end in `data`; their checksums hold. InvalidBatch, and others."""
+    def decode(self, data: Bytes) -> list[StoredRecord]:
+        """Return the records of the batches that lie end to end in `data`; their checksums are checked.
+
+        Raises:
+            InvalidBatch: a batch is damaged, or not what its header says.
+        """
         headers = split(data, LIMITS)
         if self._has_kernels(sum(header.record_count for header in headers)):
             return decode_rows(data, limits=LIMITS)
-        records: list[Record] = []
+        records: list[StoredRecord] = []
         position = 0
         for header in headers:
             records += decode(data, header, position, LIMITS)
@@ -73,7 +81,7 @@ class BatchCodec:
         return False
 
     async def close(self) -> None:
-        """A thread cannot be stopped: wait for it."""
+        """Wait for the thread that imports the kernels: it cannot be stopped."""
         if self._warming is not None:
             await self._warming
 
@@ -85,8 +93,8 @@ def _use_kernels() -> None:
     _ready.set()
 
 
-def within(records: list[Record], start: int, end: int) -> list[Record]:
-    """The records whose offsets are in [start, end); they come sorted."""
+def within(records: list[StoredRecord], start: int, end: int) -> list[StoredRecord]:
+    """Return the records whose offsets are in [start, end); they come sorted."""
     if not records or (records[0].offset >= start and records[-1].offset < end):
         return records
     first = bisect_left(records, start, key=_offset)
@@ -94,7 +102,7 @@ def within(records: list[Record], start: int, end: int) -> list[Record]:
 
 
 def take_from(buffer: deque[T], count_max: int | None) -> list[T]:
-    """The first so many; None: all."""
+    """Take the first `count_max` items from a buffer; None: all."""
     if count_max is None or count_max >= len(buffer):
         taken = list(buffer)
         buffer.clear()

@@ -34,7 +34,7 @@ class BatchingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingRecord:
     number: int
     size_bytes: int
     since: float
@@ -53,7 +53,7 @@ class Batching(Generic[T]):
 
     def __init__(self, rules: BatchingRules) -> None:
         self.rules = rules
-        self._waiting: OrderedDict[T, _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[T, _WaitingRecord] = OrderedDict()
         self._waiting_bytes = 0
         self._in_flight: set[OnItsWay[T]] = set()
         self._numbers = itertools.count(1)
@@ -74,7 +74,7 @@ class Batching(Generic[T]):
         if self.records and self.size_bytes + size_bytes > self.rules.queue_bytes_max:
             return False
         self._newest = next(self._numbers)
-        self._waiting[message] = _Waiting(self._newest, size_bytes, now)
+        self._waiting[message] = _WaitingRecord(self._newest, size_bytes, now)
         self._waiting_bytes += size_bytes
         self._count(1, size_bytes)
         return True
@@ -89,11 +89,11 @@ class Batching(Generic[T]):
         return True
 
     def hurry(self) -> None:
-        """What waits at this moment is wanted now."""
+        """Make everything that waits at this moment due."""
         self._urgent_until = self._newest
 
     def due_at(self) -> float | None:
-        """When the next batch may leave; None: not before something else happens. It may be in the past."""
+        """Return when the next batch may be sent, perhaps in the past; None: not before something else happens."""
         if not self._waiting or len(self._in_flight) >= self.rules.in_flight_max:
             return None
         first = next(iter(self._waiting.values()))
@@ -103,7 +103,7 @@ class Batching(Generic[T]):
         return first.since + self.rules.wait_seconds_max
 
     def take(self, now: float) -> OnItsWay[T] | None:
-        """The batch that is due, which is then on its way."""
+        """Return the batch that is due, which then counts as being sent."""
         due_at = self.due_at()
         if due_at is None or now < due_at:
             return None
@@ -122,12 +122,12 @@ class Batching(Generic[T]):
         return taken
 
     def arrived(self, batch: OnItsWay[T]) -> None:
-        """It is on its way no more."""
+        """Note that a batch was answered."""
         self._in_flight.remove(batch)
         self._count(-len(batch.messages), -batch.size_bytes)
 
     def clear(self) -> list[T]:
-        """Nothing waits any more; what did."""
+        """Remove everything that waits, and return it."""
         rest = list(self._waiting)
         self._count(-len(rest), -self._waiting_bytes)
         self._waiting.clear()

@@ -12,17 +12,17 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from sulina.client.asking import Make, ask
 from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
+from sulina.client.retries import Make, send_with_retry
 from sulina.client.session import Session
 from sulina.errors import Disconnected, InvalidSettings, LimitReached, QueueFull, SulinaError
 
 HOME_SECONDS = 3.0  # to wait for a connection to one of several
 ANSWER_SECONDS = 5.0  # to wait for its answer, before another is asked
-DOUBT_SECONDS = 3.0  # what it says may prove wrong for so long
-SWEEP_SECONDS = 30.0  # unused for so long, a session is closed
+DOUBT_SECONDS = 3.0  # that what it says may prove wrong before it is doubted
+SWEEP_SECONDS = 30.0  # without use, then a session is closed
 SESSIONS_MAX = 256
 FORMER_MAX = 8
 URLS_MAX = 256
@@ -73,11 +73,15 @@ class Brokers:
         return len(self._given) + len(self._learned) > 1
 
     async def open(self) -> None:
-        """Disconnected when nobody answers in time."""
+        """Connect to the home.
+
+        Raises:
+            Disconnected: no broker answers in time.
+        """
         await self.home.open()
 
     async def close(self) -> None:
-        """Let go of all of them; whoever waits gets Disconnected."""
+        """Close all sessions; calls that wait get Disconnected."""
         self._is_closed = True
         sessions = [self.home, *self._former, *self._sessions.values()]
         self._sessions, self._former = {}, []
@@ -86,7 +90,12 @@ class Brokers:
         await asyncio.gather(*(session.close() for session in sessions), *self._closing)
 
     def session(self, url: str | None) -> Session:
-        """With the broker at `url`; perhaps not connected yet. InvalidSettings, LimitReached."""
+        """Return the session with the broker at `url`, perhaps not connected yet.
+
+        Raises:
+            InvalidSettings: the URL is not valid.
+            LimitReached: there are too many sessions.
+        """
         if url is None or self.is_closed:
             return self.home
         known = self._sessions.get(url)
@@ -115,7 +124,7 @@ class Brokers:
         return session
 
     def _close(self, session: Session) -> None:
-        """Without waiting for it: nobody is left who would."""
+        """Close a session without waiting for it."""
         closing = asyncio.create_task(session.close("it was not used"), name="sulina-session-close")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -147,11 +156,11 @@ class Brokers:
         room: InFlight | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Any:
-        """What any broker can answer, and may be asked twice. If the home does not for so long, another is."""
+        """Return any broker's answer to what may be asked twice; a home that is silent for too long is replaced."""
         return await self._ask(make, timeout_seconds, room, answer_seconds if self.has_others else None)
 
     async def change(self, make: Make) -> Any:
-        """What any broker can do. It is not sent again when its outcome is unknown."""
+        """Return the answer of any broker to a change, which is not sent again when its outcome is unknown."""
         return await self._ask(make, None, None, None, is_repeatable=False)
 
     async def _ask(
@@ -163,7 +172,7 @@ class Brokers:
         *,
         is_repeatable: bool = True,
     ) -> Any:
-        return await ask(
+        return await send_with_retry(
             _AtHome(self, answer_seconds),
             make,
             room=room or self.rooms.requests,
@@ -172,9 +181,9 @@ class Brokers:
         )
 
     async def at_home(self, attempt: Callable[[Session], Awaitable[T]], seconds: float | None = None) -> T:
-        """What an attempt with the home gives, which then stays with that connection.
+        """Return the result of an attempt with the home, which then stays with that connection.
 
-        It is tried until it succeeds, or for so long. Errors that would come again are raised at once.
+        It is tried until it succeeds, or for `seconds`. Errors that would come again are raised at once.
         """
         backoff = self.home.backoff()
         reason: SulinaError | None = None
@@ -197,7 +206,7 @@ class Brokers:
             raise reason or self.home.late(seconds) from None
 
     def learn(self, urls: Iterable[str]) -> None:
-        """These brokers are there now."""
+        """Note the URLs of the brokers that there are now."""
         learned: dict[str, Connector] = {}
         for url in urls:
             if url in self._given or len(learned) >= URLS_MAX:
@@ -210,7 +219,7 @@ class Brokers:
             self._learned = learned
 
     def leave_home(self, home: Session) -> None:
-        """It does not do what it is asked: another is taken, if there are others."""
+        """Take another home, if there are others: this one does not do what it is asked."""
         if home is not self.home or not self.has_others or not home.is_connected or self.is_closed:
             return
         self._last_home = None
@@ -222,7 +231,7 @@ class Brokers:
         self._sweep_later()
 
     def doubt_home(self) -> None:
-        """What it says leads nowhere: it may have lost touch with the others. Now and then another is taken."""
+        """Take another home now and then: what this one says has proved wrong, and it may be cut off."""
         if asyncio.get_running_loop().time() - self._home_since >= DOUBT_SECONDS:
             self.leave_home(self.home)
 
@@ -253,7 +262,7 @@ class Brokers:
         raise error
 
     def _in_turn(self, urls: Iterable[str], former: str) -> list[str]:
-        """As they were given, at first. Later the one that there was, and then by chance: not all to the same one."""
+        """Return URLs in the order to try: at first as given, later the last home, then at random to spread clients."""
         known = list(urls)
         if self._has_had_home:
             self.rng.shuffle(known)

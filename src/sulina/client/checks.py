@@ -18,7 +18,11 @@ T = TypeVar("T")
 
 
 def checked(value: object, kind: type[T]) -> T:
-    """A setting as it was given, or as plain values. InvalidSettings."""
+    """Return a setting that was given as such, or as plain values.
+
+    Raises:
+        InvalidSettings: it is not valid.
+    """
     try:
         return value if isinstance(value, kind) else msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -26,7 +30,11 @@ def checked(value: object, kind: type[T]) -> T:
 
 
 def checked_text(what: str, text: object) -> str:
-    """A short text. InvalidSettings."""
+    """Return a short text.
+
+    Raises:
+        InvalidSettings: it is not text, or too long.
+    """
     if not isinstance(text, str) or len(text) > TEXT_LENGTH_MAX:
         raise InvalidSettings(f"{what} must be text of at most {TEXT_LENGTH_MAX} characters, not {text!r:.60}")
     try:
@@ -37,24 +45,40 @@ def checked_text(what: str, text: object) -> str:
 
 
 def checked_number(what: str, number: object) -> int:
-    """An offset, a version, a partition. InvalidSettings."""
+    """Return an offset, a version or a partition.
+
+    Raises:
+        InvalidSettings: it is not a number of 64 bits.
+    """
     if not isinstance(number, int) or not -NUMBER_MAX <= number <= NUMBER_MAX:
         raise InvalidSettings(f"{what} must be a number of 64 bits, not {number!r:.60}")
     return number
 
 
 def checked_seconds(what: str, seconds: object) -> float:
-    """How long to wait. InvalidSettings."""
+    """Return a number of seconds to wait.
+
+    Raises:
+        InvalidSettings: it is not a number from 0 to a day.
+    """
     if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
         raise InvalidSettings(f"{what} must be seconds, from 0 to {SECONDS_MAX}, not {seconds!r:.60}")
     return seconds
 
 
 def topic_text(topic: TopicLike) -> str:
-    """`/namespace/topic`. InvalidName."""
+    """Return the name of a topic as text, `/namespace/topic`.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
     return str(topic if isinstance(topic, TopicName) else TopicName.parse(topic))
 
 
 def position_text(position: PositionLike) -> str:
-    """InvalidSettings."""
+    """Return a position as text.
+
+    Raises:
+        InvalidSettings: it is not valid.
+    """
     return str(position if isinstance(position, Position) else Position.parse(position))

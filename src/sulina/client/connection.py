@@ -14,11 +14,16 @@ class Connection(Protocol):
         ...
 
     async def receive(self) -> FromNode:
-        """The next frame; one task calls it. Disconnected at the end, ProtocolError for what is not a frame."""
+        """Return the next frame; one task calls it.
+
+        Raises:
+            Disconnected: the connection has ended.
+            ProtocolError: something came that is not a frame.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go, also of a connection that is lost. No error."""
+        """Close it, also if it is lost. It raises nothing."""
         ...
 
 

@@ -104,11 +104,11 @@ class Events:
     # What the session calls
 
     def happened(self, frame: Happened) -> None:
-        """An event has come."""
+        """Take an event."""
         self._put(PubSubEvent(at=frame.at, type=frame.type, topic=frame.topic, fields=frame.fields))
 
     def rejected(self, topic: str, reason: str, message: str) -> None:
-        """A publish did not leave this process."""
+        """Take the event of a publish that was rejected before it was sent."""
         if not self._types or PubSubEventType.PUBLISH_REJECTED in self._types:
             fields = {"reason": reason, "message": message}
             self._put(
@@ -116,7 +116,7 @@ class Events:
             )
 
     def lose(self, error: SulinaError) -> None:
-        """Nothing more comes over this connection."""
+        """Note that nothing more comes over this connection."""
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(error)
 
@@ -128,7 +128,7 @@ class Events:
             self._changed.set()
 
     async def _listen(self, session: Session) -> asyncio.Future[SulinaError]:
-        """What is told when it is over."""
+        """Listen at a session; return the future that is done when it is lost."""
         lost = self._lost = asyncio.get_running_loop().create_future()
 
         def make(number: int) -> FromClient:
@@ -151,7 +151,7 @@ class Events:
                 lost = await self._brokers.at_home(self._listen)
         except SulinaError as error:
             self._error = error
-        except Exception as error:  # our own bug: whoever waits must hear of it
+        except Exception as error:  # our own bug: tell all that wait
             self._error = Disconnected(url="anywhere", reason=f"listening failed: {error!r}")
             raise
         finally:

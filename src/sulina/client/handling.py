@@ -23,7 +23,7 @@ class HandlerCalls:
         self._is_over = is_over
 
     async def run(self, threads: ThreadPoolExecutor | None) -> None:
-        """Without threads, the handler is a coroutine function."""
+        """Call the handler with each argument; without threads, it is a coroutine function."""
         while self._goes_on():
             if threads is None:
                 result = self._handler(self._arguments[self.done])
@@ -37,7 +37,7 @@ class HandlerCalls:
             self.done += 1
 
     def _run_plain(self) -> object:
-        """In a thread: all of them, or up to the first that is to be awaited."""
+        """Call the handler in a thread, up to the first call whose result is to be awaited."""
         try:
             while self._goes_on():
                 result = self._handler(self._arguments[self.done])

@@ -12,14 +12,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sulina.client.client import Client
+from sulina.client.brokers import Brokers
+from sulina.client.consumer import Consumer
 from sulina.client.handling import Handler, HandlerCalls, calling, threads_for
-from sulina.client.message import Delivered, PubSubMessage
-from sulina.client.serialization import SerializationRegistry
+from sulina.client.message import Message
 from sulina.client.subscriber import SubscriberTerms
-from sulina.client.subscription import Subscription
 from sulina.core.backoff import Backoff
-from sulina.core.delivery.members import SubscriptionKind
 from sulina.errors import Disconnected, NotStarted, SulinaError
 from sulina.waiting import wait_or_timeout
 
@@ -33,33 +31,34 @@ _logger = logging.getLogger("sulina.client")
 
 
 class IdentitySubscriber:
-    """Made by `PubSub.subscribe` with an identity. It offers to serve until it unsubscribes, or cannot any more."""
+    """Made by `Client.subscribe` with an identity. It offers to serve until it unsubscribes, or cannot any more."""
 
     def __init__(
         self,
-        client: Client,
+        brokers: Brokers,
+        consume: Callable[[int], Consumer],
         identity: str,
-        registry: SerializationRegistry,
         terms: SubscriberTerms,
         handler: Handler,
         *,
         on_removed: Callable[[SulinaError], object] | None = None,
         on_end: "Callable[[IdentitySubscriber], None]",
     ) -> None:
+        """Make a subscriber; `consume` makes a consumer of the identity's subscription, with that much credit."""
         self.identity = identity
         self.terms = terms
         self.handler = handler
         self.delivered = 0  # messages that the handler is done with
         self.removed: asyncio.Future[SulinaError | None] = asyncio.get_running_loop().create_future()
-        self._client = client
-        self._registry = registry
+        self._brokers = brokers
+        self._consume = consume
         self._on_removed = on_removed
         self._on_end = on_end
         self._threads = threads_for(handler, terms.name)
-        self._messages = self._consume()
+        self._messages = self._consume(self._credit)
         self._is_idle = True  # the handler is not at work
         self._leaving = asyncio.Event()
-        self._backoff = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, client.brokers.rng.random)
+        self._backoff = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, brokers.rng.random)
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -78,12 +77,17 @@ class IdentitySubscriber:
         return self._messages.is_attached
 
     async def open(self) -> None:
-        """Offer to serve. The node's errors, such as TopicNotFound; Disconnected."""
+        """Offer to serve.
+
+        Raises:
+            NotStarted: the client was closed meanwhile.
+            TopicNotFound: there is no such topic.
+        """
         try:
             await self._messages.open()
             if self._leaving.is_set():  # meanwhile
                 await self._messages.close()
-                raise NotStarted("publish/subscribe was stopped while the subscriber joined")
+                raise NotStarted("the client was closed while the subscriber joined")
         except BaseException:
             self._end(None)
             raise
@@ -110,9 +114,14 @@ class IdentitySubscriber:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
 
-    async def wait_removed(self) -> SulinaError | None:
-        """Return when it gets nothing any more. Why that is; None: it was unsubscribed."""
-        return await asyncio.shield(self.removed)
+    async def wait_removed(self, timeout_seconds: float | None = None) -> SulinaError | None:
+        """Wait until it gets nothing more. Return why it was removed; None: it was unsubscribed.
+
+        Raises:
+            TimeoutError: it was not removed within `timeout_seconds`.
+        """
+        async with asyncio.timeout(timeout_seconds):
+            return await asyncio.shield(self.removed)
 
     def _end(self, error: SulinaError | None) -> None:
         if self._threads is not None:
@@ -126,16 +135,9 @@ class IdentitySubscriber:
 
     # Serving
 
-    def _consume(self) -> Subscription:
-        """Make the subscription, once for each time that it is attached."""
-        return self._client.subscribe(
-            self.topic,
-            self.identity,
-            kind=SubscriptionKind.FAILOVER,
-            start=self.terms.start,
-            credit=CREDIT_OF_BATCHES if self.terms.batches else CREDIT,
-            name=self.name,
-        )
+    @property
+    def _credit(self) -> int:
+        return CREDIT_OF_BATCHES if self.terms.batches else CREDIT
 
     async def _keep(self) -> None:
         error: SulinaError | None = None
@@ -146,7 +148,7 @@ class IdentitySubscriber:
                     await self._serve()
                 except SulinaError as failure:
                     error = failure
-                    if self._client.brokers.is_closed or not failure.retryable:
+                    if self._brokers.is_closed or not failure.retryable:
                         return
                 finally:
                     await self._messages.close()  # makes the acks durable, and gives back the rest
@@ -161,29 +163,28 @@ class IdentitySubscriber:
     async def _pause(self) -> None:
         """Leave it to others for a while, unless it is over; then offer again."""
         if not await wait_or_timeout(self._leaving, self._backoff.next()):
-            self._messages = self._consume()
+            self._messages = self._consume(self._credit)
 
     async def _serve(self) -> None:
         """Handle what comes, until the handler fails or it is over. The subscription's errors."""
         while not self._leaving.is_set():
             self._is_idle = True
-            delivered = await self._messages.take(CREDIT_OF_BATCHES if self.terms.batches else CREDIT)
+            delivered = await self._messages.take(self._credit)
             self._is_idle = False
             if not delivered or not await self._handle(delivered):
                 return
 
-    async def _handle(self, delivered: Sequence[Delivered]) -> bool:
+    async def _handle(self, messages: Sequence[Message]) -> bool:
         """Call the handler and ack; False: it failed, or it is over."""
-        for calls in [delivered] if self.terms.batches else [[one] for one in delivered]:
+        for calls in [messages] if self.terms.batches else [[one] for one in messages]:
             # What another serves by now is not ours to handle.
-            own = [one for one in calls if not one.attachment.is_reliable or one.attachment.is_own(one)]
+            own = [one for one in calls if self._messages.is_own(one)]
             if own and not await self._call(own):
                 return False
         return True
 
-    async def _call(self, own: list[Delivered]) -> bool:
-        messages = [self._read(one) for one in own]
-        argument: Any = messages if self.terms.batches else messages[0]
+    async def _call(self, own: list[Message]) -> bool:
+        argument: Any = own if self.terms.batches else own[0]
         call = HandlerCalls(self.handler, [argument], self._leaving.is_set)
         try:
             await call.run(self._threads)
@@ -198,10 +199,5 @@ class IdentitySubscriber:
         self._backoff.reset()
         self.delivered += len(own)
         for one in own:
-            one.ack_soon()
+            self._messages.ack_soon(one)
         return True
-
-    def _read(self, one: Delivered) -> PubSubMessage:
-        return PubSubMessage(
-            one.value, one.key, one.timestamp_ms, one.headers, one.offset, one.partition, one.topic, self._registry
-        )

@@ -1,4 +1,4 @@
-"""A bound on what has been asked and not yet answered: so many requests, and so many bytes."""
+"""A bound on the requests, and on their bytes, that are sent and not yet answered."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ LOOKUPS_BYTES_MAX = 1 << 20
 
 
 class InFlight:
-    """Whoever comes first is let in first. A request larger than all of the room is let in alone."""
+    """A bound that requests enter in the order in which they came. One that is larger than the bound enters alone."""
 
     def __init__(self, *, requests_max: int, bytes_max: int) -> None:
         self.requests_max = requests_max
@@ -45,7 +45,7 @@ class InFlight:
             else:
                 with contextlib.suppress(ValueError):  # it may have been passed over already
                     self._waiting.remove((turn, size_bytes))
-                self._let_in()  # whoever was behind may fit where this did not
+                self._let_in()  # a later request may fit where this one did not
             raise
         self._entering -= 1
         self._let_in()
@@ -57,7 +57,7 @@ class InFlight:
         self._let_in()
 
     def full(self) -> QueueFull:
-        """The error of whoever has waited too long."""
+        """Return the error of a request that has waited too long."""
         return QueueFull(waiting_bytes=self.size_bytes, limit_bytes=self.bytes_max)
 
     def _let_in(self) -> None:
@@ -88,7 +88,7 @@ class Rooms:
 
     @classmethod
     def of(cls, options: ClientOptions) -> "Rooms":
-        """As large as the options say."""
+        """Make them as large as the options say."""
         bytes_max = options.bytes_in_flight_max
         return cls(
             requests=InFlight(requests_max=options.requests_in_flight_max, bytes_max=bytes_max),

@@ -2,14 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from sulina.errors import Disconnected
+from sulina.errors import NotStarted
 
 T = TypeVar("T")
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class Run(Protocol):
+    """Runs work in a loop, and waits for it."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class LoopThread:
@@ -33,7 +38,11 @@ class LoopThread:
         await self._stopping.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the work to be done; interrupting the wait ends the work."""
+        """Wait for the work to be done; interrupting the wait cancels the work.
+
+        Raises:
+            NotStarted: the loop has ended.
+        """
         assert threading.current_thread() is not self._thread, "the thread of the loop cannot wait for itself"
         future: Future[T] | None = None
         try:
@@ -48,14 +57,14 @@ class LoopThread:
             if not self._is_stopped:
                 raise
             work.close()
-            raise Disconnected(url="anywhere", reason="the client is closed") from None
+            raise NotStarted("the client was closed: connect again") from None
         finally:
             if future is not None:
                 future.cancel()
                 self._waiting.discard(future)
 
     def stop(self) -> None:
-        """End the loop and the thread. Once."""
+        """Stop the loop and the thread."""
         self._is_stopped = True
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()

@@ -9,7 +9,7 @@ from sulina.wire.messages import CursorInfo, PubSubMetrics, SubscriptionInfo
 
 
 def merged(infos: Sequence[SubscriptionInfo]) -> SubscriptionInfo:
-    """Of one subscription. Where two speak of one partition, it has just moved: the one that is further is right."""
+    """Merge what several brokers say of one subscription; of two cursors of a partition, the further one counts."""
     if len(infos) == 1:
         return infos[0]
     cursors: dict[int, CursorInfo] = {}
@@ -27,7 +27,7 @@ def merged(infos: Sequence[SubscriptionInfo]) -> SubscriptionInfo:
 
 
 def merged_all(lists: Iterable[Sequence[SubscriptionInfo]]) -> list[SubscriptionInfo]:
-    """Of all subscriptions of a topic, by name."""
+    """Merge what several brokers say of all subscriptions of a topic, by name."""
     found: dict[str, list[SubscriptionInfo]] = {}
     for infos in lists:
         for info in infos:
@@ -36,7 +36,7 @@ def merged_all(lists: Iterable[Sequence[SubscriptionInfo]]) -> list[Subscription
 
 
 def summed(parts: Sequence[PubSubMetrics]) -> PubSubMetrics:
-    """What became of messages, at all brokers together."""
+    """Add up what became of messages at all brokers."""
     totals: dict[str, int] = Counter()
     rejected, failed, batches = Counter[str](), Counter[str](), Counter[str]()
     for part in parts:

@@ -1,26 +1,27 @@
-"""Messages: what an application publishes, what it reads, and what is delivered to it."""
+"""What an application publishes (`Record`), and what it reads (`Message`)."""
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import force_setattr
 
 from sulina.client.serialization import SerializationRegistry, envelope_of
 from sulina.core.records.record import Headers
 from sulina.errors import NotSerializable
 
-if TYPE_CHECKING:
-    from sulina.client.attachment import Attachment
-
 HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 T = TypeVar("T")
 
-_to_json = msgspec.json.Encoder()
+_PLAIN = SerializationRegistry()  # of messages that were made without a client
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One record to publish. A value is bytes, text, or anything that msgspec writes as JSON; None is a tombstone."""
+class Record(msgspec.Struct, frozen=True):
+    """A record to publish. Its value is bytes, text, or anything that the client's registry can write.
+
+    A value of None deletes the key in tables that are made from the topic.
+    """
 
     value: Any
     key: bytes | str | None = None
@@ -28,20 +29,41 @@ class Message(msgspec.Struct, frozen=True):
     timestamp_ms: int | None = None  # None: now
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refer back to it
-    """One record as it was read. `timestamp_ms` is the producer's; offsets count within a partition."""
+class Message(msgspec.Struct, frozen=True, eq=False, gc=False):  # nothing refers back to it
+    """A record as it was read: `value` is its bytes, `payload` is what was published."""
 
-    value: bytes | None  # None: a tombstone
-    key: bytes | None
-    timestamp_ms: int
-    headers: Headers
-    offset: int
-    partition: int
     topic: str
+    partition: int
+    offset: int  # counted within the partition
+    value: bytes | None  # None: the key is deleted
+    key: bytes | None = None
+    headers: Headers = ()
+    timestamp_ms: int = -1  # the producer's; -1: it gave none
+    attempt: int = 1  # how often a consumer's subscription has delivered it
+    registry: SerializationRegistry = _PLAIN  # reads the payload
+    delivery_id: int = 0  # which attachment of a consumer it came by; 0: it came by `read` or `subscribe`
+    _payload: Any = UNSET
+
+    @property
+    def payload(self) -> Any:
+        """Return what was published, decoded when it is first asked for; None where the key is deleted.
+
+        Raises:
+            InvalidEnvelope: no serializer can read the value, or it is not what its headers say.
+        """
+        if self._payload is UNSET:
+            value = self.value
+            found = None if value is None else self.registry.deserialize(envelope_of(value, self.headers))
+            force_setattr(self, "_payload", found)
+        return self._payload
 
     @property
     def text(self) -> str | None:
-        """The value as UTF-8. UnicodeDecodeError."""
+        """Return the value decoded as UTF-8, whatever its headers say.
+
+        Raises:
+            UnicodeDecodeError: it is not UTF-8.
+        """
         return None if self.value is None else self.value.decode()
 
     @overload
@@ -51,60 +73,37 @@ class Received(msgspec.Struct, frozen=True, gc=False):  # nothing in it can refe
     def json(self, kind: type[T]) -> T: ...
 
     def json(self, kind: Any = Any) -> Any:
-        """The value as JSON, checked against `kind` if one is given; None for a tombstone. msgspec.DecodeError."""
+        """Return the value decoded as JSON, checked against `kind` if that is given, whatever its headers say.
+
+        Raises:
+            msgspec.DecodeError: it is not JSON, or not of this kind.
+        """
         return None if self.value is None else msgspec.json.decode(self.value, type=kind)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and _content(self) == _content(other)
 
-class Delivered(Received, frozen=True, eq=False, gc=False):  # only a buffer does, which is emptied when it is closed
-    """One record that a subscription delivered, to be acked or nacked."""
+    def __hash__(self) -> int:
+        return hash((self.topic, self.partition, self.offset))
 
-    attempt: int  # 1 the first time
-    attachment: "Attachment"
-
-    async def ack(self) -> bool:
-        """Return when the cursor is durable: the record is done.
-
-        False: it was not this delivery's to say. It had been acked before, or taken back (the connection was lost, the
-        subscription sought, the time to ack over) and is delivered again.
-        """
-        return await self.attachment.ack((self,))
-
-    def ack_soon(self) -> None:
-        """As `ack`, without waiting: many become one frame. An ack that is lost means another delivery."""
-        self.attachment.ack_soon(self)
-
-    async def nack(self, delay_seconds: float | None = None) -> bool:
-        """Have the record delivered again, after the topic's delay unless another is given. False as with `ack`."""
-        return await self.attachment.nack((self,), delay_seconds)
+    def __repr__(self) -> str:
+        names = ("topic", "partition", "offset", "key", "value", "headers", "timestamp_ms", "attempt")
+        return f"Message({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-class PubSubMessage(Received, frozen=True, eq=False, gc=True, dict=True):
-    """One record that a subscriber is called with. `value` is its bytes, `payload` what they mean."""
-
-    registry: SerializationRegistry
-
-    @cached_property
-    def payload(self) -> Any:
-        """As it was published, read when it is first asked for; None for a tombstone. InvalidEnvelope."""
-        return None if self.value is None else self.registry.deserialize(envelope_of(self.value, self.headers))
-
-
-def value_bytes(value: object) -> bytes | None:
-    """A value as it is stored. NotSerializable."""
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    try:
-        return value.encode() if isinstance(value, str) else _to_json.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise NotSerializable(
-            f"a value of type {type(value).__qualname__} cannot be written as JSON: {error}"
-        ) from None
+def _content(message: Message) -> tuple[object, ...]:
+    return (
+        message.topic, message.partition, message.offset, message.value, message.key, message.headers,
+        message.timestamp_ms, message.attempt,
+    )  # fmt: skip
 
 
 def key_bytes(key: object) -> bytes | None:
-    """A key as it is stored. NotSerializable."""
+    """Return a key as it is stored.
+
+    Raises:
+        NotSerializable: it is neither bytes nor text.
+    """
     if key is None or type(key) is bytes:
         return key
     if isinstance(key, bytes | bytearray | memoryview):
@@ -118,7 +117,11 @@ def key_bytes(key: object) -> bytes | None:
 
 
 def header_pairs(headers: HeadersLike | None) -> Headers:
-    """Headers as they are stored. NotSerializable."""
+    """Return headers as they are stored.
+
+    Raises:
+        NotSerializable: a name is not text, or a value is neither bytes nor text nor None.
+    """
     if not headers:
         return ()
     pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
@@ -142,7 +145,11 @@ def _header_value(value: Any) -> bytes | None:
 
 
 def stamp_ms(timestamp_ms: object, now_ms: int) -> int:
-    """A timestamp as it is stored; None: now. NotSerializable."""
+    """Return a timestamp as it is stored; None means now.
+
+    Raises:
+        NotSerializable: it is not a number of milliseconds.
+    """
     if timestamp_ms is None:
         return now_ms
     if not isinstance(timestamp_ms, int):

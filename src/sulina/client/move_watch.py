@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from sulina.client.places import Place, is_served
+from sulina.client.placements import TopicPlacement, is_served
 from sulina.errors import NotServing, TopicNotFound
 from sulina.wire.messages import PartitionPlacement, Placement, UnloadInfo
 
@@ -37,7 +37,7 @@ class MoveWatch:
         """Return the moves with the steps that they have reached, by partition."""
         return [self._steps[number] for number in sorted(self._steps)]
 
-    def see(self, under_way: Sequence[UnloadInfo], place: Place) -> bool:
+    def see(self, under_way: Sequence[UnloadInfo], place: TopicPlacement) -> bool:
         """Take in what brokers report, and return whether all partitions have moved.
 
         Raises:

@@ -29,7 +29,7 @@ class Numbering:
         self._next = 0
 
     def next(self, count: int) -> OriginNumber:
-        """Return the number of a batch with so many records. It is nobody else's, and higher than those before."""
+        """Return the number of a batch with this many records: used by no other, and higher than those before."""
         number = OriginNumber(self.producer_id, self._next)
         self._next = (self._next + count) % SEQUENCES
         return number

@@ -10,7 +10,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,11 +19,12 @@ from msgspec.structs import replace
 from sulina.client.batches import LIMITS, BatchCodec
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked, checked_number, checked_text
-from sulina.client.lanes import Lanes, Sending
-from sulina.client.message import Message, header_pairs, key_bytes, stamp_ms, value_bytes
+from sulina.client.message import Record, header_pairs, key_bytes, stamp_ms
 from sulina.client.numbering import Attempts
-from sulina.client.publish_ack import PublishAck, PublishPart, PublishStatus
-from sulina.client.topics import KnownTopic, Topics
+from sulina.client.publish_ack import PublishAck, PublishPart
+from sulina.client.send_queues import PendingPublish, SendQueues
+from sulina.client.serialization import SerializationRegistry
+from sulina.client.topic_cache import KnownTopic, TopicCache
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records.batch import split
 from sulina.core.records.record import Headers
@@ -31,6 +32,7 @@ from sulina.core.records.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
 from sulina.errors import (
     BatchTooLarge,
+    InvalidName,
     InvalidSettings,
     KeysSpanPartitions,
     NotSerializable,
@@ -92,26 +94,31 @@ class Columns:
     headers: list[Headers] | None
 
     @classmethod
-    def of(cls, messages: Iterable[object], now_ms: int) -> "Columns":
-        """Messages, or values. NotSerializable says which of them it is."""
+    def of(cls, records: Iterable[object], registry: SerializationRegistry, now_ms: int) -> "Columns":
+        """Return records, or values, as they are stored.
+
+        Raises:
+            NotSerializable: one of them cannot be written; it says which.
+        """
         values: list[bytes | None] = []
         keys: list[bytes | None] = []
         stamps: list[int] = []
         headers: list[Headers] = []
-        for message in messages:
+        write = registry.write
+        for record in records:
             try:
-                if isinstance(message, Message):
-                    values.append(value_bytes(message.value))
-                    keys.append(key_bytes(message.key))
-                    headers.append(header_pairs(message.headers))
-                    stamps.append(stamp_ms(message.timestamp_ms, now_ms))
+                if isinstance(record, Record):
+                    value, pairs = write(record.value, header_pairs(record.headers))
+                    keys.append(key_bytes(record.key))
+                    stamps.append(stamp_ms(record.timestamp_ms, now_ms))
                 else:
-                    values.append(value_bytes(message))
+                    value, pairs = write(record)
                     keys.append(None)
-                    headers.append(())
                     stamps.append(now_ms)
             except NotSerializable as error:
-                raise NotSerializable(f"record {len(stamps)}: {error}") from None
+                raise NotSerializable(f"record {len(values)}: {error}") from None
+            values.append(value)
+            headers.append(pairs)
         return cls(
             values,
             keys if keys.count(None) < len(keys) else None,
@@ -120,7 +127,7 @@ class Columns:
         )
 
     def rows(self, numbers: Sequence[int]) -> "Columns":
-        """Some of them, in this order."""
+        """Return some of the records, in this order."""
         keys, stamps, headers = self.keys, self.timestamps_ms, self.headers
         return Columns(
             [self.values[n] for n in numbers],
@@ -131,63 +138,78 @@ class Columns:
 
 
 def by_partition(keys: Sequence[bytes | None], partitions: int, keyless: int) -> dict[int, Sequence[int]]:
-    """Which records go where, by their numbers; those without a key go to `keyless`."""
-    places: dict[bytes | None, int] = {None: keyless}
+    """Return which records go to which partition, by their indexes; those without a key go to `keyless`."""
+    placements: dict[bytes | None, int] = {None: keyless}
     numbers: dict[int, list[int]] = {}
     for number, key in enumerate(keys):
-        place = places.get(key)
+        place = placements.get(key)
         if place is None:
             assert key is not None
-            place = places[key] = partition_of(key, partitions)
+            place = placements[key] = partition_of(key, partitions)
         numbers.setdefault(place, []).append(number)
     return {**numbers}
 
 
 def acks_of(part: PublishPart) -> list[PublishAck | SulinaError]:
-    """What each record of a part is told."""
+    """Return the ack, or the error, of each record of a part."""
     if part.error is not None:
         return [part.error if part.reason is None else PublishAck.of([part])] * part.count
     base = part.base_offset
     return [
-        PublishAck(
-            PublishStatus.ACCEPTED,
-            parts=(replace(part, base_offset=None if base is None else base + at, count=1, records=_ONE),),
-        )
+        PublishAck((replace(part, base_offset=None if base is None else base + at, count=1, records=_ONE),))
         for at in range(part.count)
     ]
 
 
-class Publisher:
+class RecordPublisher:
     """Publishes for one client."""
 
-    def __init__(self, brokers: Brokers, codec: BatchCodec, topics: Topics, lanes: Lanes) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        codec: BatchCodec,
+        topics: TopicCache,
+        queues: SendQueues,
+        registry: SerializationRegistry,
+        on_reject: Callable[[str, SulinaError], None],
+    ) -> None:
+        """Make a publisher; `on_reject` gets the topic and the error of what was rejected before it was sent."""
         self._brokers = brokers
         self._codec = codec
         self._topics = topics
-        self._lanes = lanes
+        self._queues = queues
+        self._registry = registry
+        self._on_reject = on_reject
 
-    async def publish(self, topic: str | TopicName, messages: Iterable[object], terms: PublishTerms) -> PublishAck:
-        """Return when the node has answered for every part. Faults of the system raise."""
+    async def publish(self, topic: object, records: Iterable[object], terms: PublishTerms) -> PublishAck:
+        """Publish records, and return when the node has answered for every part.
+
+        Raises:
+            SulinaError: a fault of the system; what is wrong with the records is in the ack.
+        """
         try:
-            name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
-            columns = Columns.of(messages, int(time.time() * 1000))
+            name = _topic_name(topic)
+            columns = Columns.of(records, self._registry, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
-            return PublishAck.rejected(error)
-        return PublishAck.of(parts)
+            shown = str(topic) if isinstance(topic, str | TopicName) else ""
+            ack = PublishAck.rejected(error, shown)
+            self._on_reject(shown, error)
+            return ack
+        return PublishAck.of(parts, str(name))
 
     async def publish_each(
-        self, topic: str | TopicName, messages: Sequence[object], terms: PublishTerms
+        self, topic: str, records: Sequence[object], terms: PublishTerms
     ) -> list[PublishAck | SulinaError]:
-        """Publish messages that have nothing to do with each other, and return what became of each of them."""
+        """Publish records that have nothing to do with each other, and return what became of each of them."""
         try:
-            name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
-            columns = Columns.of(messages, int(time.time() * 1000))
+            name = _topic_name(topic)
+            columns = Columns.of(records, self._registry, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
-            parts = [PublishPart(partition=0, count=len(messages), error=error, records=range(len(messages)))]
+            parts = [PublishPart(partition=0, count=len(records), error=error, records=range(len(records)))]
         found = {number: ack for part in parts for number, ack in zip(part.records, acks_of(part), strict=True)}
-        return [found[number] for number in range(len(messages))]
+        return [found[number] for number in range(len(records))]
 
     async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         known = await self._topic(name, terms)
@@ -202,21 +224,26 @@ class Publisher:
     async def publish_encoded(
         self, topic: str | TopicName, partition: int, data: memoryview, terms: PublishTerms
     ) -> Published:
-        """Batches that are encoded already, all or nothing. Whatever is wrong raises."""
+        """Publish batches that are encoded already, all or nothing.
+
+        Raises:
+            BatchTooLarge: they do not fit in one request.
+            SulinaError: they were rejected, or a fault of the system.
+        """
         if len(data) > DATA_BYTES_MAX:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), terms)
-        sending = Sending(
-            self._lanes.lane(known, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+        pending = PendingPublish(
+            self._queues.queue(known, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
             terms.options, terms.producer, is_repeatable=known.remembers and _have_origins(data),
         )  # fmt: skip
-        answer = await self._answer(sending, terms)
+        answer = await self._answer(pending, terms)
         if isinstance(answer, SulinaError):
             raise answer
         return answer
 
     async def _topic(self, name: TopicName, terms: PublishTerms, known: KnownTopic | None = None) -> KnownTopic:
-        """What is known of the topic; or, if that was wrong, what it is now."""
+        """Return what is known of a topic; or, if that was wrong, what it is now."""
         seconds = self._seconds(terms)
         try:
             if known is None:
@@ -230,30 +257,30 @@ class Publisher:
 
     async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         """Send each part, and return what the node says to it."""
-        places = self._places(topic, columns, terms)
+        placements = self._places(topic, columns, terms)
         parts = [
-            (place, self._encoded(columns if len(places) == 1 else columns.rows(numbers)))
-            for place, numbers in places.items()
+            (place, self._encoded(columns if len(placements) == 1 else columns.rows(numbers)))
+            for place, numbers in placements.items()
         ]
-        sendings = [self._sending(topic, *part, terms) for part in parts]
+        publishes = [self._pending(topic, *part, terms) for part in parts]
         try:
-            answers = await self._answers(sendings, terms)
+            answers = await self._answers(publishes, terms)
         finally:
             if terms.attempts is not None:
-                for place, sending in zip(places, sendings, strict=True):
-                    terms.attempts.keep((topic.topic_id, place), sending.origin if sending.is_unknown else None)
-        return [_part(*place, answer) for place, answer in zip(places.items(), answers, strict=True)]
+                for place, pending in zip(placements, publishes, strict=True):
+                    terms.attempts.keep((topic.topic_id, place), pending.origin if pending.is_unknown else None)
+        return [_part(*place, answer) for place, answer in zip(placements.items(), answers, strict=True)]
 
-    async def _answers(self, sendings: list[Sending], terms: PublishTerms) -> list[Published | SulinaError]:
-        if len(sendings) == 1:
-            return [await self._answer(sendings[0], terms)]
-        for sending in sendings:  # before anybody else is
-            sending.lane.queue(sending)
+    async def _answers(self, publishes: list[PendingPublish], terms: PublishTerms) -> list[Published | SulinaError]:
+        if len(publishes) == 1:
+            return [await self._answer(publishes[0], terms)]
+        for pending in publishes:  # before anybody else is
+            pending.queue.enqueue(pending)
         try:
-            return await asyncio.gather(*(self._answer(sending, terms) for sending in sendings))
+            return await asyncio.gather(*(self._answer(pending, terms) for pending in publishes))
         finally:
-            for sending in sendings:
-                sending.lane.leave(sending)
+            for pending in publishes:
+                pending.queue.leave(pending)
 
     def _places(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> dict[int, Sequence[int]]:
         count = len(columns.values)
@@ -282,21 +309,29 @@ class Publisher:
             raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
         return memoryview(data)
 
-    def _sending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> Sending:
+    def _pending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> PendingPublish:
         attempts = terms.attempts
-        return Sending(
-            self._lanes.lane(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+        return PendingPublish(
+            self._queues.queue(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
             terms.options, terms.producer,
             is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
             origin=None if attempts is None else attempts.numbers.get((topic.topic_id, partition)),
         )  # fmt: skip
 
-    async def _answer(self, sending: Sending, terms: PublishTerms) -> Published | SulinaError:
+    async def _answer(self, pending: PendingPublish, terms: PublishTerms) -> Published | SulinaError:
         try:
-            answer = await sending.lane.publish(sending, self._seconds(terms))
+            answer = await pending.queue.publish(pending, self._seconds(terms))
         except SulinaError as error:
             return error
         return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
+
+
+def _topic_name(topic: object) -> TopicName:
+    if isinstance(topic, TopicName):
+        return topic
+    if not isinstance(topic, str):
+        raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
+    return TopicName.parse(topic)
 
 
 def _have_origins(data: memoryview) -> bool:

@@ -1,6 +1,6 @@
 """Reading a topic from anywhere, without a subscription: the partitions as they come, each in its order.
 
-Each partition has one fetch under way while what came before is being taken. It goes to whoever owns the partition, and
+Each partition has one fetch under way while what came before is being taken. It goes to the owner of the partition, and
 when that is another, on at the same offset. Nothing else runs: a reader that is dropped leaves fetches that end by
 themselves.
 
@@ -20,8 +20,9 @@ from typing import Self
 import msgspec
 
 from sulina.client.batches import BatchCodec, take_from, within
-from sulina.client.message import Received
+from sulina.client.message import Message
 from sulina.client.route import Route, Routes
+from sulina.client.serialization import SerializationRegistry
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import ArchiveFailed, Disconnected, InvalidSettings, NotServing, PositionDiverged, QueueFull
 from sulina.types import TopicName
@@ -39,7 +40,7 @@ _logger = logging.getLogger("sulina.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class ReadRange:
     """What is to be read of one partition."""
 
     partition: int
@@ -58,7 +59,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class _Place:
+class _ReaderPosition:
     """Where the reader is in one partition."""
 
     partition: int
@@ -69,24 +70,26 @@ class _Place:
 
 
 class Reader:
-    """`async for record in client.consume(…)`; `async with` it to begin before the first record is asked for."""
+    """`async for record in client.read(…)`; `async with` it to begin before the first record is asked for."""
 
     def __init__(
         self,
         routes: Routes,
         codec: BatchCodec,
+        registry: SerializationRegistry,
         reading: Reading,
-        locate: Callable[[], Awaitable[Sequence[Range]]],
+        locate: Callable[[], Awaitable[Sequence[ReadRange]]],
         background: Callable[[Awaitable[Fetched], str], "asyncio.Task[Fetched]"],
     ) -> None:
         self._routes = routes
         self._topic = str(reading.topic)
         self._codec = codec
+        self._registry = registry
         self._reading = reading
         self._locate = locate
         self._background = background
-        self._buffer: deque[Received] = deque()
-        self._fetches: dict[asyncio.Task[Fetched], _Place] = {}
+        self._buffer: deque[Message] = deque()
+        self._fetches: dict[asyncio.Task[Fetched], _ReaderPosition] = {}
         self._opening = asyncio.Lock()
         self._is_open = False
         self._is_closed = False
@@ -94,7 +97,14 @@ class Reader:
         self.divergences: deque[PositionDiverged] = deque(maxlen=DIVERGENCES_KEPT_MAX)  # the newest last
 
     async def open(self) -> None:
-        """Look up where to begin. TopicNotFound, NotReliable, VersionNotRetained."""
+        """Look up where to begin.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            NotReliable: the topic stores no records.
+            VersionNotRetained: the version is gone.
+            InvalidSettings: there is no partition to read.
+        """
         async with self._opening:
             if self._is_open:
                 return
@@ -109,7 +119,7 @@ class Reader:
             self._is_open = True
             for each in ranges:
                 route = self._routes.route(self._reading.topic, each.partition, self._wait_ms / 1000)
-                self._fetch(_Place(each.partition, each.start, each.end, route, each.epoch))
+                self._fetch(_ReaderPosition(each.partition, each.start, each.end, route, each.epoch))
 
     async def close(self) -> None:
         """Read no more. Iteration ends."""
@@ -133,23 +143,23 @@ class Reader:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Received:
+    async def __anext__(self) -> Message:
         buffer = self._buffer
         while not buffer:
             if not await self._fill():
                 raise StopAsyncIteration
         return buffer.popleft()
 
-    async def take(self, records_max: int | None = None) -> list[Received]:
-        """What is here, at least one record; none only at the end."""
+    async def take(self, records_max: int | None = None) -> list[Message]:
+        """Return the messages that are here, at least one; none only at the end."""
         buffer = self._buffer
         while not buffer:
             if not await self._fill():
                 return []
         return take_from(buffer, records_max)
 
-    async def batches(self, records_max: int | None = None) -> AsyncIterator[list[Received]]:
-        """Records in lists, as they come: the quickest way to take many."""
+    async def batches(self, records_max: int | None = None) -> AsyncIterator[list[Message]]:
+        """Iterate over messages in lists, as they come: the fastest way to read many."""
         while records := await self.take(records_max):
             yield records
 
@@ -171,16 +181,19 @@ class Reader:
                 self._take(place, fetch.result())
         return True
 
-    def _take(self, place: _Place, fetched: Fetched) -> None:
+    def _take(self, place: _ReaderPosition, fetched: Fetched) -> None:
         records = self._codec.decode(fetched.data)
-        topic, partition = self._topic, place.partition
+        topic, partition, registry = self._topic, place.partition, self._registry
         end = END_OF_TIME if place.end is None else place.end
         self._buffer.extend(
             [
-                Received(record.value, record.key, record.timestamp_ms, record.headers, record.offset, partition, topic)
+                Message(
+                    topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
+                    1, registry,
+                )
                 for record in within(records, place.offset, end)
             ]
-        )
+        )  # fmt: skip
         if self._reading.version is not None:
             end = place.end = fetched.end_offset
         elif place.end is not None:
@@ -189,13 +202,13 @@ class Reader:
         if place.offset < end:
             self._fetch(place)
 
-    def _fetch(self, place: _Place) -> None:
+    def _fetch(self, place: _ReaderPosition) -> None:
         if place.end is not None and place.offset >= place.end:
             return
         fetch = self._background(self._fetched(place), "sulina-fetch")
         self._fetches[fetch] = place
 
-    async def _fetched(self, place: _Place) -> Fetched:
+    async def _fetched(self, place: _ReaderPosition) -> Fetched:
         reading, topic, partition = self._reading, self._topic, place.partition
         is_endless = place.end is None and reading.version is None
         # The first answer comes at once: who waits must be able to say in which epoch it began to.
@@ -226,7 +239,7 @@ class Reader:
             else:
                 return answer if isinstance(answer, Fetched) else msgspec.convert(answer, Fetched)
 
-    def _diverged(self, place: _Place, diverged: PositionDiverged) -> None:
+    def _diverged(self, place: _ReaderPosition, diverged: PositionDiverged) -> None:
         """Go on where the log does. The epoch stays: the log has no record of it, or of an older one, from there on."""
         _logger.warning("%s", diverged)
         self.divergences.append(diverged)

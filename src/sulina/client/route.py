@@ -1,4 +1,4 @@
-"""The way to the owner of a partition: whoever it is now.
+"""How a request finds the broker that owns a partition now.
 
 Who owns it is looked up, and believed until a refusal or a lost connection shows that it is wrong. A refusal that names
 the owner is followed at once, as it may be right; otherwise it is looked up again, with pauses that grow as the trouble
@@ -8,10 +8,10 @@ lasts. Where a node is alone, nothing is looked up: it will come back.
 import asyncio
 from typing import Any
 
-from sulina.client.asking import Make, ask
 from sulina.client.brokers import Brokers
 from sulina.client.in_flight import InFlight
-from sulina.client.places import Place, Places, unowned
+from sulina.client.placements import TopicPlacement, TopicPlacements, unowned
+from sulina.client.retries import Make, send_with_retry
 from sulina.client.session import Session
 from sulina.core.backoff import ElapsedBackoff
 from sulina.errors import (
@@ -38,7 +38,7 @@ class Route:
     def __init__(
         self,
         brokers: Brokers,
-        places: Places,
+        placements: TopicPlacements,
         name: TopicName,
         partition: int,
         *,
@@ -48,12 +48,12 @@ class Route:
         self.name = name
         self.partition = partition
         self.url: str | None = None  # of the session that was given out last
-        self.reason: SulinaError | None = None  # why there is none
+        self.reason: SulinaError | None = None  # why the partition has no owner to ask
         self._brokers = brokers
-        self._places = places
+        self._places = placements
         self._answer_seconds = answer_seconds
-        self._topic_id = topic_id  # another topic of this name is none of ours
-        self._place: Place | None = None  # that was believed
+        self._topic_id = topic_id  # a newer topic of this name is another topic
+        self._place: TopicPlacement | None = None  # that was believed
         self._hint: str | None = None  # where the last refusal said that it is
         self._hops = 0
         self._backoff = brokers.home.backoff()
@@ -75,7 +75,7 @@ class Route:
         return None if self.is_alone else self._answer_seconds
 
     def now(self) -> Session | None:
-        """The owner's session, if it is known and connected."""
+        """Return the owner's session, if it is known and connected."""
         place = self._places.known(self.name)
         at = None if place is None else place.at(self.partition)
         if at is None or at.broker_id is None or (self._topic_id and place and place.topic_id != self._topic_id):
@@ -85,7 +85,12 @@ class Route:
         return session if session.is_connected else None
 
     async def session(self) -> Session:
-        """The owner's, connected. TopicNotFound; Disconnected when the client is closed."""
+        """Return the owner's session, connected.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: the client is closed.
+        """
         while True:
             place, at = await self._where()
             if self._hint is None and at is not None and at.broker_id is None:
@@ -125,7 +130,7 @@ class Route:
             await asyncio.sleep(self._backoff.next())
 
     def worked(self) -> None:
-        """It is served: the next trouble is another one."""
+        """Note that the partition is served: the next error is another trouble."""
         self.reason = None
         self._hops = 0
         self._backoff.reset()
@@ -139,7 +144,7 @@ class Route:
             return False
         return at is not None and at.url is not None and at.url != self.url
 
-    async def _where(self) -> tuple[Place, PartitionPlacement | None]:
+    async def _where(self) -> tuple[TopicPlacement, PartitionPlacement | None]:
         place = self._place = await self._known()
         at = place.at(self.partition)
         if at is None and not place.is_alone:  # what is known may be of the topic's past; else the broker will say so
@@ -147,8 +152,8 @@ class Route:
             at = place.at(self.partition)
         return place, at
 
-    async def _known(self, than: Place | None = None) -> Place:
-        """Something newer than `than`; waits until there is somebody to ask."""
+    async def _known(self, than: TopicPlacement | None = None) -> TopicPlacement:
+        """Return something newer than `than`; waits until there is a broker to ask."""
         while True:
             try:
                 place = await self._places.get(self.name, than)
@@ -162,7 +167,7 @@ class Route:
                 raise TopicNotFound(topic=str(self.name))
             return place
 
-    async def _look_again(self, than: Place) -> None:
+    async def _look_again(self, than: TopicPlacement) -> None:
         await self._pause()
         self._place = await self._known(than)
         if self._place.at(self.partition) == than.at(self.partition):
@@ -175,31 +180,31 @@ class Route:
 class Routes:
     """Requests to the owners of partitions."""
 
-    def __init__(self, brokers: Brokers, places: Places) -> None:
+    def __init__(self, brokers: Brokers, placements: TopicPlacements) -> None:
         self.brokers = brokers
-        self.places = places
+        self.placements = placements
 
     def route(self, name: TopicName, partition: int, wait_seconds: float = 0) -> Route:
-        """For reads that the broker is told to answer within `wait_seconds`, or so."""
-        return Route(self.brokers, self.places, name, partition, answer_seconds=wait_seconds + ANSWER_SECONDS)
+        """Return the route for reads that the broker is told to answer within `wait_seconds`."""
+        return Route(self.brokers, self.placements, name, partition, answer_seconds=wait_seconds + ANSWER_SECONDS)
 
     async def read(
         self, route: Route, make: Make, *, timeout_seconds: float | None = None, room: InFlight | None = None
     ) -> Any:
-        """The owner's answer to what may be asked twice."""
+        """Return the owner's answer to what may be asked twice."""
         answer = await self._ask(route, make, timeout_seconds, room, is_repeatable=True)
         route.worked()
         return answer
 
     async def change(self, name: TopicName, partition: int, make: Make) -> Any:
-        """The owner's answer to what is not sent again when its outcome is unknown."""
-        route = Route(self.brokers, self.places, name, partition)
+        """Return the owner's answer to what is not sent again when its outcome is unknown."""
+        route = Route(self.brokers, self.placements, name, partition)
         return await self._ask(route, make, None, None, is_repeatable=False)
 
     async def _ask(
         self, route: Route, make: Make, timeout_seconds: float | None, room: InFlight | None, *, is_repeatable: bool
     ) -> Any:
         seconds = self.brokers.options.timeout_seconds if timeout_seconds is None else timeout_seconds
-        return await ask(
+        return await send_with_retry(
             route, make, room=room or self.brokers.rooms.requests, is_repeatable=is_repeatable, seconds=seconds
         )

@@ -1,9 +1,9 @@
-"""From values to envelopes and back: who can write a value, and who can read it again.
+"""How values become bytes with a serializer header, and how payloads are read from them.
 
-- Bytes, text, JSON and Arrow need no registration; Avro needs a schema, and a type of the user's own its two functions.
-- A type is looked up as it is: a subclass is another type, because it would come back as its parent.
-- What a record needs to be read again is in two of its headers. Plain bytes have none, so that whoever knows nothing of
-  envelopes reads and writes them as they are.
+- Bytes, text, JSON and Arrow need no registration; Avro needs a schema, and a user's own type needs two functions.
+- Types are matched exactly: a subclass is another type, because it would come back as its parent.
+- Two headers of a record say how to read its value. Plain bytes have none, so producers and consumers that do not know
+  these headers write and read them as they are.
 """
 
 import datetime
@@ -12,7 +12,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -20,12 +19,11 @@ import msgspec
 
 from sulina.core.delivery.pubsub import Envelope
 from sulina.core.records.record import Headers
+from sulina.core.records.serializer import JSON_HEADERS, SERIALIZER_HEADER, TEXT_HEADERS, TYPE_HEADER, Serializer
 from sulina.core.records.values import checker
 from sulina.core.topic import Schema, SchemaKind
 from sulina.errors import InvalidEnvelope, InvalidSettings, NotSerializable
 
-SERIALIZER_HEADER = "sulina-serializer"  # the id, in decimal digits
-TYPE_HEADER = "sulina-type"  # its name in UTF-8; absent: it has none
 USER_ID_MIN = 100
 USER_ID_MAX = 2**31 - 1
 TYPE_NAME_LENGTH_MAX = 500
@@ -35,16 +33,6 @@ T = TypeVar("T")
 _RESERVED = frozenset((SERIALIZER_HEADER, TYPE_HEADER))
 # What Avro's logical types are in Python: they pass as they are.
 _AVRO_TYPES = (bytes, datetime.datetime, datetime.date, datetime.time, decimal.Decimal, uuid.UUID)
-
-
-class Serializer(IntEnum):
-    """The ids that are ours. Those from 100 on are the users'."""
-
-    BYTES = 0
-    TEXT = 1
-    JSON = 2
-    ARROW = 3  # a stream of IPC; the type is Table or RecordBatch
-    AVRO = 4  # without its schema: whoever reads it has registered the type too
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +62,21 @@ class SerializationRegistry:
         dumps: Callable[[T], bytes],
         loads: Callable[[bytes], T],
     ) -> None:
-        """A type with functions of its own. Several types may share an id. InvalidSettings."""
+        """Register a type with its own functions. Several types may share an id.
+
+        Raises:
+            InvalidSettings: the id, the name or the type is not valid, or is registered already.
+        """
         if not isinstance(serializer_id, int) or not USER_ID_MIN <= serializer_id <= USER_ID_MAX:
             raise InvalidSettings(f"a serializer's id is from {USER_ID_MIN} to {USER_ID_MAX}, not {serializer_id!r}")
         self._add(kind, _Form(serializer_id, type_name, dumps, loads))
 
     def register_json(self, kind: type, *, type_name: str | None = None) -> None:
-        """A dataclass, a Struct, or whatever else msgspec knows: it comes back as one. InvalidSettings."""
+        """Register a dataclass, a Struct or another type that msgspec knows: it comes back as one.
+
+        Raises:
+            InvalidSettings: it cannot be read from JSON, or is registered already.
+        """
         try:
             loads: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
         except TypeError as error:
@@ -88,7 +84,11 @@ class SerializationRegistry:
         self._add(kind, _Form(Serializer.JSON, type_name or _name_of(kind), self._to_json, loads))
 
     def register_avro(self, kind: type, *, schema: Any, type_name: str | None = None) -> None:
-        """A dataclass, a Struct or a dict, by the JSON of an Avro schema. InvalidSettings."""
+        """Register a dataclass, a Struct or a dict by the JSON of an Avro schema.
+
+        Raises:
+            InvalidSettings: the schema is not valid, or the type is registered already.
+        """
         checker(Schema(kind=SchemaKind.AVRO, definition=schema))
         import fastavro
 
@@ -124,7 +124,11 @@ class SerializationRegistry:
         self._by_type[kind] = self._by_name[form.serializer_id, name] = form
 
     def serialize(self, value: object) -> Envelope:
-        """NotSerializable when nobody can write it, or whoever should fails."""
+        """Return a value as bytes, with the serializer and the name of the type that read them.
+
+        Raises:
+            NotSerializable: no serializer can write it, or the registered one fails.
+        """
         form = self._by_type.get(type(value))
         if form is not None:
             return Envelope(form.serializer_id, form.type_name, _written(form.dumps, value))
@@ -136,8 +140,31 @@ class SerializationRegistry:
             return Envelope(Serializer.ARROW, arrow, _written(_arrow_dumps, value))
         return Envelope(Serializer.JSON, "", _written(self._to_json, value))
 
+    def write(self, value: object, headers: Headers = ()) -> tuple[bytes | None, Headers]:
+        """Return a value as it is stored, and the headers with those that its readers need.
+
+        Bytes keep the headers that are given, so that a message can be published again by its value and headers.
+
+        Raises:
+            NotSerializable: no serializer can write the value, or the registered one fails.
+        """
+        if value is None:
+            return None, without_envelope(headers) if headers else ()
+        if isinstance(value, bytes | bytearray | memoryview) and type(value) not in self._by_type:
+            return bytes(value), headers
+        envelope = self.serialize(value)
+        if envelope.type_name or envelope.serializer_id not in _HEADERS:
+            own = headers_of(envelope)
+        else:
+            own = _HEADERS[envelope.serializer_id]  # always the same object: batches are encoded faster
+        return envelope.data, own + without_envelope(headers) if headers else own
+
     def deserialize(self, envelope: Envelope) -> Any:
-        """InvalidEnvelope when nobody knows it, or its bytes are not what it says. JSON of an unknown type is plain."""
+        """Return the value of an envelope; JSON of an unknown type is plain.
+
+        Raises:
+            InvalidEnvelope: no serializer knows it, or its bytes are not what it says.
+        """
         form = self._by_name.get((envelope.serializer_id, envelope.type_name))
         loads = form.loads if form is not None else _PLAIN.get(envelope.serializer_id)
         if loads is None:
@@ -157,7 +184,7 @@ class SerializationRegistry:
 
 
 def headers_of(envelope: Envelope) -> Headers:
-    """What a record carries beside the envelope's bytes. Plain bytes need nothing."""
+    """Return the headers that a record carries beside the envelope's bytes. Plain bytes need none."""
     if envelope.serializer_id == Serializer.BYTES and not envelope.type_name:
         return ()
     number = (SERIALIZER_HEADER, b"%d" % envelope.serializer_id)
@@ -165,7 +192,11 @@ def headers_of(envelope: Envelope) -> Headers:
 
 
 def envelope_of(data: bytes, headers: Iterable[tuple[str, bytes | None]]) -> Envelope:
-    """Of a record as it was read. InvalidEnvelope when its headers are not ours."""
+    """Return the envelope of a record as it was read.
+
+    Raises:
+        InvalidEnvelope: its serializer headers are not valid.
+    """
     found = {name: value or b"" for name, value in headers if name in _RESERVED}
     if not found:
         return Envelope(Serializer.BYTES, "", data)
@@ -179,7 +210,7 @@ def envelope_of(data: bytes, headers: Iterable[tuple[str, bytes | None]]) -> Env
 
 
 def without_envelope(headers: Headers) -> Headers:
-    """The headers that are not ours to write: so a message that was received can be passed on as it is."""
+    """Return headers without those of the serializer, so that a message can be published again."""
     return tuple(header for header in headers if header[0] not in _RESERVED)
 
 
@@ -203,7 +234,7 @@ def _name_of(kind: type) -> str:
 
 
 def _arrow_name(value: object) -> str | None:
-    """Whoever has a table has imported Arrow; nobody else needs it."""
+    """Return the name of an Arrow type; None for other types. Arrow is not imported for that."""
     arrow = sys.modules.get("pyarrow")
     if arrow is None or not isinstance(value, arrow.Table | arrow.RecordBatch):
         return None
@@ -232,6 +263,7 @@ def _empty_batch(table: Any) -> Any:
     return pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
+_HEADERS = {int(Serializer.TEXT): TEXT_HEADERS, int(Serializer.JSON): JSON_HEADERS}
 # What is read without a registration.
 _PLAIN: dict[int, Callable[[bytes], Any]] = {
     Serializer.BYTES: lambda data: data,

@@ -11,56 +11,56 @@ import asyncio
 import random
 from typing import Any, Protocol
 
-from sulina.client.asking import Asking, Make, ask
 from sulina.client.connection import Connection, Connector
 from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
+from sulina.client.retries import Make, RetryState, send_with_retry
 from sulina.core.backoff import Backoff
 from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode, Happened
 
 
-class Attached(Protocol):
+class SessionAttachment(Protocol):
     """A consumer on this connection: what the session tells it, and what it has to say."""
 
     def deliver(self, frame: Deliver) -> None:
-        """Records have come."""
+        """Take records that have come."""
         ...
 
     def lose(self, error: SulinaError) -> None:
-        """The node or the connection has let it go."""
+        """End: the node or the connection has detached it."""
         ...
 
     def drain(self) -> list[FromClient]:
-        """The frames that wait to be sent, none of which is answered."""
+        """Return the frames that wait to be sent, none of which is answered."""
         ...
 
 
-class Listening(Protocol):
+class EventListener(Protocol):
     """Who is told what happens on the node, on this connection."""
 
     def happened(self, frame: Happened) -> None:
-        """This has."""
+        """Take an event frame of this connection."""
         ...
 
     def lose(self, error: SulinaError) -> None:
-        """It hears no more over this connection."""
+        """End: no more events come over this connection."""
         ...
 
 
-class Awaiting(Protocol):
+class AnswerReceiver(Protocol):
     """Who waits for an answer: a future, or something that does as if."""
 
     def done(self) -> bool:
-        """Whether it needs no answer any more."""
+        """Return whether it needs no answer any more."""
         ...
 
     def set_result(self, result: Any, /) -> None:
-        """This is the answer."""
+        """Take the answer."""
         ...
 
     def set_exception(self, error: SulinaError, /) -> None:
-        """This is why there is none."""
+        """Take the error that came instead of an answer."""
         ...
 
 
@@ -82,17 +82,17 @@ class Session:
         self.rng = rng
         self.rooms = rooms
         self.connection: Connection | None = None  # at this moment
-        self.pending: dict[int, Awaiting] = {}  # what was sent over it and is not answered
+        self.pending: dict[int, AnswerReceiver] = {}  # what was sent over it and is not answered
         self.reconnects = 0
         self.last_id = 0
         self.is_closed = False
         self._connector = connector
         self._backoff_seconds_max = options.backoff_seconds_max if backoff_seconds_max is None else backoff_seconds_max
-        self._connected = asyncio.Event()  # or closed: whoever waits for a connection need wait no longer
+        self._connected = asyncio.Event()  # or closed: nothing waits for a connection any longer
         self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
-        self._attached: dict[int, Attached] = {}
-        self._listening: dict[int, Listening] = {}
-        self._outbox: dict[int, Attached] = {}  # handles of attachments that have something to say
+        self._attached: dict[int, SessionAttachment] = {}
+        self._listening: dict[int, EventListener] = {}
+        self._outbox: dict[int, SessionAttachment] = {}  # handles of attachments that have something to say
         self._outbox_filled = asyncio.Event()
         self._reason = "not connected yet"
         self._runner: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Session:
         self._runner.add_done_callback(self._ended)
 
     async def close(self, reason: str = "the client is closed") -> None:
-        """Let go of the connection; whoever waits gets Disconnected."""
+        """Close the connection; calls that wait get Disconnected."""
         self.is_closed = True
         self._reason = reason
         if self._runner is not None:
@@ -139,7 +139,7 @@ class Session:
             await asyncio.wait([self._runner])
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
-        """Nobody reads any more: whoever waits must hear of it, also if it is our own bug."""
+        """Tell all that wait that the session has ended, also if that is our own bug."""
         if not runner.cancelled() and (error := runner.exception()) is not None:
             self._reason = f"the session failed: {error!r}"
         self.is_closed = True
@@ -152,7 +152,7 @@ class Session:
         return Backoff(self.options.backoff_seconds_min, self._backoff_seconds_max, self.rng.random)
 
     def next_id(self) -> int:
-        """A number that was not given out before, for requests and for handles."""
+        """Return a number that was not given out before, for requests and for handles."""
         self.last_id += 1
         return self.last_id
 
@@ -164,7 +164,11 @@ class Session:
             await self._connected.wait()
 
     async def reach(self, seconds: float) -> None:
-        """Return when there is a connection. Disconnected as soon as one cannot be had, or after so long."""
+        """Return when there is a connection.
+
+        Raises:
+            Disconnected: an attempt to connect failed, or none succeeded within `seconds`.
+        """
         if self.connection is not None:
             return
         if self.is_closed:
@@ -202,12 +206,12 @@ class Session:
         room: InFlight | None = None,
         is_patient: bool = True,
     ) -> Any:
-        """The node's answer to the frame that `make` gives for an id; it is called once for each attempt.
+        """Return the node's answer to the frame that `make` gives for an id; it is called once for each attempt.
 
         There is one attempt only if it is not patient. Errors of the node; Disconnected; QueueFull when there is no
-        room in flight for so long.
+        room in flight in time.
         """
-        return await ask(
+        return await send_with_retry(
             _Here(self) if is_patient else _Once(self),
             make,
             room=room or self.rooms.requests,
@@ -216,7 +220,7 @@ class Session:
             seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
         )
 
-    async def ask(self, make: Make, asking: Asking) -> Any:
+    async def send_once(self, make: Make, state: RetryState) -> Any:
         """Send it over the connection that there is, and wait for the answer. Disconnected."""
         connection = self.connection
         if connection is None:
@@ -225,7 +229,7 @@ class Session:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.pending[number] = answer
         try:
-            asking.is_sent = True
+            state.is_sent = True
             await self.send(connection, make(number))
             return await answer
         finally:
@@ -234,7 +238,11 @@ class Session:
                 answer.exception()  # seen: `send` may have failed first
 
     async def send(self, connection: Connection, frame: FromClient) -> None:
-        """Over a connection that was there a moment ago. Disconnected."""
+        """Send a frame over a connection that was there a moment ago.
+
+        Raises:
+            Disconnected: it is gone.
+        """
         try:
             await connection.send(frame)
         except Disconnected:
@@ -244,37 +252,37 @@ class Session:
             raise
 
     def late(self, seconds: float) -> Disconnected:
-        """The error of whoever has waited so long for an answer, or for a connection."""
+        """Return the error of a request that has waited `seconds` for an answer, or for a connection."""
         if not self.is_connected:
             return self.disconnected()
         return Disconnected(url=self.url, reason=f"no answer within {seconds:g} seconds")
 
     def disconnected(self) -> Disconnected:
-        """Why there is no connection, or was none when it was last looked for."""
+        """Return the error that says why there is no connection."""
         return Disconnected(url=self.url, reason=self._reason)
 
     # Attachments
 
-    def attach(self, handle: int, attached: Attached) -> None:
-        """Deliveries to `handle` on this connection are for `attached`."""
+    def attach(self, handle: int, attached: SessionAttachment) -> None:
+        """Pass deliveries to `handle` on this connection on to `attached`."""
         self._attached[handle] = attached
 
     def detach(self, handle: int) -> None:
-        """Nothing more for it."""
+        """Remove an attachment."""
         self._attached.pop(handle, None)
 
-    def post(self, handle: int, attached: Attached) -> None:
-        """The attachment has something to say. Nothing is sent for one that is lost."""
+    def post(self, handle: int, attached: SessionAttachment) -> None:
+        """Send what an attachment has to say, soon. Nothing is sent for one that is lost."""
         if handle in self._attached:
             self._outbox[handle] = attached
             self._outbox_filled.set()
 
-    def listen(self, number: int, listening: Listening) -> None:
-        """What happens on this connection's node is told to `listening`, by the id of its request."""
+    def listen(self, number: int, listening: EventListener) -> None:
+        """Pass events of this connection on to `listening`, by the id of its request."""
         self._listening[number] = listening
 
     def unlisten(self, number: int) -> None:
-        """Nothing more for it."""
+        """Remove a listener."""
         self._listening.pop(number, None)
 
     # The connection
@@ -329,7 +337,11 @@ class Session:
             return  # the reader will see it too
 
     def _take(self, frame: FromNode) -> bool:
-        """Whether it shows that the node does what it is asked. Disconnected when the node breaks off."""
+        """Take a frame; return whether it shows that the node does what it is asked.
+
+        Raises:
+            Disconnected: the node breaks off.
+        """
         kind = type(frame)
         if kind is Deliver:
             if (attached := self._attached.get(frame.consumer)) is not None:  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ import msgspec
 from sulina.client.batches import BatchCodec, within
 from sulina.client.brokers import Brokers
 from sulina.client.handling import Handler, HandlerCalls, calling, reason_of, threads_for
-from sulina.client.message import PubSubMessage
+from sulina.client.message import Message
 from sulina.client.serialization import SerializationRegistry
 from sulina.client.session import Session
 from sulina.core.log.log_state import NO_EPOCH
@@ -34,7 +34,7 @@ DELIVERIES_MAX = 10_000  # of one partition that wait for the handler; the node 
 REASON_LENGTH_MAX = 500
 JOIN_SECONDS = 15.0  # for an answer, before another broker is asked; a node waits for all owners meanwhile
 LEAVE_SECONDS = 5.0
-STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
+STEADY_SECONDS = 5.0  # after which an attachment counts as steady, and pauses begin small again
 
 _logger = logging.getLogger("sulina.client")
 
@@ -49,10 +49,10 @@ class SubscriberTerms:
     batches: bool
 
 
-class _Attachment:
+class _SubscriberAttachment:
     """A subscriber as one connection knows it."""
 
-    def __init__(self, session: Session, on_delivery: "Callable[[_Attachment, Deliver], None]") -> None:
+    def __init__(self, session: Session, on_delivery: "Callable[[_SubscriberAttachment, Deliver], None]") -> None:
         self.session = session
         self.handle = session.next_id()
         self.is_reliable = False  # until the node has said so
@@ -66,12 +66,12 @@ class _Attachment:
     # What the session calls
 
     def deliver(self, frame: Deliver) -> None:
-        """Records have come, perhaps before the answer that says that it has joined."""
+        """Take records, perhaps before the answer that says that it has joined."""
         self.has_delivered = True
         self._on_delivery(self, frame)
 
     def lose(self, error: SulinaError) -> None:
-        """Nothing that was delivered can be acked any more."""
+        """End: nothing that was delivered can be acked any more."""
         self._end()
         self._frames.clear()
         self.session.detach(self.handle)
@@ -94,7 +94,7 @@ class _Attachment:
             self.session.post(self.handle, self)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; if it is attached all the same, the node is told."""
+        """End without waiting; if it is attached all the same, the node is told."""
         if not self.is_gone:
             self._end()
             self._frames.append(Detach(0, self.handle))
@@ -124,18 +124,18 @@ class _Attachment:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _PartitionDeliveries:
     """The deliveries of one partition, on their way to the handler."""
 
     position: int | None = None  # the handler is done with everything before it
     epoch: int = NO_EPOCH  # of the log in which it is
     tail: int | None = None  # where the newest delivery ended
     has_failed: bool = False  # what comes is void until it is sent again
-    waiting: deque[tuple[_Attachment, Deliver]] = field(default_factory=deque)
+    waiting: deque[tuple[_SubscriberAttachment, Deliver]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
 
     def takes(self, start: int, end: int) -> bool:
-        """Whether a delivery of a reliable topic is to be handled; False: it comes again."""
+        """Return whether a delivery of a reliable topic is to be handled; False: it comes again."""
         if self.has_failed:
             if start == self.tail:  # it was on its way before the node knew
                 self.tail = end
@@ -146,13 +146,13 @@ class _Line:
         return True
 
     def forget(self) -> None:
-        """The attachment is lost: what it delivered comes again."""
+        """Drop what waits: the attachment is lost, and it comes again."""
         self.waiting.clear()
         self.tail, self.has_failed = None, False
 
 
 class Subscriber:
-    """Made by `PubSub.subscribe`. It is subscribed until it unsubscribes, or the topic removes it."""
+    """Made by `Client.subscribe`. It is subscribed until it unsubscribes, or the topic removes it."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Subscriber:
         on_removed: Callable[[SulinaError], object] | None = None,
         on_end: "Callable[[Subscriber], None]",
     ) -> None:
-        """`on_end` is told in any case, `on_removed` when it was not unsubscribed."""
+        """Make a subscriber; `on_end` is called at its end, `on_removed` when it was not unsubscribed."""
         self.terms = terms
         self.handler = handler
         self.delivered = 0  # messages that the handler is done with
@@ -176,8 +176,8 @@ class Subscriber:
         self._on_removed = on_removed
         self._on_end = on_end
         self._threads = threads_for(handler, terms.name)
-        self._lines: dict[int, _Line] = {}
-        self._attachment: _Attachment | None = None
+        self._lines: dict[int, _PartitionDeliveries] = {}
+        self._attachment: _SubscriberAttachment | None = None
         self._is_attached = False
         self._is_over = False
         self._backoff = brokers.home.backoff()
@@ -199,16 +199,22 @@ class Subscriber:
         return self._is_attached
 
     def positions(self) -> dict[int, int]:
-        """The next offset for its handler, by partition. None of a topic that keeps nothing."""
+        """Return the next offset for its handler, by partition; nothing for a best-effort topic."""
         return {number: line.position for number, line in self._lines.items() if line.position is not None}
 
     async def open(self) -> None:
-        """Join. The node's errors, such as TopicNotFound; Disconnected."""
+        """Join.
+
+        Raises:
+            NotStarted: the client was closed meanwhile.
+            TopicNotFound: there is no such topic.
+            Disconnected: no node answers in time.
+        """
         try:
             attachment = await self._brokers.at_home(self._join, self._brokers.options.timeout_seconds)
             if self._is_over:  # meanwhile
                 await attachment.leave()
-                raise NotStarted("publish/subscribe was stopped while the subscriber joined")
+                raise NotStarted("the client was closed while the subscriber joined")
         except BaseException:
             self._end(None)
             raise
@@ -222,7 +228,7 @@ class Subscriber:
         await self.leave(None)
 
     async def leave(self, seconds: float | None) -> None:
-        """As `unsubscribe`; a call that takes longer than so long is cancelled, or left to itself in its thread."""
+        """Unsubscribe. A call that takes longer than `seconds` is cancelled, or goes on alone in its thread."""
         is_inside = calling.get() is self
         if self._is_over:
             if not is_inside:
@@ -240,9 +246,14 @@ class Subscriber:
         finally:
             self._end(None)
 
-    async def wait_removed(self) -> SulinaError | None:
-        """Return when it gets nothing any more. Why it was removed; None: it was unsubscribed."""
-        return await asyncio.shield(self.removed)
+    async def wait_removed(self, timeout_seconds: float | None = None) -> SulinaError | None:
+        """Wait until it gets nothing more. Return why it was removed; None: it was unsubscribed.
+
+        Raises:
+            TimeoutError: it was not removed within `timeout_seconds`.
+        """
+        async with asyncio.timeout(timeout_seconds):
+            return await asyncio.shield(self.removed)
 
     async def _wait_calls(self, seconds: float | None) -> None:
         tasks = [line.task for line in self._lines.values() if line.task is not None]
@@ -255,7 +266,7 @@ class Subscriber:
             await asyncio.wait(late, timeout=seconds)
 
     def _end(self, error: SulinaError | None) -> None:
-        """It gets nothing more."""
+        """End: nothing more is delivered."""
         self._is_over = True
         if self._attachment is not None:
             self._attachment.abandon()
@@ -271,7 +282,7 @@ class Subscriber:
 
     # Being attached
 
-    async def _keep(self, attachment: _Attachment) -> None:
+    async def _keep(self, attachment: _SubscriberAttachment) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -289,12 +300,12 @@ class Subscriber:
                 attachment = await self._brokers.at_home(self._join)
         except SulinaError as error:
             self._end(error)
-        except Exception as error:  # our own bug: whoever waits must hear of it
+        except Exception as error:  # our own bug: tell all that wait
             self._end(Disconnected(url="anywhere", reason=f"the subscriber failed: {error!r}"))
             raise
 
-    async def _join(self, session: Session) -> _Attachment:
-        attachment = self._attachment = _Attachment(session, self._take)
+    async def _join(self, session: Session) -> _SubscriberAttachment:
+        attachment = self._attachment = _SubscriberAttachment(session, self._take)
         asked = self.positions()
         epochs = {number: line.epoch for number, line in self._lines.items() if line.epoch != NO_EPOCH}
 
@@ -314,7 +325,7 @@ class Subscriber:
         self._begin(attachment, asked, msgspec.convert(answer, JoinedTopic, from_attributes=True))
         return attachment
 
-    def _begin(self, attachment: _Attachment, asked: dict[int, int], joined: JoinedTopic) -> None:
+    def _begin(self, attachment: _SubscriberAttachment, asked: dict[int, int], joined: JoinedTopic) -> None:
         attachment.is_reliable = joined.is_reliable
         for partition, offset in joined.positions.items():
             line = self._line(partition)
@@ -327,8 +338,8 @@ class Subscriber:
         self._is_attached = not attachment.is_gone
         attachment.ready.set()
 
-    def _diverge(self, line: _Line, partition: int, offset: int, epoch: int) -> None:
-        """What the handler was done with from `offset` on was given up: the log goes on there."""
+    def _diverge(self, line: _PartitionDeliveries, partition: int, offset: int, epoch: int) -> None:
+        """Go on at `offset`: what the handler was done with from there on was given up."""
         _logger.warning(
             "offsets %d to %d of %s, partition %d, were given up after %s had them; it goes on at %d",
             offset, (line.position or offset) - 1, self.topic, partition, self.name, offset,
@@ -341,12 +352,12 @@ class Subscriber:
         for line in self._lines.values():
             line.forget()
 
-    def _line(self, partition: int) -> _Line:
-        return self._lines.setdefault(partition, _Line())
+    def _line(self, partition: int) -> _PartitionDeliveries:
+        return self._lines.setdefault(partition, _PartitionDeliveries())
 
     # Deliveries
 
-    def _take(self, attachment: _Attachment, frame: Deliver) -> None:
+    def _take(self, attachment: _SubscriberAttachment, frame: Deliver) -> None:
         if self._is_over or attachment is not self._attachment:
             return
         if not frame.ranges:
@@ -364,7 +375,7 @@ class Subscriber:
         if line.task is None:
             line.task = asyncio.create_task(self._work(line), name=f"sulina-handler {self.name} {frame.partition}")
 
-    async def _work(self, line: _Line) -> None:
+    async def _work(self, line: _PartitionDeliveries) -> None:
         """Handle what waits, until nothing does."""
         calling.set(self)
         try:
@@ -381,13 +392,15 @@ class Subscriber:
         finally:
             line.task = None
 
-    def _fail(self, line: _Line, attachment: _Attachment, frame: Deliver, reason: str) -> None:
+    def _fail(self, line: _PartitionDeliveries, attachment: _SubscriberAttachment, frame: Deliver, reason: str) -> None:
         attachment.settle(FailBatch(attachment.handle, frame.partition, frame.attempt, reason[:REASON_LENGTH_MAX]))
         if attachment is self._attachment:  # else what waits is from after it
             line.waiting.clear()
             line.has_failed = attachment.is_reliable
 
-    async def _handle(self, line: _Line, attachment: _Attachment, frame: Deliver) -> str | None:
+    async def _handle(
+        self, line: _PartitionDeliveries, attachment: _SubscriberAttachment, frame: Deliver
+    ) -> str | None:
         """Call the handler with all of a delivery. Why that was not possible; None: it is done."""
         calls = messages = None
         begun_at = 0
@@ -415,21 +428,22 @@ class Subscriber:
                         line.position, line.epoch = end, frame.epoch
         return None if count == len(messages) else "it was unsubscribed"
 
-    def _messages(self, line: _Line, frame: Deliver, *, is_reliable: bool) -> list[PubSubMessage]:
-        """But for those that the handler is done with. InvalidBatch, and others."""
+    def _messages(self, line: _PartitionDeliveries, frame: Deliver, *, is_reliable: bool) -> list[Message]:
+        """Return the messages of a delivery, but for those that the handler is done with."""
         records = self._codec.decode(frame.data)
         position = self._done_before(line, frame) if is_reliable else None
         topic, partition, registry = self.topic, frame.partition, self._registry
         return [
-            PubSubMessage(
-                record.value, record.key, record.timestamp_ms, record.headers, record.offset, partition, topic, registry
+            Message(
+                topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
+                1, registry,
             )
             for start, end in frame.ranges
             for record in within(records, start if position is None else max(start, position), end)
         ]  # fmt: skip
 
-    def _done_before(self, line: _Line, frame: Deliver) -> int | None:
-        """Up to where records of a delivery, which has been decoded, come again: not where a later epoch begins."""
+    def _done_before(self, line: _PartitionDeliveries, frame: Deliver) -> int | None:
+        """Return up to which offset records of a delivery come again; a later epoch does not."""
         if line.position is not None and frame.ranges[0][0] < line.position and NO_EPOCH < line.epoch < frame.epoch:
             offset = first_after_epoch(frame.data, line.epoch)
             if offset is not None and offset < line.position:

@@ -1,83 +1,104 @@
-"""The same client for threads: its event loop runs in a thread of its own, and every call waits for it.
+"""The client for threads: its event loop runs in a thread of its own, and every call waits for it.
 
-Nothing is done here that `client` does not do.
+The methods are made from those of the asynchronous client, with their signatures and docstrings.
 """
 
+import functools
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from sulina.client.admin import MOVE_SECONDS, PolicyLike, SchemaLike
+from sulina.client.admin import Admin
 from sulina.client.batches import take_from
-from sulina.client.batching_producer import BatchingProducer, OnFailure, Write
-from sulina.client.batching_rules import BatchingRules
-from sulina.client.checks import PositionLike, TopicLike
+from sulina.client.checks import TopicLike
 from sulina.client.client import Client
+from sulina.client.consumer import Consumer
+from sulina.client.events import Events
 from sulina.client.loop_thread import LoopThread, Run
-from sulina.client.message import Delivered, HeadersLike, Received
-from sulina.client.move_watch import OnProgress
+from sulina.client.message import Message, Record
+from sulina.client.producer import Producer, ProducerReport, Receipt, Rest
 from sulina.client.publish_ack import PublishAck
 from sulina.client.reader import Reader
-from sulina.client.subscription import Subscription
-from sulina.client.sync_batching import SyncBatchingProducer
-from sulina.core.delivery.members import SubscriptionKind
-from sulina.core.delivery.pubsub import PublishOptions, SubscriberInfo
-from sulina.core.log.commit import Commit
-from sulina.core.topic import DeliveryGuarantee, Schema
-from sulina.errors import PositionDiverged
-from sulina.wire.messages import (
-    BrokerInfo,
-    ClusterInfo,
-    Fetched,
-    NamespaceInfo,
-    NodeInfo,
-    PartitionInfo,
-    Placement,
-    ProducerInfo,
-    Published,
-    PubSubMetrics,
-    ReaderInfo,
-    Rebalanced,
-    SubscriptionInfo,
-    TopicInfo,
-    UnloadInfo,
-)
+from sulina.client.serialization import SerializationRegistry
+from sulina.client.subscribers import AnySubscriber
+from sulina.errors import PositionDiverged, SulinaError
+from sulina.wire.messages import Published, PubSubEvent
 
-T = TypeVar("T")
+A_co = TypeVar("A_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class SyncDelivered(Received, frozen=True, eq=False):
-    """One record that a subscription delivered, to be acked or nacked by any thread."""
+class _Blocking(Generic[A_co]):
+    """An object of an event loop, for other threads."""
 
-    attempt: int  # 1 the first time
-    delivered: Delivered
-    run: Run
-
-    def ack(self) -> bool:
-        """As `Delivered.ack`: True when the cursor is durable, False when the record will be delivered again."""
-        return bool(self.run(self.delivered.ack()))
-
-    def ack_soon(self) -> None:
-        """As `ack`, without waiting."""
-        self.delivered.ack_soon()
-
-    def nack(self, delay_seconds: float | None = None) -> bool:
-        """Have the record delivered again."""
-        return bool(self.run(self.delivered.nack(delay_seconds)))
-
-
-class SyncSubscription:
-    """`with client.subscribe(…) as messages:` and `for message in messages:`."""
-
-    def __init__(self, subscription: Subscription, run: Run) -> None:
-        self._subscription = subscription
+    def __init__(self, wrapped: A_co, run: Run) -> None:
+        self._wrapped = wrapped
         self._run = run
-        self._buffer: deque[Delivered] = deque()
-        self._records_max = max(1, subscription.terms.credit // 2)
+
+
+def _blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[_Blocking[A], P], R]:
+    """Return a method that runs an asynchronous one in the loop, and waits for it."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(method(self._wrapped, *args, **kwargs))
+
+    return call
+
+
+def _wrapping(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]], wrap: Callable[[R, Run], B]
+) -> Callable[Concatenate[_Blocking[A], P], B]:
+    """Return a method that runs an asynchronous one in the loop, and wraps what it returns."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> B:
+        return wrap(self._run(method(self._wrapped, *args, **kwargs)), self._run)
+
+    return call
+
+
+def _in_loop(method: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
+    """Return a plain method as an asynchronous one: what it makes belongs to the loop."""
+
+    @functools.wraps(method)
+    async def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+class _Takes(Protocol):
+    """What gives out messages: a reader, a consumer."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def take(self, records_max: int | None = None) -> list[Message]: ...
+
+    def batches(self, records_max: int | None = None) -> AsyncIterator[list[Message]]: ...
+
+
+T_co = TypeVar("T_co", bound=_Takes, covariant=True)
+
+
+class _SyncMessages(_Blocking[T_co]):
+    """Messages, taken ahead in lists."""
+
+    def __init__(self, wrapped: T_co, run: Run, ahead_max: int | None = None) -> None:
+        super().__init__(wrapped, run)
+        self._ahead: deque[Message] = deque()
+        self._ahead_max = ahead_max  # messages that iteration takes at once
 
     def __enter__(self) -> Self:
-        self._run(self._subscription.open())
+        self._run(self._wrapped.open())
         return self
 
     def __exit__(
@@ -86,69 +107,74 @@ class SyncSubscription:
         self.close()
 
     def close(self) -> None:
-        """Make acks durable and detach."""
-        self._buffer.clear()
-        self._run(self._subscription.close())
+        """End the iteration; a consumer makes its acks durable and detaches."""
+        self._ahead.clear()
+        self._run(self._wrapped.close())
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> SyncDelivered:
-        while True:
-            if not self._buffer:
-                self._buffer.extend(self._run(self._subscription.take(self._records_max)))
-                if not self._buffer:
-                    raise StopIteration
-            if (message := self._next_here()) is not None:
-                return message
+    def __next__(self) -> Message:
+        while not (found := self._taken_ahead(1)):
+            self._ahead.extend(self._run(self._wrapped.take(self._ahead_max)))
+            if not self._ahead:
+                raise StopIteration
+        return found[0]
 
-    def get(self, timeout_seconds: float | None = None) -> SyncDelivered | None:
-        """The next message; None when there is none for so long, or the subscription was closed."""
-        if (message := self._next_here()) is not None:
-            return message
-        delivered = self._run(self._subscription.get(timeout_seconds))
-        return None if delivered is None else self._sync(delivered)
+    def batches(self, records_max: int | None = None) -> Iterator[list[Message]]:
+        """Iterate over messages in lists, as they come: the fastest way to read many."""
+        while messages := self._taken_ahead(records_max) or self._run(self._wrapped.take(records_max)):
+            yield messages
 
-    def batches(self, records_max: int | None = None) -> Iterator[list[SyncDelivered]]:
-        """Messages in lists, as they come."""
-        while messages := self._take_here(records_max) or self._run(self._subscription.take(records_max)):
-            yield [self._sync(message) for message in messages]
-
-    def ack(self, messages: Iterable[SyncDelivered]) -> bool:
-        """True when the cursors are durable; False when any of the deliveries had been taken back."""
-        return bool(self._run(self._subscription.ack([message.delivered for message in messages])))
-
-    def _next_here(self) -> SyncDelivered | None:
-        return next((self._sync(message) for message in self._take_here(1)), None)
-
-    def _take_here(self, records_max: int | None) -> list[Delivered]:
-        """What iteration has taken ahead, but for what comes again."""
-        while self._buffer:
-            if taken := [message for message in take_from(self._buffer, records_max) if not message.attachment.is_gone]:
-                return taken
-        return []
-
-    def _sync(self, m: Delivered) -> SyncDelivered:
-        return SyncDelivered(
-            m.value, m.key, m.timestamp_ms, m.headers, m.offset, m.partition, m.topic, m.attempt, m, self._run
-        )
+    def _taken_ahead(self, records_max: int | None) -> list[Message]:
+        return take_from(self._ahead, records_max)
 
 
-class SyncReader:
-    """`for record in client.consume(…):`; `with` it to begin before the first record is asked for."""
-
-    def __init__(self, reader: Reader, run: Run) -> None:
-        self._reader = reader
-        self._run = run
-        self._buffer: deque[Received] = deque()
+class SyncReader(_SyncMessages[Reader]):
+    """`for message in client.read(…):`; `with` it to begin before the first message is asked for."""
 
     @property
     def divergences(self) -> Sequence[PositionDiverged]:
-        """What was read and given up since, the newest last: the reader went on where the log does."""
-        return tuple(self._reader.divergences)
+        """Return what was read and given up since, the newest last: the reader went on where the log does."""
+        return tuple(self._wrapped.divergences)
+
+
+class SyncConsumer(_SyncMessages[Consumer]):
+    """`with client.consumer(…) as messages:` and `for message in messages:`. Any thread may ack."""
+
+    def __init__(self, consumer: Consumer, run: Run) -> None:
+        super().__init__(consumer, run, ahead_max=max(1, consumer.terms.credit // 2))
+
+    ack = _blocking(Consumer.ack)
+    nack = _blocking(Consumer.nack)
+
+    def ack_soon(self, message: Message) -> None:
+        """Ack without waiting: many become one request. An ack that is lost means another delivery."""
+        self._wrapped.ack_soon(message)
+
+    @property
+    def is_attached(self) -> bool:
+        """Return whether any node sends to it at this moment."""
+        return self._wrapped.is_attached
+
+    def get(self, timeout_seconds: float | None = None) -> Message | None:
+        """Return the next message; None: there was none for `timeout_seconds`, or the consumer was closed."""
+        found = self._taken_ahead(1)
+        return found[0] if found else self._run(self._wrapped.get(timeout_seconds))
+
+    def _taken_ahead(self, records_max: int | None) -> list[Message]:
+        """Return what iteration has taken ahead, but for what comes again."""
+        while self._ahead:
+            if taken := [message for message in take_from(self._ahead, records_max) if self._wrapped.is_own(message)]:
+                return taken
+        return []
+
+
+class SyncEvents(_Blocking[Events]):
+    """`with client.events() as events:` and `for event in events:`."""
 
     def __enter__(self) -> Self:
-        self._run(self._reader.open())
+        self._run(self._wrapped.open())
         return self
 
     def __exit__(
@@ -156,50 +182,182 @@ class SyncReader:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Read no more."""
-        self._buffer.clear()
-        self._run(self._reader.close())
+    close = _blocking(Events.close)
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Received:
-        if not self._buffer:
-            self._buffer.extend(self._run(self._reader.take()))
-            if not self._buffer:
-                raise StopIteration
-        return self._buffer.popleft()
+    def __next__(self) -> PubSubEvent:
+        async def following() -> PubSubEvent | None:
+            return await anext(self._wrapped, None)  # a future cannot carry the end of an iteration
 
-    def batches(self, records_max: int | None = None) -> Iterator[list[Received]]:
-        """Records in lists, as they come."""
-        while records := take_from(self._buffer, records_max) or self._run(self._reader.take(records_max)):
-            yield records
+        event = self._run(following())
+        if event is None:
+            raise StopIteration
+        return event
 
 
-class SyncClient:
-    """`with sulina.connect(url) as client:`. Any thread may call it; what the methods do is said in `Client`."""
+class SyncReceipt(_Blocking[Receipt]):
+    """The receipt of a record that a producer has taken."""
+
+    @property
+    def record(self) -> Record:
+        """Return the record as it is stored."""
+        return self._wrapped.record
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether its outcome is known."""
+        return self._wrapped.is_done
+
+    def ack(self) -> PublishAck:
+        """Wait for the ack of the record. Rejects are acks.
+
+        Raises:
+            SulinaError: a fault of the system.
+        """
+        if not self._wrapped.is_done:
+            self._run(self._wrapped.wait())
+        return self._wrapped.result()
+
+    def cancel(self) -> bool:
+        """Cancel the record. False: it is being published, or its outcome is known."""
+
+        async def cancel() -> bool:
+            return self._wrapped.cancel()
+
+        return self._run(cancel())
+
+
+class SyncProducer(_Blocking[Producer]):
+    """`with client.producer(topic) as producer:`. Any thread may produce."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(Rest.SEND if error is None else Rest.DISCARD)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of records that are not being published yet."""
+        return self._wrapped.waiting
+
+    def report(self) -> ProducerReport:
+        """Return what became of all records so far."""
+        return self._wrapped.report()
+
+    produce = _wrapping(_in_loop(Producer.produce), SyncReceipt)
+    wait_room = _blocking(Producer.wait_room)
+    flush = _blocking(Producer.flush)
+    stop = _blocking(Producer.stop)
+
+
+class SyncSubscriber(_Blocking[AnySubscriber]):
+    """A handler that is subscribed until it unsubscribes, or the topic removes it."""
+
+    @property
+    def name(self) -> str:
+        """Return its name; no other subscriber of this client has it on this topic."""
+        return self._wrapped.name
+
+    @property
+    def topic(self) -> str:
+        """Return the topic."""
+        return self._wrapped.topic
+
+    @property
+    def is_attached(self) -> bool:
+        """Return whether a node has it at this moment."""
+        return self._wrapped.is_attached
+
+    @property
+    def delivered(self) -> int:
+        """Return the number of messages that the handler is done with."""
+        return self._wrapped.delivered
+
+    def unsubscribe(self) -> None:
+        """Stop calling the handler. Within a call of the handler, it does not wait for that one."""
+        self._run(self._wrapped.unsubscribe())
+
+    def wait_removed(self, timeout_seconds: float | None = None) -> SulinaError | None:
+        """Wait until it gets nothing more. Return why it was removed; None: it was unsubscribed.
+
+        Raises:
+            TimeoutError: it was not removed within `timeout_seconds`.
+        """
+        return self._run(self._wrapped.wait_removed(timeout_seconds))
+
+
+class SyncAdmin(_Blocking[Admin]):
+    """The operations on topics, subscriptions, readers and the cluster, for threads."""
+
+    create_namespace = _blocking(Admin.create_namespace)
+    namespace = _blocking(Admin.namespace)
+    namespaces = _blocking(Admin.namespaces)
+    delete_namespace = _blocking(Admin.delete_namespace)
+    create_topic = _blocking(Admin.create_topic)
+    topic = _blocking(Admin.topic)
+    topics = _blocking(Admin.topics)
+    delete_topic = _blocking(Admin.delete_topic)
+    partition = _blocking(Admin.partition)
+    commits = _blocking(Admin.commits)
+    locate = _blocking(Admin.locate)
+    fetch = _blocking(Admin.fetch)
+    create_subscription = _blocking(Admin.create_subscription)
+    subscription = _blocking(Admin.subscription)
+    subscriptions = _blocking(Admin.subscriptions)
+    delete_subscription = _blocking(Admin.delete_subscription)
+    seek = _blocking(Admin.seek)
+    consumers = _blocking(Admin.consumers)
+    producers = _blocking(Admin.producers)
+    subscribers = _blocking(Admin.subscribers)
+    pubsub_metrics = _blocking(Admin.pubsub_metrics)
+    register_reader = _blocking(Admin.register_reader)
+    reader = _blocking(Admin.reader)
+    readers = _blocking(Admin.readers)
+    delete_reader = _blocking(Admin.delete_reader)
+    info = _blocking(Admin.info)
+    cluster = _blocking(Admin.cluster)
+    brokers = _blocking(Admin.brokers)
+    placement = _blocking(Admin.placement)
+    moves = _blocking(Admin.moves)
+    move_topic = _blocking(Admin.move_topic)
+    cancel_moves = _blocking(Admin.cancel_moves)
+    drain_broker = _blocking(Admin.drain_broker)
+    activate_broker = _blocking(Admin.activate_broker)
+    rebalance = _blocking(Admin.rebalance)
+
+
+class SyncClient(_Blocking[Client]):
+    """`with sulina.connect_sync(url) as client:`. Any thread may call it; handlers run in threads of their own."""
 
     def __init__(self, open_client: Callable[[], Coroutine[Any, Any, Client]]) -> None:
-        """`open_client` runs in the loop where the client will live."""
+        """Connect; `open_client` runs in the loop where the client will live.
+
+        Raises:
+            Disconnected: the node does not answer.
+        """
         self._thread = LoopThread()
         self._is_closed = False
         try:
-            self._client = self._run(open_client())
+            super().__init__(self._thread.run(open_client()), self._thread.run)
         except BaseException:
             self._is_closed = True
             self._thread.stop()
             raise
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._thread.run(work)
-
     def close(self) -> None:
-        """Detach, flush acks, and let go."""
+        """Unsubscribe, send the acks of consumers and detach them, discard what producers hold, and disconnect.
+
+        Handlers at work have 5 seconds to finish. Calls that wait get Disconnected.
+        """
         if not self._is_closed:
             self._is_closed = True
             try:
-                self._run(self._client.close())
+                self._run(self._wrapped.close())
             finally:
                 self._thread.stop()
 
@@ -212,404 +370,65 @@ class SyncClient:
         self.close()
 
     @property
+    def name(self) -> str:
+        """Return the name by which topics list this client as a producer."""
+        return self._wrapped.name
+
+    @property
     def url(self) -> str:
-        """Where the node is."""
-        return self._client.url
+        """Return where the node is, or the broker that is asked what any of them knows."""
+        return self._wrapped.url
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection at this moment."""
-        return self._client.is_connected
+        """Return whether there is a connection at this moment; if not, one is being made."""
+        return self._wrapped.is_connected
 
     @property
-    def asynchronous(self) -> Client:
-        """The client in its loop, for what is built upon this one."""
-        return self._client
+    def registry(self) -> SerializationRegistry:
+        """Return what writes and reads payloads."""
+        return self._wrapped.registry
+
+    publish = _blocking(Client.publish)
+    publish_batch = _blocking(Client.publish_batch)
+    producer = _wrapping(_in_loop(Client.producer), SyncProducer)
+    read = _wrapping(_in_loop(Client.read), SyncReader)
+    consumer = _wrapping(_in_loop(Client.consumer), SyncConsumer)
+    events = _wrapping(_in_loop(Client.events), SyncEvents)
+    metrics = _blocking(Client.metrics)
+    subscribe = _wrapping(Client.subscribe, SyncSubscriber)
+
+    def unsubscribe(self, topic: TopicLike, subscriber: SyncSubscriber | str) -> None:
+        """Stop calling the handler of a subscriber, which is given by itself or by its name.
+
+        Raises:
+            NotStarted: the client was closed.
+            SubscriberNotFound: it is not subscribed to the topic by this client.
+        """
+        known = subscriber._wrapped if isinstance(subscriber, SyncSubscriber) else subscriber  # noqa: SLF001
+        self._run(self._wrapped.unsubscribe(topic, known))
 
     @property
-    def run(self) -> Run:
-        """Waits for work that is done in that loop."""
-        return self._thread.run
+    def subscribers(self) -> list[SyncSubscriber]:
+        """Return the subscribers of this client, with those that are joining."""
+        return [SyncSubscriber(subscriber, self._run) for subscriber in self._wrapped.subscribers]
 
-    # Records
+    @property
+    def admin(self) -> SyncAdmin:
+        """Return the operations on topics, subscriptions, readers and the cluster.
 
-    def publish(
-        self,
-        topic: TopicLike,
-        value: object,
-        *,
-        key: bytes | str | None = None,
-        headers: HeadersLike | None = None,
-        timestamp_ms: int | None = None,
-        partition: int | None = None,
-        txn_id: str | None = None,
-        expected_version: int | None = None,
-        schema: Schema | str | None = None,
-        timeout_seconds: float | None = None,
-        idempotent: bool | None = None,
-        options: PublishOptions | None = None,
-    ) -> PublishAck:
-        """One record."""
-        return self._run(
-            self._client.publish(
-                topic,
-                value,
-                key=key,
-                headers=headers,
-                timestamp_ms=timestamp_ms,
-                partition=partition,
-                txn_id=txn_id,
-                expected_version=expected_version,
-                schema=schema,
-                timeout_seconds=timeout_seconds,
-                idempotent=idempotent,
-                options=options,
-            )
-        )
+        Raises:
+            NotStarted: the client was closed.
+        """
+        return SyncAdmin(self._wrapped.admin, self._run)
 
-    def publish_batch(
-        self,
-        topic: TopicLike,
-        messages: Iterable[object],
-        *,
-        partition: int | None = None,
-        txn_id: str | None = None,
-        expected_version: int | None = None,
-        schema: Schema | str | None = None,
-        timeout_seconds: float | None = None,
-        idempotent: bool | None = None,
-        options: PublishOptions | None = None,
-        split: bool = False,
-    ) -> PublishAck:
-        """Publish records, all or nothing; with `split`, in parts, one for each partition that their keys name."""
-        return self._run(
-            self._client.publish_batch(
-                topic,
-                messages,
-                partition=partition,
-                txn_id=txn_id,
-                expected_version=expected_version,
-                schema=schema,
-                timeout_seconds=timeout_seconds,
-                idempotent=idempotent,
-                options=options,
-                split=split,
-            )
-        )
 
-    def batching_producer(
-        self,
-        topic: TopicLike,
-        *,
-        rules: BatchingRules | None = None,
-        on_failure: OnFailure | str = OnFailure.FAIL,
-        retry_seconds: float = 1.0,
-        publish_timeout_seconds: float | None = None,
-        options: PublishOptions | None = None,
-        write: Write | None = None,
-        name: str | None = None,
-    ) -> SyncBatchingProducer:
-        """Messages that are produced one by one, by any thread, are published in batches."""
+def publish_encoded(
+    client: SyncClient, topic: TopicLike, partition: int, data: memoryview, *, txn_id: str | None = None
+) -> Published:
+    """Publish record batches that are encoded in Kafka's format, end to end in one buffer, all or nothing: for Spark.
 
-        async def make() -> BatchingProducer:  # where its loop is
-            return self._client.batching_producer(
-                topic,
-                rules=rules,
-                on_failure=on_failure,
-                retry_seconds=retry_seconds,
-                publish_timeout_seconds=publish_timeout_seconds,
-                options=options,
-                write=write,
-                name=name,
-            )
-
-        return SyncBatchingProducer(self._run(make()), self._thread.run)
-
-    def publish_encoded(
-        self,
-        topic: TopicLike,
-        partition: int,
-        data: memoryview,
-        *,
-        txn_id: str | None = None,
-        timeout_seconds: float | None = None,
-    ) -> Published:
-        """Record batches in Kafka's format, stored as they are, all or nothing."""
-        return self._run(
-            self._client.publish_encoded(topic, partition, data, txn_id=txn_id, timeout_seconds=timeout_seconds)
-        )
-
-    def consume(
-        self,
-        topic: TopicLike,
-        *,
-        start: PositionLike = "earliest",
-        partitions: Sequence[int] | None = None,
-        follow: bool = True,
-        version: int | None = None,
-        max_bytes: int = 1 << 20,
-    ) -> SyncReader:
-        """Records without a subscription."""
-        reader = self._client.consume(
-            topic, start=start, partitions=partitions, follow=follow, version=version, max_bytes=max_bytes
-        )
-        return SyncReader(reader, self._thread.run)
-
-    def subscribe(
-        self,
-        topic: TopicLike,
-        subscription: str,
-        *,
-        kind: SubscriptionKind | str = SubscriptionKind.EXCLUSIVE,
-        start: PositionLike = "latest",
-        credit: int = 1000,
-        name: str = "",
-    ) -> SyncSubscription:
-        """Messages as they come, to be acked."""
-        made = self._client.subscribe(topic, subscription, kind=kind, start=start, credit=credit, name=name)
-        return SyncSubscription(made, self._thread.run)
-
-    def fetch(
-        self,
-        topic: TopicLike,
-        partition: int,
-        offset: int,
-        *,
-        max_bytes: int = 1 << 20,
-        version: int | None = None,
-        min_version: int | None = None,
-        min_offset: int | None = None,
-        wait_seconds: float = 0,
-        epoch: int | None = None,
-    ) -> Fetched:
-        """Batches as they are stored."""
-        return self._run(
-            self._client.fetch(
-                topic,
-                partition,
-                offset,
-                max_bytes=max_bytes,
-                version=version,
-                min_version=min_version,
-                min_offset=min_offset,
-                wait_seconds=wait_seconds,
-                epoch=epoch,
-            )
-        )
-
-    # Namespaces and topics
-
-    def create_namespace(self, namespace: str, policy: PolicyLike | None = None) -> NamespaceInfo:
-        """Create it, or give it another policy."""
-        return self._run(self._client.create_namespace(namespace, policy))
-
-    def namespace(self, namespace: str) -> NamespaceInfo:
-        """One namespace."""
-        return self._run(self._client.namespace(namespace))
-
-    def namespaces(self) -> list[NamespaceInfo]:
-        """All of them."""
-        return self._run(self._client.namespaces())
-
-    def delete_namespace(self, namespace: str) -> None:
-        """One that has no topics."""
-        self._run(self._client.delete_namespace(namespace))
-
-    def create_topic(
-        self,
-        topic: TopicLike,
-        partitions: int = 1,
-        *,
-        delivery: DeliveryGuarantee | str = DeliveryGuarantee.RELIABLE,
-        policy: PolicyLike | None = None,
-        schema: SchemaLike | None = None,
-    ) -> TopicInfo:
-        """Create it, or give it another policy."""
-        return self._run(self._client.create_topic(topic, partitions, delivery=delivery, policy=policy, schema=schema))
-
-    def topic(self, topic: TopicLike) -> TopicInfo:
-        """One topic."""
-        return self._run(self._client.topic(topic))
-
-    def topics(self, *, namespace: str | None = None) -> list[TopicInfo]:
-        """All of them, or those of one namespace."""
-        return self._run(self._client.topics(namespace=namespace))
-
-    def delete_topic(self, topic: TopicLike, *, force: bool = False) -> None:
-        """With all its data."""
-        self._run(self._client.delete_topic(topic, force=force))
-
-    def partition(self, topic: TopicLike, partition: int = 0) -> PartitionInfo:
-        """Its offsets, version and segments."""
-        return self._run(self._client.partition(topic, partition))
-
-    def commits(self, topic: TopicLike, partition: int = 0, *, start: int, end: int) -> list[Commit]:
-        """The commits of versions [start, end)."""
-        return self._run(self._client.commits(topic, partition, start=start, end=end))
-
-    def locate(self, topic: TopicLike, position: PositionLike, partition: int = 0) -> int:
-        """The offset that a position means now."""
-        return self._run(self._client.locate(topic, position, partition))
-
-    # Subscriptions
-
-    def create_subscription(
-        self,
-        topic: TopicLike,
-        subscription: str,
-        *,
-        kind: SubscriptionKind | str = SubscriptionKind.EXCLUSIVE,
-        start: PositionLike = "latest",
-    ) -> SubscriptionInfo:
-        """Create it, with its cursors at `start`."""
-        return self._run(self._client.create_subscription(topic, subscription, kind=kind, start=start))
-
-    def subscription(self, topic: TopicLike, subscription: str) -> SubscriptionInfo:
-        """One subscription, its consumers and cursors."""
-        return self._run(self._client.subscription(topic, subscription))
-
-    def subscriptions(self, topic: TopicLike) -> list[SubscriptionInfo]:
-        """All of a topic."""
-        return self._run(self._client.subscriptions(topic))
-
-    def delete_subscription(self, topic: TopicLike, subscription: str, *, force: bool = False) -> None:
-        """With its cursors."""
-        self._run(self._client.delete_subscription(topic, subscription, force=force))
-
-    def seek(
-        self, topic: TopicLike, subscription: str, position: PositionLike, partition: int | None = None
-    ) -> SubscriptionInfo:
-        """Move its cursors."""
-        return self._run(self._client.seek(topic, subscription, position, partition))
-
-    def consumers(self, topic: TopicLike, partition: int = 0) -> dict[str, list[str]]:
-        """The ids of consumers that are attached at the owner of a partition, by subscription."""
-        return self._run(self._client.consumers(topic, partition))
-
-    def producers(self, topic: TopicLike) -> list[ProducerInfo]:
-        """Who publishes to a topic."""
-        return self._run(self._client.producers(topic))
-
-    def subscribers(self, topic: TopicLike) -> list[SubscriberInfo]:
-        """Who is sent all that is published to a topic."""
-        return self._run(self._client.subscribers(topic))
-
-    # Registered readers
-
-    def register_reader(
-        self,
-        name: str,
-        topic: TopicLike,
-        positions: Mapping[int, int],
-        *,
-        expires_seconds: float | None = None,
-        kind: str | None = None,
-        description: str | None = None,
-        force: bool = False,
-        epochs: Mapping[int, int] | None = None,
-    ) -> ReaderInfo:
-        """Say where a query is: retention keeps what it needs."""
-        return self._run(self._client.register_reader(
-            name, topic, positions, expires_seconds=expires_seconds, kind=kind, description=description, force=force,
-            epochs=epochs,
-        ))  # fmt: skip
-
-    def reader(self, name: str, topic: TopicLike) -> ReaderInfo:
-        """Its positions and lag."""
-        return self._run(self._client.reader(name, topic))
-
-    def readers(self, topic: TopicLike | None = None) -> list[ReaderInfo]:
-        """All of them, or those of one topic."""
-        return self._run(self._client.readers(topic))
-
-    def delete_reader(self, name: str, topic: TopicLike) -> None:
-        """It holds nothing back any more."""
-        self._run(self._client.delete_reader(name, topic))
-
-    def info(self) -> NodeInfo:
-        """The node that answers."""
-        return self._run(self._client.info())
-
-    # The cluster
-
-    def lookup(self, topic: TopicLike) -> Placement:
-        """Where the partitions of a topic are served."""
-        return self._run(self._client.lookup(topic))
-
-    def cluster(self) -> ClusterInfo:
-        """The cluster as the home sees it."""
-        return self._run(self._client.cluster())
-
-    def pubsub_metrics(self, topic: TopicLike | None = None) -> PubSubMetrics:
-        """What became of messages, of one topic or of all, at all brokers together since each was started."""
-        return self._run(self._client.pubsub_metrics(topic))
-
-    def unloads(self, topic: TopicLike) -> list[UnloadInfo]:
-        """Those that are under way for a topic."""
-        return self._run(self._client.unloads(topic))
-
-    def cancel_unloads(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
-        """Take back wishes to unload or move a topic; which."""
-        return self._run(self._client.cancel_unloads(topic, partition=partition))
-
-    def unload(
-        self,
-        topic: TopicLike,
-        *,
-        force: bool = False,
-        to: str | None = None,
-        partition: int | None = None,
-        give_up: bool = False,
-        wait: bool = True,
-        on_progress: OnProgress | None = None,
-        timeout_seconds: float = MOVE_SECONDS,
-    ) -> list[UnloadInfo]:
-        """Have partitions leave their owners. `on_progress` is called in the thread of the client's loop."""
-        return self._run(
-            self._client.unload(
-                topic,
-                force=force,
-                to=to,
-                partition=partition,
-                give_up=give_up,
-                wait=wait,
-                on_progress=on_progress,
-                timeout_seconds=timeout_seconds,
-            )
-        )
-
-    def move(
-        self,
-        topic: TopicLike,
-        to: str,
-        *,
-        force: bool = False,
-        partition: int | None = None,
-        wait: bool = True,
-        on_progress: OnProgress | None = None,
-        timeout_seconds: float = MOVE_SECONDS,
-    ) -> list[UnloadInfo]:
-        """`unload` for one broker."""
-        return self._run(
-            self._client.move(
-                topic,
-                to,
-                force=force,
-                partition=partition,
-                wait=wait,
-                on_progress=on_progress,
-                timeout_seconds=timeout_seconds,
-            )
-        )
-
-    def drain_broker(self, broker_id: str) -> BrokerInfo:
-        """It gives away what it owns, and is given nothing more."""
-        return self._run(self._client.drain_broker(broker_id))
-
-    def activate_broker(self, broker_id: str) -> BrokerInfo:
-        """It may own partitions again."""
-        return self._run(self._client.activate_broker(broker_id))
-
-    def rebalance(self) -> Rebalanced:
-        """Spread the load; what is to be moved."""
-        return self._run(self._client.rebalance())
+    Raises:
+        SulinaError: they were rejected, or a fault of the system.
+    """
+    return client._run(client._wrapped._publish_encoded(topic, partition, data, txn_id))  # noqa: SLF001

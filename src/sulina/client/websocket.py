@@ -22,7 +22,11 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 def split_urls(urls: str) -> list[str]:
-    """One or several, with commas between them. InvalidSettings when there is none."""
+    """Return one or several URLs that are separated by commas.
+
+    Raises:
+        InvalidSettings: there is no URL.
+    """
     found = list(dict.fromkeys(url.strip() for url in urls.split(",") if url.strip()))
     if not found:
         raise InvalidSettings(f"{urls!r} is not the URL of a node: it must be like http://127.0.0.1:8080")
@@ -45,7 +49,11 @@ class WebSocketConnector:
         self.websocket_url = urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
 
     async def __call__(self) -> Connection:
-        """One new connection. Disconnected."""
+        """Open a connection.
+
+        Raises:
+            Disconnected: the node cannot be reached.
+        """
         try:
             socket = await connect(
                 self.websocket_url,
@@ -74,14 +82,19 @@ class WebSocketConnection:
         self._url = url
 
     async def send(self, frame: FromClient) -> None:
-        """One binary message."""
+        """Send one binary message."""
         try:
             await self._socket.send(encode_frame(frame))
         except ConnectionClosed as error:
             raise self._lost(error) from error
 
     async def receive(self) -> FromNode:
-        """One binary message."""
+        """Return one binary message.
+
+        Raises:
+            Disconnected: the connection has ended.
+            ProtocolError: it is not a frame.
+        """
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:

@@ -13,8 +13,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.log.publish_request import NO_OPTIONS, PublishRequest
-from sulina.core.records.record import Headers, Record
+from sulina.core.records.record import Headers, StoredRecord
 from sulina.core.records.rows import encode_rows
+from sulina.core.records.serializer import SERIALIZER_HEADER, TEXT_HEADERS
 from sulina.errors import InvalidInput
 from sulina.listeners.http_problem import malformed
 from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
@@ -157,7 +158,8 @@ def read_publish(
         texts = [record.key for record in body_in.records]
         has_keys = texts.count(None) < len(texts)
         keys = [None if text is None else text.encode() for text in texts] if has_keys else None
-        data = encode_rows([record.value.encode() for record in body_in.records], keys, now_ms)
+        texts_headers = [TEXT_HEADERS] * len(texts)
+        data = encode_rows([record.value.encode() for record in body_in.records], keys, now_ms, texts_headers)
         keys = keys or ()
     else:
         data, keys = _batch(body_in.records, now_ms)
@@ -199,9 +201,7 @@ def _batch(records: Sequence[RecordIn], now_ms: int) -> tuple[bytearray, list[by
     values = [_value(record, index) for index, record in enumerate(records)]
     keys = [_key(record, index) for index, record in enumerate(records)]
     stamps = [now_ms if record.timestamp is None else record.timestamp for record in records]
-    with_headers = any(record.headers or record.headers_b64 for record in records)
-    headers = [_headers_in(record) for record in records] if with_headers else None
-    return encode_rows(values, keys, stamps, headers), keys
+    return encode_rows(values, keys, stamps, [_headers_in(record) for record in records]), keys
 
 
 def _value(record: RecordIn, index: int) -> bytes | None:
@@ -225,16 +225,21 @@ def _key(record: RecordIn, index: int) -> bytes | None:
 
 
 def _headers_in(record: RecordIn) -> Headers:
+    is_text = isinstance(record.value, str)
+    if not record.headers and not record.headers_b64:
+        return TEXT_HEADERS if is_text else ()
     pairs: list[tuple[str, bytes | None]] = []
     for name, value in (record.headers or {}).items():
         texts = value if isinstance(value, list) else (value,)
         pairs += [(name, None if text is None else text.encode()) for text in texts]
     for name, data in (record.headers_b64 or {}).items():
         pairs += [(name, item) for item in (data if isinstance(data, list) else (data,))]
+    if is_text and all(name != SERIALIZER_HEADER for name, _ in pairs):
+        return (*TEXT_HEADERS, *pairs)
     return tuple(pairs)
 
 
-def record_out(record: Record) -> RecordOut:
+def record_out(record: StoredRecord) -> RecordOut:
     """Return a record as JSON shows it."""
     key, key_b64 = _text_or_bytes(record.key)
     value, value_b64 = _text_or_bytes(record.value)

@@ -11,7 +11,7 @@ from sulina.broker.broker import Broker
 from sulina.core.backoff import Backoff
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import Disconnected, NotOwner, NotServing, QueueFull
 from sulina.listeners.calls import call
 from sulina.listeners.peer import PeerNetwork
@@ -53,7 +53,7 @@ class PeerOwners:
         self._owner_of = owner_of
         self._answer = answer
 
-    async def publish(self, partition: PartitionName, record: Record, txn_id: str, schema_id: str) -> None:
+    async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
         """Publish a record, once for its txn_id; return when it is as durable as the topic wants."""
         data = memoryview(encode([record]))
 

@@ -306,7 +306,7 @@ class ServerSession:
             deliver=partial(self._deliver, frame.consumer),
             detached=partial(self._detached, frame.consumer),
         )
-        settings = SubscriptionSettings(kind=frame.kind, start=frame.start)
+        settings = SubscriptionSettings(mode=frame.kind, start=frame.start)
         # The answer is in the outbox before the first delivery is.
         consumer.is_blocked = True
         attachment = await self._broker.attach(topic, frame.subscription, settings, consumer)

@@ -123,14 +123,14 @@ class _AtBroker:
         return data, following
 
     def _fetch(self, offset: Offset) -> tuple[memoryview, Offset]:
-        found = self._client.fetch(self._topic, self._partition, offset, max_bytes=READ_BYTES)
+        found = self._client.admin.fetch(self._topic, self._partition, offset, max_bytes=READ_BYTES)
         return found.data, Offset(found.next_offset)
 
     def newest(self) -> Version:
-        return Version(self._client.partition(self._topic, self._partition).version)
+        return Version(self._client.admin.partition(self._topic, self._partition).version)
 
     def commits(self, start: Version, end: Version) -> list[Commit]:
-        return self._client.commits(self._topic, self._partition, start=start, end=end)
+        return self._client.admin.commits(self._topic, self._partition, start=start, end=end)
 
 
 class _InArchive:

@@ -18,6 +18,9 @@ def client_of(url: str) -> "SyncClient":
 
 @lru_cache(maxsize=CLIENTS_MAX)
 def _client(url: str, _process: int) -> "SyncClient":  # a forked worker needs one of its own
-    from sulina.client import ClientOptions, connecting  # which processes that only know tables do without
+    from sulina.client import Client, ClientOptions, SyncClient  # which processes that only know tables do without
 
-    return connecting(None, url=url, options=ClientOptions(timeout_seconds=TIMEOUT_SECONDS)).sync()
+    async def open_client() -> Client:
+        return await Client(url=url, options=ClientOptions(timeout_seconds=TIMEOUT_SECONDS))
+
+    return SyncClient(open_client)

@@ -145,7 +145,7 @@ class BrokerCatalogue:
         self._archives: dict[PartitionName, Archive] = {}
         self._objects, self._endpoint = location.objects, location.objects_endpoint
         if self._objects is None:
-            node = self._client.info()
+            node = self._client.admin.info()
             self._objects, self._endpoint = node.objects, location.objects_endpoint or node.objects_endpoint
         elif self._objects == FROM_BROKERS:
             self._objects = None
@@ -159,10 +159,10 @@ class BrokerCatalogue:
         """
         names = self._topics.names
         if names is None:
-            found = [info for info in self._client.topics() if self._topics.has(TopicName.parse(info.topic))]
+            found = [info for info in self._client.admin.topics() if self._topics.has(TopicName.parse(info.topic))]
             found = [info for info in found if info.settings.delivery == DeliveryGuarantee.RELIABLE]
         else:
-            found = [self._client.topic(name) for name in names]
+            found = [self._client.admin.topic(name) for name in names]
         self._known = {TopicName.parse(info.topic): info for info in found}
         for name, info in self._known.items():
             if info.settings.delivery != DeliveryGuarantee.RELIABLE:
@@ -203,13 +203,13 @@ class BrokerCatalogue:
         return Offset(info.end_offset), Epoch(info.epoch)
 
     def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
-        found = self._client.locate(partition.topic, Position.at_offset(offset, epoch), partition.partition)
+        found = self._client.admin.locate(partition.topic, Position.at_offset(offset, epoch), partition.partition)
         return Offset(min(offset, found))
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
         if position.at == At.OFFSET:
             return checked_offset(position.value, *self.bounds(partition))
-        return Offset(self._client.locate(partition.topic, position, partition.partition))
+        return Offset(self._client.admin.locate(partition.topic, position, partition.partition))
 
     def end_of(self, partition: PartitionName, version: Version) -> Offset:
         """Ask the owner where the log ended at a version.
@@ -217,7 +217,7 @@ class BrokerCatalogue:
         Raises:
             VersionNotRetained: the version is gone, or not there yet.
         """
-        found = self._client.commits(partition.topic, partition.partition, start=version, end=version + 1)
+        found = self._client.admin.commits(partition.topic, partition.partition, start=version, end=version + 1)
         if not found:
             current = min(self._partition(partition).version, version - 1)  # it may have come since
             raise VersionNotRetained(version=version, oldest=0, current=current)
@@ -229,7 +229,7 @@ class BrokerCatalogue:
         while start <= newest:
             end = min(newest + 1, last)
             try:
-                yield from self._client.commits(partition.topic, partition.partition, start=start, end=end)
+                yield from self._client.admin.commits(partition.topic, partition.partition, start=start, end=end)
                 start = end
             except VersionNotRetained as gone:
                 if gone.oldest <= start < gone.version < end:
@@ -239,7 +239,7 @@ class BrokerCatalogue:
             last = start + COMMITS_AT_ONCE
 
     def schema(self, topic: TopicName) -> Schema | None:
-        info = self._known.get(topic) or self._client.topic(topic)
+        info = self._known.get(topic) or self._client.admin.topic(topic)
         return info.settings.value_schema
 
     def source(self) -> ByteSource:
@@ -251,7 +251,7 @@ class BrokerCatalogue:
         )
 
     def _partition(self, partition: PartitionName) -> PartitionInfo:
-        return self._client.partition(partition.topic, partition.partition)
+        return self._client.admin.partition(partition.topic, partition.partition)
 
     def _archive(self, partition: PartitionName) -> ArchiveView:
         archive = self._archives.get(partition)

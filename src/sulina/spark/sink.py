@@ -32,6 +32,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
+from sulina.client.sync import publish_encoded
 from sulina.core.log.commit import Add, Commit
 from sulina.core.records.batch import split
 from sulina.core.records.compression import Codec
@@ -207,7 +208,7 @@ class _Publishing:
             origin = task_origin(self._writer, self._batch, self._task, topic, partition)
             part = _Part(topic, partition, origin, self._options.codec, self._now_ms)
             if self._topics[topic][1]:
-                part.version_before = self._client.partition(topic, partition).version
+                part.version_before = self._client.admin.partition(topic, partition).version
             self._parts[topic, partition] = part
         return part
 
@@ -215,7 +216,7 @@ class _Publishing:
         from sulina.spark.key_columns import column_partitions  # for executors: it takes a second to import
 
         if topic not in self._topics:
-            settings = self._client.topic(topic).settings
+            settings = self._client.admin.topic(topic).settings
             self._topics[topic] = settings.partitions, settings.delivery == DeliveryGuarantee.RELIABLE
         count, _ = self._topics[topic]
         keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
@@ -261,7 +262,7 @@ class _Publishing:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
-                return self._client.publish_encoded(part.topic, part.partition, data)
+                return publish_encoded(self._client, part.topic, part.partition, data)
             except SulinaError as error:
                 if not error.retryable or time.monotonic() > deadline:
                     raise
@@ -293,7 +294,7 @@ class _Publishing:
     def _last_stored(self, part: "_Part", offset: int) -> int:
         """Return how many records there were when the one at an offset was written; 0 if that is not of this task."""
         try:
-            data = self._client.fetch(part.topic, part.partition, offset, max_bytes=1).data
+            data = self._client.admin.fetch(part.topic, part.partition, offset, max_bytes=1).data
         except OffsetOutOfRange:
             return 0
         numbers = [
@@ -306,7 +307,7 @@ class _Publishing:
     def _count_stored(self, part: "_Part") -> int:
         """Return how many records of this task and batch the commits tell of; 0 if they are gone."""
         ask = partial(_commits, self._client, part)
-        newest = Version(self._client.partition(part.topic, part.partition).version)
+        newest = Version(self._client.admin.partition(part.topic, part.partition).version)
         count = 0
         for page, _ in zip(pages_back(ask, Version(-1), newest), range(PAGES_MAX), strict=False):
             adds = [one for commit in page for one in commit.operations if isinstance(one, Add)]
@@ -327,7 +328,7 @@ class _Publishing:
 
 
 def _commits(client: SyncClient, part: "_Part", start: Version, end: Version) -> list[Commit]:
-    return client.commits(part.topic, part.partition, start=start, end=end)
+    return client.admin.commits(part.topic, part.partition, start=start, end=end)
 
 
 class _Part:

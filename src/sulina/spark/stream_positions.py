@@ -57,7 +57,7 @@ class StreamPositions:
         for topic in sorted({partition.topic for partition in positions}):
             said = {partition: at for partition, at in positions.items() if partition.topic == topic}
             try:
-                client.register_reader(
+                client.admin.register_reader(
                     self.reader,
                     str(topic),
                     {partition.partition: at for partition, at in said.items()},

@@ -119,7 +119,7 @@ class CommitPage(Struct, frozen=True, kw_only=True):
 class SubscriptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a subscription is created with; `start` counts only then."""
 
-    kind: Annotated[SubscriptionKind, Meta(description="Which of its consumers gets a record.")] = (
+    mode: Annotated[SubscriptionKind, Meta(description="Which of its consumers gets a record.")] = (
         SubscriptionKind.EXCLUSIVE
     )
     start: Annotated[
@@ -163,7 +163,7 @@ class SubscriptionInfo(Struct, frozen=True, kw_only=True):
 
     topic: Annotated[str, Meta(description="The topic, `/namespace/topic`.")]
     subscription: Annotated[str, Meta(description="The name of the subscription.")]
-    kind: Annotated[SubscriptionKind, Meta(description="Which of its consumers gets a record.")]
+    mode: Annotated[SubscriptionKind, Meta(description="Which of its consumers gets a record.")]
     start: Annotated[str, Meta(description="The position at which it began.")]
     consumers: Annotated[list[str], Meta(description="The consumers that are attached now.")]
     cursors: Annotated[list[CursorInfo], Meta(description="Its cursors, by partition.")]

@@ -561,7 +561,7 @@ CREATE_SUBSCRIPTION = Operation(
         answer=_EXISTED,
         created=_IS_NEW,
         body="settings",
-        body_example={"kind": "shared", "start": "earliest"},
+        body_example={"mode": "shared", "start": "earliest"},
     ),
 )
 DELETE_SUBSCRIPTION = Operation(

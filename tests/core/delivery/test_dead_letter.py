@@ -11,7 +11,7 @@ from sulina.core.delivery.dead_letter import (
     is_end,
     txn_id_of,
 )
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy
 from sulina.errors import InvalidSettings
 from sulina.types import PartitionName, TopicName
@@ -46,7 +46,7 @@ def test_a_way_that_comes_back_is_refused_and_so_is_one_that_is_too_long_p12() -
 
 
 def test_a_dead_letter_carries_its_last_coordinates_and_counts_its_hops_p12() -> None:
-    record = Record(value=b"v", key=b"k", timestamp_ms=7, headers=(("mine", b"1"), ("none", None)), offset=3)
+    record = StoredRecord(value=b"v", key=b"k", timestamp_ms=7, headers=(("mine", b"1"), ("none", None)), offset=3)
     first = dead_letter(record, PartitionName(A, 1), "s", 5)
     assert (first.value, first.key, first.timestamp_ms, hops_of(first)) == (b"v", b"k", 7, 1)
     assert dict(first.headers)["sulina-topic"] == b"/default/a"
@@ -63,11 +63,11 @@ def test_a_dead_letter_carries_its_last_coordinates_and_counts_its_hops_p12() ->
 
 @pytest.mark.parametrize("text", [None, b"", b"-1", b"x", b"9" * 10, b"1.5"])
 def test_a_count_of_hops_that_is_none_counts_nothing_p12(text: bytes | None) -> None:
-    assert hops_of(Record(value=b"", headers=(("sulina-hops", text),))) == 0
+    assert hops_of(StoredRecord(value=b"", headers=(("sulina-hops", text),))) == 0
 
 
 def test_the_largest_count_of_hops_is_read_p12() -> None:
-    assert hops_of(Record(value=b"", headers=(("sulina-hops", b"9" * 9),))) == 999_999_999
+    assert hops_of(StoredRecord(value=b"", headers=(("sulina-hops", b"9" * 9),))) == 999_999_999
 
 
 def test_a_record_has_the_txn_id_that_earlier_releases_gave_it_p12() -> None:

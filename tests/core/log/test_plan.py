@@ -10,7 +10,7 @@ from sulina.core.log.plan import EPOCHS, Append, BatchPlacement, Plan, checkpoin
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.log.segment import SegmentLimits, segment_name
 from sulina.core.records.batch import SEQUENCES, BatchHeader, split
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import DuplicateSequence, InvalidInput, SequenceGap, SequenceSkipped, StaleEpoch, VersionConflict
 from sulina.types import Epoch, Offset, Version
 
@@ -24,11 +24,11 @@ def log() -> LogState:
 
 
 def header(count: int = 1, *, value: bytes = b"v") -> BatchHeader:
-    return split(encode([Record(value=value, timestamp_ms=7)] * count))[0]
+    return split(encode([StoredRecord(value=value, timestamp_ms=7)] * count))[0]
 
 
 def produced(sequence: int, count: int = 1, *, producer: int = 5, epoch: int = 0) -> BatchHeader:
-    records = [Record(value=b"v", timestamp_ms=7)] * count
+    records = [StoredRecord(value=b"v", timestamp_ms=7)] * count
     return split(encode(records, producer_id=producer, producer_epoch=epoch, base_sequence=sequence))[0]
 
 

@@ -17,7 +17,7 @@ from sulina.core.log.stored import (
     stored_batches,
 )
 from sulina.core.records.batch import HEADER_BYTES
-from sulina.core.records.record import Record, encode
+from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import CorruptSegment
 from sulina.types import Epoch, Offset
 
@@ -26,7 +26,7 @@ POSITION = 1000  # of the bytes in their segment
 
 
 def stored(offset: int, count: int = 1, *, epoch: int = 3, value: bytes = b"v", timestamp: int = 7) -> bytes:
-    data = encode([Record(value=value, timestamp_ms=timestamp)] * count)
+    data = encode([StoredRecord(value=value, timestamp_ms=timestamp)] * count)
     return stamp(Offset(offset), len(data), Epoch(epoch)) + bytes(data[STAMP_BYTES:])
 
 
@@ -60,7 +60,7 @@ def changed(number: int, at: int, form: str, value: int) -> bytes:
 
 
 def test_the_log_changes_only_the_offset_the_length_and_the_epoch_of_a_batch() -> None:
-    data = bytes(encode([Record(value=b"v", timestamp_ms=7)], base_offset=99))
+    data = bytes(encode([StoredRecord(value=b"v", timestamp_ms=7)], base_offset=99))
     mine = stamp(Offset(5), len(data), Epoch(3))
     assert mine == struct.pack(">qii", 5, len(data) - 12, 3)
     assert data[8:12] == mine[8:12], "a batch counts its length as we do"

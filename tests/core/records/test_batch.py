@@ -19,7 +19,7 @@ from sulina.core.records.batch import (
     write_origin,
 )
 from sulina.core.records.compression import Codec
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -30,14 +30,14 @@ from sulina.errors import (
 )
 
 RECORDS = [
-    Record(key=b"k1", value=b"one", timestamp_ms=1_700_000_000_000, headers=(("trace", b"\x01"), ("none", None))),
-    Record(key=None, value=b"two", timestamp_ms=1_700_000_000_250),
-    Record(key=b"", value=None, timestamp_ms=1_699_999_999_000),
+    StoredRecord(key=b"k1", value=b"one", timestamp_ms=1_700_000_000_000, headers=(("trace", b"\x01"), ("none", None))),
+    StoredRecord(key=None, value=b"two", timestamp_ms=1_700_000_000_250),
+    StoredRecord(key=b"", value=None, timestamp_ms=1_699_999_999_000),
 ]
 
 
-def many(count: int) -> list[Record]:
-    return [Record(value=b"v%d" % index, timestamp_ms=index) for index in range(count)]
+def many(count: int) -> list[StoredRecord]:
+    return [StoredRecord(value=b"v%d" % index, timestamp_ms=index) for index in range(count)]
 
 
 def sealed(batch: bytearray) -> bytearray:
@@ -47,7 +47,7 @@ def sealed(batch: bytearray) -> bytearray:
     return batch
 
 
-def lying(field: str, position: int, value: int, records: list[Record] = RECORDS) -> bytearray:
+def lying(field: str, position: int, value: int, records: list[StoredRecord] = RECORDS) -> bytearray:
     batch = encode(records)
     struct.pack_into(field, batch, position, value)
     struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
@@ -170,7 +170,7 @@ def test_limits_hold_for_bytes_and_for_records() -> None:
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [10, 1000])
 def test_the_limit_holds_for_decompressed_bytes(codec: int, count: int) -> None:
-    records = [Record(value=b"x" * 1000)] * count
+    records = [StoredRecord(value=b"x" * 1000)] * count
     batch = encode(records, codec=codec)
     assert validate(batch)
     with pytest.raises(DecompressedTooLarge):
@@ -236,7 +236,7 @@ def test_records_that_are_missing_are_noticed(count: int) -> None:
 def test_numbers_in_more_bytes_than_needed_are_accepted() -> None:
     """As Kafka does: a varint's length is not part of its meaning."""
     body = b"\x00" + b"\x80\x00" + b"\x80\x80\x00" + b"\x81\x00" + b"\x82\x80\x80\x80\x00v" + b"\x80\x00"
-    batch = sealed(encode([Record(value=b"")])[:HEADER_BYTES] + bytes([2 * len(body)]) + body)
+    batch = sealed(encode([StoredRecord(value=b"")])[:HEADER_BYTES] + bytes([2 * len(body)]) + body)
     assert validate(batch)
     assert [(record.key, record.value) for record in decode(batch)] == [(None, b"v")]
 
@@ -245,8 +245,8 @@ def test_small_users_import_neither_numba_nor_pyarrow_nor_numpy() -> None:
     script = """
 import sys
 from sulina.core.records import batch, compression, record as records
-batch.validate(records.encode([records.Record(value=b"v")] * 63))
-assert records.decode(records.encode([records.Record(value=b"v")]))
+batch.validate(records.encode([records.StoredRecord(value=b"v")] * 63))
+assert records.decode(records.encode([records.StoredRecord(value=b"v")]))
 assert not {"numba", "numpy", "pyarrow"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sulina.core.records.batch import BatchLimits, parse_header, split, validate
 from sulina.core.records.columns import decode_columns, encode_columns, origins
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.records.record_columns import HEADERS_TYPE, SCHEMA
 from sulina.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidBatch, InvalidInput, UnknownCodec
 
@@ -20,18 +20,18 @@ MILLISECONDS = st.integers(-62_000_000_000_000, 253_000_000_000_000)
 BLOBS = st.none() | st.binary(max_size=200)
 HEADERS = st.lists(st.tuples(st.text(max_size=10), BLOBS), max_size=3).map(tuple)
 RECORDS = st.lists(
-    st.builds(Record, key=BLOBS, value=BLOBS, timestamp_ms=MILLISECONDS, headers=HEADERS),
+    st.builds(StoredRecord, key=BLOBS, value=BLOBS, timestamp_ms=MILLISECONDS, headers=HEADERS),
     min_size=1,
     max_size=20,
 )
 
 
-def rows(table: pa.RecordBatch) -> list[Record]:
+def rows(table: pa.RecordBatch) -> list[StoredRecord]:
     """A decoded table as the records that the reference decoder gives."""
     table.validate(full=True)
     assert table.schema == SCHEMA
     return [
-        Record(
+        StoredRecord(
             key=row["key"],
             value=row["value"],
             timestamp_ms=row["stamp"],
@@ -44,7 +44,7 @@ def rows(table: pa.RecordBatch) -> list[Record]:
     ]
 
 
-def columns_of(records: list[Record]) -> dict[str, pa.Array]:
+def columns_of(records: list[StoredRecord]) -> dict[str, pa.Array]:
     return {
         "key": pa.array([record.key for record in records], pa.binary()),
         "value": pa.array([record.value for record in records], pa.binary()),
@@ -56,15 +56,15 @@ def columns_of(records: list[Record]) -> dict[str, pa.Array]:
 
 
 @given(records=RECORDS)
-def test_columns_encode_to_the_very_bytes_of_records(records: list[Record]) -> None:
+def test_columns_encode_to_the_very_bytes_of_records(records: list[StoredRecord]) -> None:
     origin: dict[str, Any] = {"base_offset": 7, "epoch": 3, "producer_id": 1, "producer_epoch": 2, "base_sequence": 9}
     assert encode_columns(**columns_of(records), **origin) == encode(records, **origin)
 
 
 @given(runs=st.lists(st.tuples(RECORDS, st.sampled_from([0, 0, 0, 1, 2, 3, 4])), max_size=5))
-def test_batches_of_any_codec_end_to_end_decode_as_records_do(runs: list[tuple[list[Record], int]]) -> None:
+def test_batches_of_any_codec_end_to_end_decode_as_records_do(runs: list[tuple[list[StoredRecord], int]]) -> None:
     buffer = bytearray()
-    expected: list[Record] = []
+    expected: list[StoredRecord] = []
     for records, codec in runs:
         batch = encode(records, codec=codec, base_offset=len(expected))
         expected += decode(batch)
@@ -74,7 +74,7 @@ def test_batches_of_any_codec_end_to_end_decode_as_records_do(runs: list[tuple[l
 
 @given(records=RECORDS, start=st.integers(0, 19), size=st.integers(1, 20), codec=st.integers(0, 4))
 def test_slices_of_columns_encode_as_the_rows_they_show(
-    records: list[Record], start: int, size: int, codec: int
+    records: list[StoredRecord], start: int, size: int, codec: int
 ) -> None:
     start = min(start, len(records) - 1)
     shown = records[start : start + size]
@@ -101,7 +101,7 @@ def test_two_hundred_thousand_rows_come_back() -> None:
 
 
 def test_chunks_strings_large_binaries_and_other_timestamps_are_taken() -> None:
-    expected = encode([Record(value=b"a", key=b"k", timestamp_ms=5), Record(value=b"b", timestamp_ms=6)])
+    expected = encode([StoredRecord(value=b"a", key=b"k", timestamp_ms=5), StoredRecord(value=b"b", timestamp_ms=6)])
     value = pa.chunked_array([["a"], ["b"]], pa.string())
     key = pa.array([b"k", None], pa.large_binary())
     micros = pa.array([5_999, 6_000], pa.timestamp("us", "UTC"))
@@ -153,7 +153,7 @@ def test_an_unknown_codec_is_refused() -> None:
 
 
 def test_only_the_columns_asked_for_are_given_in_their_order() -> None:
-    records = [Record(key=b"k", value=None, timestamp_ms=3, headers=(("h", b"1"),)), Record(value=b"v")]
+    records = [StoredRecord(key=b"k", value=None, timestamp_ms=3, headers=(("h", b"1"),)), StoredRecord(value=b"v")]
     buffer = encode(records, base_offset=8) + encode(records, base_offset=10, codec=4)
     whole = decode_columns(buffer)
     for names in (["value"], ["headers", "offset"], ["timestamp"], ["key", "value"], list(reversed(SCHEMA.names)), []):
@@ -171,7 +171,7 @@ def test_nothing_decodes_to_an_empty_table() -> None:
 
 
 def test_log_append_time_and_control_batches_are_honoured() -> None:
-    records = [Record(value=b"a", timestamp_ms=5), Record(value=b"b", timestamp_ms=9)]
+    records = [StoredRecord(value=b"a", timestamp_ms=5), StoredRecord(value=b"b", timestamp_ms=9)]
     plain, appended, control = (encode(records, base_offset=offset) for offset in (0, 2, 4))
     appended[22] |= 0x08
     control[22] |= 0x20
@@ -182,7 +182,7 @@ def test_log_append_time_and_control_batches_are_honoured() -> None:
 
 
 def test_the_crc_is_checked_when_asked() -> None:
-    batch = encode([Record(value=b"aaaa")])
+    batch = encode([StoredRecord(value=b"aaaa")])
     batch[-3] ^= 1
     assert decode_columns(batch).num_rows == 1
     with pytest.raises(CorruptBatch):
@@ -190,7 +190,7 @@ def test_the_crc_is_checked_when_asked() -> None:
 
 
 def test_limits_hold_for_columns_too() -> None:
-    batch = encode([Record(value=b"x" * 1000)] * 10, codec=4)
+    batch = encode([StoredRecord(value=b"x" * 1000)] * 10, codec=4)
     with pytest.raises(DecompressedTooLarge):
         decode_columns(batch, limits=BatchLimits(decompressed_bytes_max=5000))
     with pytest.raises(BatchTooLarge):
@@ -200,7 +200,7 @@ def test_limits_hold_for_columns_too() -> None:
 
 
 def test_columns_do_not_hold_more_memory_than_they_show() -> None:
-    batch = encode([Record(key=b"k", value=b"v" * 1000)] * 1000)
+    batch = encode([StoredRecord(key=b"k", value=b"v" * 1000)] * 1000)
     before = pa.total_allocated_bytes()
     keys = decode_columns(batch, columns=["key"])
     assert pa.total_allocated_bytes() - before < 50_000
@@ -221,7 +221,7 @@ from numba.core import caching
 implementation = getattr(caching, "CacheImpl", None) or caching._CacheImpl  # renamed between versions of Numba
 implementation._locator_classes = []
 from sulina.core.records import batch, record as records
-assert batch.validate(records.encode([records.Record(value=b"v")] * 64))
+assert batch.validate(records.encode([records.StoredRecord(value=b"v")] * 64))
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 

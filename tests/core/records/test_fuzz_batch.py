@@ -13,14 +13,14 @@ from sulina.core.records import kernels
 from sulina.core.records.batch import HEADER_BYTES, BatchHeader, BatchLimits, parse_header, split, validate, walk
 from sulina.core.records.columns import decode_columns
 from sulina.core.records.compression import Codec, compress, decompress
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.errors import DecompressedTooLarge, InvalidBatch, SulinaError
 
 LIMITS = BatchLimits(batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20, records_max=1 << 16)
 BLOBS = st.none() | st.binary(max_size=80)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), BLOBS), max_size=3).map(tuple)
 RECORDS = st.lists(
-    st.builds(Record, key=BLOBS, value=BLOBS, timestamp_ms=st.integers(-(2**61), 2**61), headers=HEADERS),
+    st.builds(StoredRecord, key=BLOBS, value=BLOBS, timestamp_ms=st.integers(-(2**61), 2**61), headers=HEADERS),
     min_size=1,
     max_size=8,
 )
@@ -96,7 +96,7 @@ def test_random_records_under_a_right_header_are_survived(body: bytes, count: in
 @settings(max_examples=400)
 @given(records=RECORDS, codec=st.integers(0, 4), edits=EDITS)
 def test_valid_batches_with_changed_bytes_are_survived(
-    records: list[Record], codec: int, edits: list[tuple[float, int]]
+    records: list[StoredRecord], codec: int, edits: list[tuple[float, int]]
 ) -> None:
     batch = edited(encode(records, codec=codec), edits)
     everything_survives(bytes(batch))
@@ -105,7 +105,7 @@ def test_valid_batches_with_changed_bytes_are_survived(
 
 @settings(max_examples=200)
 @given(records=RECORDS, codec=st.integers(0, 4), cut=st.floats(0, 1))
-def test_truncated_batches_are_survived(records: list[Record], codec: int, cut: float) -> None:
+def test_truncated_batches_are_survived(records: list[StoredRecord], codec: int, cut: float) -> None:
     batch = encode(records, codec=codec)
     size = int(cut * len(batch))
     everything_survives(bytes(batch[:size]))
@@ -116,7 +116,7 @@ def test_truncated_batches_are_survived(records: list[Record], codec: int, cut: 
 @settings(max_examples=600)
 @given(records=RECORDS, edits=EDITS, count_lie=st.sampled_from([0, 0, 0, 0, 1, -1, 1000]))
 def test_both_walkers_judge_changed_records_alike(
-    records: list[Record], edits: list[tuple[float, int]], count_lie: int
+    records: list[StoredRecord], edits: list[tuple[float, int]], count_lie: int
 ) -> None:
     batch = encode(records)
     header = parse_header(batch)
@@ -160,7 +160,7 @@ def test_changed_compressed_bytes_are_survived(codec: int, data: bytes, edits: l
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
 def test_a_bomb_in_a_batch_is_refused(codec: Codec) -> None:
-    batch = encode([Record(value=bytes(32 << 20))], codec=codec)
+    batch = encode([StoredRecord(value=bytes(32 << 20))], codec=codec)
     limits = BatchLimits(decompressed_bytes_max=1 << 20)
     for read in (
         lambda: validate(batch, limits),
@@ -172,7 +172,7 @@ def test_a_bomb_in_a_batch_is_refused(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_a_count_of_two_thousand_million_allocates_nothing(codec: Codec) -> None:
-    batch = encode([Record(value=b"v")], codec=codec)
+    batch = encode([StoredRecord(value=b"v")], codec=codec)
     struct.pack_into(">i", batch, 23, 2**31 - 2)
     struct.pack_into(">i", batch, 57, 2**31 - 1)
     buffer = sealed(batch)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sulina.core.records import kernels  # noqa: F401 from here on kernels are used
 from sulina.core.records.batch import BatchLimits, split, validate
-from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.errors import BatchTooLarge, DecompressedTooLarge, InvalidBatch, InvalidInput
 
@@ -19,11 +19,11 @@ FEW, MANY = 3, 40  # on either side of what makes a kernel worth its call
 MILLISECONDS = st.integers(-(2**62), 2**62 - 1) | st.integers(-100, 100)
 BLOBS = st.none() | st.binary(max_size=200)
 HEADERS: st.SearchStrategy[Headers] = st.lists(st.tuples(st.text(max_size=10), BLOBS), max_size=3).map(tuple)
-RECORDS = st.lists(st.builds(Record, key=BLOBS, value=BLOBS, timestamp_ms=MILLISECONDS), min_size=1, max_size=60)
-WITH_HEADERS = st.builds(Record, key=BLOBS, value=BLOBS, timestamp_ms=MILLISECONDS, headers=HEADERS)
+RECORDS = st.lists(st.builds(StoredRecord, key=BLOBS, value=BLOBS, timestamp_ms=MILLISECONDS), min_size=1, max_size=60)
+WITH_HEADERS = st.builds(StoredRecord, key=BLOBS, value=BLOBS, timestamp_ms=MILLISECONDS, headers=HEADERS)
 
 
-def encoded(records: list[Record]) -> bytearray:
+def encoded(records: list[StoredRecord]) -> bytearray:
     """The records, column by column."""
     return encode_rows(
         [record.value for record in records],
@@ -34,10 +34,10 @@ def encoded(records: list[Record]) -> bytearray:
 
 
 @given(records=RECORDS)
-@example([Record(value=None)] * MANY)
-@example([Record(value=b"", key=b"")] * MANY)
-@example([Record(value=b"v", key=None), Record(value=None, key=b"k")] * MANY)
-def test_rows_encode_to_the_very_bytes_of_records(records: list[Record]) -> None:
+@example([StoredRecord(value=None)] * MANY)
+@example([StoredRecord(value=b"", key=b"")] * MANY)
+@example([StoredRecord(value=b"v", key=None), StoredRecord(value=None, key=b"k")] * MANY)
+def test_rows_encode_to_the_very_bytes_of_records(records: list[StoredRecord]) -> None:
     batch = encoded(records)
     assert batch == encode(records)
     assert isinstance(batch, bytearray)
@@ -45,14 +45,14 @@ def test_rows_encode_to_the_very_bytes_of_records(records: list[Record]) -> None
 
 
 @given(records=st.lists(WITH_HEADERS, min_size=1, max_size=30))
-def test_headers_are_encoded_too(records: list[Record]) -> None:
+def test_headers_are_encoded_too(records: list[StoredRecord]) -> None:
     assert encoded(records) == encode(records)
 
 
 @given(values=st.lists(BLOBS, min_size=1, max_size=60), stamp=MILLISECONDS, data=st.data())
 def test_one_timestamp_serves_all_and_keys_may_be_absent(values: list[bytes | None], stamp: int, data: Any) -> None:
     keys = data.draw(st.none() | st.lists(BLOBS, min_size=len(values), max_size=len(values)))
-    records = [Record(v, k, stamp) for v, k in zip(values, keys or [None] * len(values), strict=True)]
+    records = [StoredRecord(v, k, stamp) for v, k in zip(values, keys or [None] * len(values), strict=True)]
     assert encode_rows(values, keys, stamp) == encode(records)
 
 
@@ -60,13 +60,13 @@ def test_one_timestamp_serves_all_and_keys_may_be_absent(values: list[bytes | No
 @pytest.mark.parametrize("keys", [None, b"k"])
 def test_one_timestamp_serves_records_with_headers_too(count: int, keys: bytes | None) -> None:
     headers: list[Headers] = [(("h", b"1"),), *[()] * (count - 1)]
-    records = [Record(b"v", keys, 5, each) for each in headers]
+    records = [StoredRecord(b"v", keys, 5, each) for each in headers]
     assert encode_rows([b"v"] * count, None if keys is None else [keys] * count, 5, headers) == encode(records)
 
 
 @pytest.mark.parametrize("count", [*range(1, 70), 127, 128, 129, 999, 1000, 1023, 1024, 1025, 2000])
 def test_any_number_of_rows_is_encoded_and_decoded(count: int) -> None:
-    records = [Record(b"v" * (index % 150), b"k%d" % index, index, offset=index) for index in range(count)]
+    records = [StoredRecord(b"v" * (index % 150), b"k%d" % index, index, offset=index) for index in range(count)]
     batch = encoded(records)
     assert batch == encode(records)
     assert decode_rows(batch) == records
@@ -77,7 +77,7 @@ def test_lengths_are_right_at_every_border_of_a_varint(count: int) -> None:
     for size in [0, 1, 50, 55, 56, 57, 58, 63, 64, 127, 128, 8180, 8191, 8192, 8193, (1 << 20) - 8, 1 << 20]:
         sides = ((b"v" * size, None), (None, b"k" * size), (b"v" * size, b"k"))
         for value, key in sides if size <= 8193 else sides[: FEW - count]:
-            records = [Record(value, key, 5, offset=index) for index in range(count)]
+            records = [StoredRecord(value, key, 5, offset=index) for index in range(count)]
             batch = encoded(records)
             assert batch == encode(records)
             assert decode_rows(batch) == records
@@ -87,14 +87,14 @@ def test_lengths_are_right_at_every_border_of_a_varint(count: int) -> None:
 def test_timestamps_may_lie_at_the_ends_of_64_bits(count: int) -> None:
     deltas = [0, 2**63 - 1, -(2**63), -1, 63, 64, -64, -65, *(2**bits for bits in range(62))] * count
     for start in (0, 1, -1):
-        records = [Record(b"", None, delta, offset=index) for index, delta in enumerate([start, *deltas])]
+        records = [StoredRecord(b"", None, delta, offset=index) for index, delta in enumerate([start, *deltas])]
         records = [record for record in records if -(2**63) <= record.timestamp_ms - start < 2**63]
-        records = [Record(b"", None, record.timestamp_ms, (), index) for index, record in enumerate(records)]
+        records = [StoredRecord(b"", None, record.timestamp_ms, (), index) for index, record in enumerate(records)]
         batch = encoded(records)
         assert batch == encode(records)
         assert decode_rows(batch) == records
     for stamp in (-(2**63), 2**63 - 1):
-        assert encode_rows([b""] * count, None, stamp) == encode([Record(b"", None, stamp)] * count)
+        assert encode_rows([b""] * count, None, stamp) == encode([StoredRecord(b"", None, stamp)] * count)
 
 
 @pytest.mark.parametrize("count", [2, MANY])
@@ -102,7 +102,7 @@ def test_timestamps_may_lie_at_the_ends_of_64_bits(count: int) -> None:
 def test_timestamps_that_64_bits_do_not_hold_are_refused(stamps: tuple[int, int], count: int) -> None:
     every = [*stamps] * (count // 2)
     with pytest.raises(InvalidBatch):
-        encode([Record(b"", None, stamp) for stamp in every])
+        encode([StoredRecord(b"", None, stamp) for stamp in every])
     with pytest.raises(InvalidBatch):
         encode_rows([b""] * count, None, every)
     if not -(2**63) <= stamps[0] < 2**63:
@@ -144,10 +144,10 @@ def test_sizes_that_lie_cannot_make_a_kernel_leave_its_buffers() -> None:
     max_records=st.none() | st.integers(0, 60),
 )
 def test_batches_of_any_codec_decode_as_records_do_from_an_offset_on(
-    runs: list[tuple[list[Record], int]], base: int, skipped: int, max_records: int | None
+    runs: list[tuple[list[StoredRecord], int]], base: int, skipped: int, max_records: int | None
 ) -> None:
     buffer = bytearray()
-    expected: list[Record] = []
+    expected: list[StoredRecord] = []
     for records, codec in runs:
         batch = encode(records, codec=codec, base_offset=base + len(expected))
         expected += decode(batch)
@@ -158,7 +158,7 @@ def test_batches_of_any_codec_decode_as_records_do_from_an_offset_on(
 
 
 def test_batches_with_holes_between_them_decode_from_the_offset_on() -> None:
-    records = [Record(b"%d" % index, None, index) for index in range(MANY)]
+    records = [StoredRecord(b"%d" % index, None, index) for index in range(MANY)]
     data = encode(records, base_offset=100) + encode(records, base_offset=1000)
     assert [record.offset for record in decode_rows(data, 130)] == [*range(130, 140), *range(1000, 1040)]
     assert [record.offset for record in decode_rows(data, 500)] == [*range(1000, 1040)]
@@ -167,7 +167,7 @@ def test_batches_with_holes_between_them_decode_from_the_offset_on() -> None:
 
 
 def test_control_batches_have_no_records_and_the_log_may_have_given_the_time() -> None:
-    records = [Record(b"a", None, 5), Record(b"b", None, 9)]
+    records = [StoredRecord(b"a", None, 5), StoredRecord(b"b", None, 9)]
     plain, appended, control = (encode(records, base_offset=offset) for offset in (0, 2, 4))
     appended[22] |= 0x08
     control[22] |= 0x20
@@ -179,7 +179,7 @@ def test_control_batches_have_no_records_and_the_log_may_have_given_the_time() -
 
 @settings(max_examples=300)
 @given(records=st.lists(WITH_HEADERS, min_size=1, max_size=6), data=st.data())
-def test_damaged_batches_are_refused_as_the_reference_refuses_them(records: list[Record], data: Any) -> None:
+def test_damaged_batches_are_refused_as_the_reference_refuses_them(records: list[StoredRecord], data: Any) -> None:
     sound = encode(records)
     batch = bytearray(sound + encode(records, base_offset=len(records)))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -195,7 +195,7 @@ def test_damaged_batches_are_refused_as_the_reference_refuses_them(records: list
         assert decode_rows(batch) == expected
 
 
-def by_reference(data: bytes) -> list[Record]:
+def by_reference(data: bytes) -> list[StoredRecord]:
     headers = split(data, check_crc=False)
     positions = accumulate((header.size_bytes for header in headers), initial=0)
     pairs = zip(headers, positions, strict=False)
@@ -203,7 +203,7 @@ def by_reference(data: bytes) -> list[Record]:
 
 
 def test_limits_hold_for_rows_too() -> None:
-    plain, packed = (encode([Record(b"x" * 1000)] * 10, codec=codec) for codec in (0, 4))
+    plain, packed = (encode([StoredRecord(b"x" * 1000)] * 10, codec=codec) for codec in (0, 4))
     with pytest.raises(DecompressedTooLarge):
         decode_rows(packed, limits=BatchLimits(decompressed_bytes_max=5000))
     with pytest.raises(BatchTooLarge):
@@ -215,14 +215,14 @@ def test_limits_hold_for_rows_too() -> None:
 def test_a_few_rows_need_no_numba() -> None:
     script = """
 import sys
-from sulina.core.records.record import Record, decode, encode
+from sulina.core.records.record import StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows
 for count in (1, 2, 63):
     batch = encode_rows([b"v"] * count, [b"k"] * count, 7)
-    assert batch == encode([Record(b"v", b"k", 7)] * count)
+    assert batch == encode([StoredRecord(b"v", b"k", 7)] * count)
     assert decode_rows(batch) == decode(batch)
 assert "numba" not in sys.modules and "numpy" not in sys.modules
-assert encode_rows([b"v"] * 64, None, 7) == encode([Record(b"v", None, 7)] * 64)
+assert encode_rows([b"v"] * 64, None, 7) == encode([StoredRecord(b"v", None, 7)] * 64)
 assert "numba" in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -30,7 +30,7 @@ app.command(recover)
 @app.command
 def status(*, remote: Remote = HERE) -> None:
     """Show the cluster: its brokers, its leader, partitions without an owner, moves."""
-    cluster = remote.run(lambda client: client.cluster())
+    cluster = remote.run(lambda client: client.admin.cluster())
     if remote.json:
         return terminal.print_json(cluster)
     terminal.print_facts(
@@ -58,7 +58,7 @@ def status(*, remote: Remote = HERE) -> None:
 @app.command
 def rebalance(*, remote: Remote = HERE) -> None:
     """Move partitions from the most loaded brokers to the least loaded ones, a few at a time."""
-    moves = remote.run(lambda client: client.rebalance()).moves
+    moves = remote.run(lambda client: client.admin.rebalance()).moves
     if remote.json:
         return terminal.print_json({"moves": moves})
     if not moves:

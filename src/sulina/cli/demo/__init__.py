@@ -152,7 +152,7 @@ class Show:
         from sulina.cli.demo import traffic
         from sulina.cli.demo.tally import Tally
 
-        await client.create_topic(traffic.TOPIC, partitions=traffic.PARTITIONS, schema=traffic.SCHEMA)
+        await client.admin.create_topic(traffic.TOPIC, partitions=traffic.PARTITIONS, schema=traffic.SCHEMA)
         self._tally = tally = Tally()
         self._note(f"node started in {self._node.start_seconds:.1f} s")
         with self._drawing() as draw:

@@ -13,7 +13,7 @@ import msgspec
 from sulina.cli.demo.tally import Order, SequenceCheck, Tally
 
 if TYPE_CHECKING:
-    from sulina.client import Client, Delivered
+    from sulina.client import Client, Message
 
 TOPIC = "/default/orders"
 SUBSCRIPTION = "demo"
@@ -44,7 +44,7 @@ _decode = msgspec.json.Decoder(Order).decode
 
 async def produce(client: "Client", lane: int, rate: float, tally: Tally, ending: asyncio.Event) -> None:
     """Publish batches of one customer's orders, each acked before the next, until `ending`."""
-    from sulina.client import Message
+    from sulina.client import Record
 
     number = 0
     pause = RECORDS_A_BATCH * LANES / rate
@@ -53,9 +53,7 @@ async def produce(client: "Client", lane: int, rate: float, tally: Tally, ending
         now = time.time_ns()
         orders = [_order(lane, number + place, now) for place in range(RECORDS_A_BATCH)]
         sent = time.monotonic()
-        ack = await client.publish_batch(
-            TOPIC, [Message(value=_encode(order), key=f"customer-{lane}") for order in orders]
-        )
+        ack = await client.publish_batch(TOPIC, [Record(_encode(order), key=f"customer-{lane}") for order in orders])
         ack.raise_for_status()
         tally.longest_ack_seconds = max(tally.longest_ack_seconds, time.monotonic() - sent)
         number += RECORDS_A_BATCH
@@ -77,15 +75,15 @@ def _order(lane: int, number: int, now_ns: int) -> Order:
 
 async def consume(client: "Client", tally: Tally) -> None:
     """Consume the subscription for ever. Records that are redelivered are recognised by their offset."""
-    async with client.subscribe(TOPIC, SUBSCRIPTION, kind="exclusive", start="earliest", credit=2000) as messages:
+    async with client.consumer(TOPIC, SUBSCRIPTION, mode="exclusive", start="earliest", credit=2000) as messages:
         async for message in messages:
             order = _decode(message.value or b"")
             if tally.delivered.take(message.partition, message.offset, order):
                 _note_delivery(tally, message, order)
-            message.ack_soon()
+            messages.ack_soon(message)
 
 
-def _note_delivery(tally: Tally, message: "Delivered", order: Order) -> None:
+def _note_delivery(tally: Tally, message: "Message", order: Order) -> None:
     tally.consumed.add(1)
     if tally.is_steady:
         tally.latencies_ms.append((time.time_ns() - order.sent_ns) / 1e6)
@@ -101,7 +99,7 @@ def _note_delivery(tally: Tally, message: "Delivered", order: Order) -> None:
 async def read_all(client: "Client") -> SequenceCheck:
     """Read the log from its start to its current end, and check it."""
     stored = SequenceCheck()
-    async for record in client.consume(TOPIC, start="earliest", follow=False):
+    async for record in client.read(TOPIC, start="earliest", follow=False):
         stored.take(record.partition, record.offset, _decode(record.value or b""))
     return stored
 

@@ -104,7 +104,7 @@ async def check_broker(client: "Client", broker_id: str) -> None:
         BrokerNotFound: the cluster has no such broker.
         InvalidSettings: the broker is unreachable.
     """
-    brokers = (await client.cluster()).brokers
+    brokers = (await client.admin.cluster()).brokers
     state_of = {info.broker_id: info.state for info in sorted(brokers, key=lambda info: info.broker_id)}
     if broker_id not in state_of and any(info.url for info in brokers):
         raise BrokerNotFound(broker=broker_id, brokers=", ".join(state_of))
@@ -156,7 +156,7 @@ async def _nearest(client: "Client", error: TopicNotFound) -> str:
     """Return a hint for a topic that is not there: the name most like it, or how to create it."""
     wanted = str(vars(error).get("topic", ""))
     by_topic: dict[str, str] = {}
-    for info in await client.topics():
+    for info in await client.admin.topics():
         by_topic.setdefault(info.topic.rpartition("/")[2], info.topic)
     near = difflib.get_close_matches(wanted.rpartition("/")[2], by_topic, n=1, cutoff=0.6)
     if near:

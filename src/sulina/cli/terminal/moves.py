@@ -126,8 +126,8 @@ async def watch(client: "Client", topic: str, moves: list[PartitionMove], *, sin
             for move in moves:
                 _tell(move, is_silent=is_silent)
             while True:
-                under_way = {info.partition: info for info in await client.unloads(topic)}
-                places = (await client.lookup(topic)).partitions
+                under_way = {info.partition: info for info in await client.admin.moves(topic)}
+                places = (await client.admin.placement(topic)).partitions
                 for move in moves:
                     seconds = time.monotonic() - since
                     if not move.is_over and move.see(under_way.get(move.partition), places[move.partition], seconds):

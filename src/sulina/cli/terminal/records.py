@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from sulina.cli import terminal
+from sulina.core.records.serializer import SERIALIZER_HEADER
 
 Format = Literal["text", "json", "raw"]
 SHOWN_MAX = 400  # characters of a value in text
@@ -75,7 +76,8 @@ def _text(record: PrintableRecord) -> bytes:
     parts = [f"{record.partition}:{record.offset}", f"{moment:%H:%M:%S}.{record.timestamp_ms % 1000:03d}"]
     parts.append("-" if record.key is None else _shown(record.key))
     parts.append("-" if record.value is None else _shown(record.value))
-    parts += [f"{name}={'-' if value is None else _shown(value)}" for name, value in record.headers]
+    shown = [header for header in record.headers if header[0] != SERIALIZER_HEADER]  # of use to programs only
+    parts += [f"{name}={'-' if value is None else _shown(value)}" for name, value in shown]
     return "  ".join(parts).encode() + b"\n"
 
 

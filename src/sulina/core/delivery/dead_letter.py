@@ -10,7 +10,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from sulina.core.records.record import Record
+from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Policy
 from sulina.errors import InvalidSettings
 from sulina.types import PartitionName, TopicName
@@ -48,17 +48,17 @@ def check_way(way: Sequence[TopicName]) -> None:
         )
 
 
-def hops_of(record: Record) -> int:
+def hops_of(record: StoredRecord) -> int:
     """Return how many topics a dead letter has passed through; 0 for any other record."""
     text = next((value for name, value in reversed(record.headers) if name == HOPS_HEADER), None)
     return int(text) if text is not None and text.isdigit() and len(text) <= 9 else 0
 
 
-def dead_letter(record: Record, source: PartitionName, subscription: str, attempts: int) -> Record:
+def dead_letter(record: StoredRecord, source: PartitionName, subscription: str, attempts: int) -> StoredRecord:
     """Return a record with headers for its last coordinates and for the number of topics that it has passed through."""
     values = (source.topic, source.partition, record.offset, subscription, attempts)
     own = {**dict(zip(COORDINATES, map(str, values), strict=True)), HOPS_HEADER: str(hops_of(record) + 1)}
-    return Record(
+    return StoredRecord(
         value=record.value,
         key=record.key,
         timestamp_ms=record.timestamp_ms,

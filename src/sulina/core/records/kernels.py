@@ -498,11 +498,11 @@ def encode_records(
 
 
 @_short_kernel
-def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, count: int) -> tuple[int, int]:
-    """Write `count` records without headers to `out`. Return their bytes, or a fault and its record.
+def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, headers: U8, count: int) -> tuple[int, int]:
+    """Write `count` records to `out`. Return their bytes, or a fault and its record.
 
-    `sizes` has the sizes of the values, then those of the keys if there are any, -1 for null; `data` has their bytes in
-    the same order. Without `timestamps` all records have that of the first.
+    `sizes` are those of the values, then those of the keys if there are any, -1 for null; `data` is their bytes in
+    the same order. Without `timestamps` all records have that of the first. `headers` are encoded, the same for all.
     """
     start = position = _address(out)
     limit = start + len(out)
@@ -521,7 +521,7 @@ def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, count: int) -> t
         value_size = sizes[row]
         if max(key_size, 0) > data_end - key_memory or max(value_size, 0) > value_end - value_memory:
             return BAD_INPUT, row
-        size = 2 + _varint_size(delta) + _varint_size(row)
+        size = 1 + len(headers) + _varint_size(delta) + _varint_size(row)
         size += _varint_size(key_size) + max(key_size, 0) + _varint_size(value_size) + max(value_size, 0)
         if _varint_size(size) + size > limit - position:
             return BAD_INPUT, row
@@ -531,8 +531,8 @@ def encode_rows(out: U8, data: U8, sizes: I64, timestamps: I64, count: int) -> t
         position = _put_varint(position, row)
         position = _put_bytes(position, key_memory, key_size)
         position = _put_bytes(position, value_memory, value_size)
-        _store(position, np.uint8(0))
-        position += 1
+        _copy(position, _address(headers), len(headers))
+        position += len(headers)
         key_memory += max(key_size, 0)
         value_memory += max(value_size, 0)
     return position - start, 0

@@ -25,7 +25,7 @@ from sulina.errors import InvalidBatch, UnknownCodec
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):  # its fields cannot refer back to it
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):  # its fields cannot refer back to it
     """One stored item. The log assigns `offset`: `encode` ignores it, and uses the order of the records."""
 
     value: bytes | None
@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # its fields cannot refer 
 
 
 def encode(
-    records: Sequence[Record],
+    records: Sequence[StoredRecord],
     *,
     codec: int = Codec.NONE,
     base_offset: int = 0,
@@ -58,10 +58,14 @@ def encode(
         raise UnknownCodec(codec=codec)
     batch = bytearray(HEADER_BYTES)
     base_timestamp = max_timestamp = records[0].timestamp_ms
+    known: Headers = ()  # mostly the same for all
+    known_bytes = b"\x00"
     for index, record in enumerate(records):
         timestamp = record.timestamp_ms
         max_timestamp = max(max_timestamp, timestamp)
         key, value, headers = record.key, record.value, record.headers
+        if headers is not known:
+            known, known_bytes = headers, _encode_headers(headers) if headers else b"\x00"
         body = b"".join(
             (
                 b"\x00",
@@ -71,7 +75,7 @@ def encode(
                 key or b"",
                 b"\x01" if value is None else _varint(len(value)),
                 value or b"",
-                _encode_headers(headers) if headers else b"\x00",
+                known_bytes,
             )
         )
         batch += _varint(len(body))
@@ -101,7 +105,7 @@ def decode(
     header: BatchHeader | None = None,
     position: int = 0,
     limits: BatchLimits = DEFAULT_LIMITS,
-) -> list[Record]:
+) -> list[StoredRecord]:
     """Decode the records of the batch at `position`; a control batch has none. The CRC is not checked.
 
     Raises:
@@ -120,7 +124,7 @@ def decode(
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.max_timestamp if header.is_log_append_time else None
     return [
-        Record(
+        StoredRecord(
             None if value_start < 0 else body[value_start:value_end],
             None if key_start < 0 else body[key_start:key_end],
             base_timestamp + timestamp_delta if append_time is None else append_time,

@@ -12,7 +12,8 @@ from sulina.core.records.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits,
 from sulina.core.records.batch import _headers as parse_headers
 from sulina.core.records.compression import Bytes, Codec
 from sulina.core.records.kernel_choice import are_worth_it
-from sulina.core.records.record import Headers, Record, decode, encode
+from sulina.core.records.record import Headers, StoredRecord, decode, encode
+from sulina.core.records.record import _encode_headers as encode_headers
 from sulina.core.records.record import _varint as varint
 from sulina.errors import InvalidBatch
 
@@ -20,6 +21,7 @@ _ROWS_MIN_FOR_KERNELS = 64  # below this Python is fast enough not to import Num
 _ROWS_MIN_TO_ENCODE = 10  # once it is imported
 _BYTES_MIN_FOR_KERNELS = 8192  # to decode
 _ROW_OVERHEAD_BYTES = 32  # the longest varints and one byte of attributes
+_NO_HEADERS = b"\x00"
 
 
 def encode_rows(
@@ -40,11 +42,15 @@ def encode_rows(
     for column in (keys, stamps, headers):
         if column is not None and len(column) != count:
             raise InvalidBatch(f"{count} values, but {len(column)} keys, timestamps or headers")
+    suffix = _NO_HEADERS
     if headers is not None and any(headers):
-        return _encode_with_headers(values, keys, timestamps_ms, headers)
+        if headers.count(headers[0]) < count:
+            return _encode_with_headers(values, keys, timestamps_ms, headers)
+        suffix = encode_headers(headers[0])
     if keys is not None and keys[0] is None and keys.count(None) == count:
         keys = None
-    batch = _encode_few(values, keys, stamps) if _are_few(count) else _encode_many(values, keys, stamps)
+    encode_all = _encode_few if _are_few(count) else _encode_many
+    batch = encode_all(values, keys, stamps, suffix)
     write_header(
         batch,
         codec=Codec.NONE,
@@ -57,7 +63,7 @@ def encode_rows(
 
 def decode_rows(
     data: Bytes, start_offset: int = 0, max_records: int | None = None, limits: BatchLimits = DEFAULT_LIMITS
-) -> list[Record]:
+) -> list[StoredRecord]:
     """Decode the records from `start_offset` on of the batches that lie end to end in `data`, up to `max_records`.
 
     Control batches have no records. CRCs are not checked; bytes after the last record needed are not read.
@@ -70,7 +76,7 @@ def decode_rows(
     """
     wanted = sys.maxsize if max_records is None else max_records
     body = bytes(data)  # a slice of bytes is a copy of its own
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     position = 0
     while position < len(body) and len(records) < wanted:
         if are_worth_it(len(body), loaded=0, unloaded=_BYTES_MIN_FOR_KERNELS):
@@ -88,7 +94,7 @@ def decode_rows(
 
 def _decode_plain(
     body: bytes, start: int, start_offset: int, wanted: int, limits: BatchLimits
-) -> tuple[list[Record], int]:
+) -> tuple[list[StoredRecord], int]:
     """Decode the plain batches at `start`. Return their records, and where they end."""
     import numpy as np
 
@@ -98,13 +104,14 @@ def _decode_plain(
     bounds = (limits.batch_bytes_max, limits.records_max)
     end, count = kernels.plain_run(buffer, start, start_offset, wanted, bounds)
     rows = np.empty((min(count, wanted), kernels.ROW_FIELDS), np.int64)
+    headers = _HeaderReader(body)
     kernels.raise_fault(*kernels.find_rows(buffer, start, end, start_offset, rows))
     records = [
-        Record(
+        StoredRecord(
             None if value_start < 0 else body[value_start:value_end],
             None if key_start < 0 else body[key_start:key_end],
             timestamp_ms,
-            _headers(body, headers_start, headers_count) if headers_count else (),
+            headers.read(headers_start, headers_count) if headers_count else (),
             offset,
         )
         for offset, timestamp_ms, key_start, key_end, value_start, value_end, headers_start, headers_count in (
@@ -114,9 +121,21 @@ def _decode_plain(
     return records, end
 
 
-def _headers(body: bytes, start: int, count: int) -> Headers:
-    spans, _ = parse_headers(body, start, len(body), count)
-    return tuple((key, None if start < 0 else body[start:end]) for key, start, end in spans)
+class _HeaderReader:
+    """Reads headers of records. Those of one record are mostly those of the one before: then they are not parsed."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._count, self._bytes = 0, b""  # of the record before
+        self._headers: Headers = ()
+
+    def read(self, start: int, count: int) -> Headers:
+        body = self._body
+        if count != self._count or not body.startswith(self._bytes, start):
+            spans, end = parse_headers(body, start, len(body), count)
+            self._count, self._bytes = count, body[start:end]
+            self._headers = tuple((key, None if at < 0 else body[at:stop]) for key, at, stop in spans)
+        return self._headers
 
 
 def _are_few(count: int) -> bool:
@@ -124,7 +143,7 @@ def _are_few(count: int) -> bool:
 
 
 def _encode_few(
-    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None, suffix: bytes
 ) -> bytearray:
     batch = bytearray(HEADER_BYTES)
     for index, value in enumerate(values):
@@ -137,7 +156,7 @@ def _encode_few(
                 key or b"",
                 b"\x01" if value is None else varint(len(value)),
                 value or b"",
-                b"\x00",
+                suffix,
             )
         )
         batch += varint(len(body))
@@ -146,7 +165,7 @@ def _encode_few(
 
 
 def _encode_many(
-    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, stamps: Sequence[int] | None, suffix: bytes
 ) -> bytearray:
     items = values if keys is None else [*values, *keys]
     try:
@@ -166,9 +185,10 @@ def _encode_many(
         timestamps = np.fromiter(stamps or (), np.int64)
     except OverflowError as error:
         raise InvalidBatch(f"a timestamp of the batch does not fit 64 bits: {error}") from None
-    batch = bytearray(HEADER_BYTES + _ROW_OVERHEAD_BYTES * count + len(data))
+    batch = bytearray(HEADER_BYTES + (_ROW_OVERHEAD_BYTES + len(suffix)) * count + len(data))
     out = np.frombuffer(batch, np.uint8, offset=HEADER_BYTES)
-    size, row = kernels.encode_rows(out, np.frombuffer(data, np.uint8), sizes, timestamps, count)
+    headers = np.frombuffer(suffix, np.uint8)
+    size, row = kernels.encode_rows(out, np.frombuffer(data, np.uint8), sizes, timestamps, headers, count)
     kernels.raise_fault(size, row)
     del out  # the array must not use the bytes while they are cut
     del batch[HEADER_BYTES + size :]
@@ -183,4 +203,4 @@ def _encode_with_headers(
 ) -> bytearray:
     count = len(values)
     stamps = [timestamps_ms] * count if isinstance(timestamps_ms, int) else timestamps_ms
-    return encode(list(map(Record, values, keys or [None] * count, stamps, headers)))
+    return encode(list(map(StoredRecord, values, keys or [None] * count, stamps, headers)))

@@ -51,7 +51,7 @@ def _lag(pipeline: Pipeline, bronze: Bronze) -> int | None:
     if pipeline.url is None:
         return None
     try:
-        readers = client_of(pipeline.url).readers()
+        readers = client_of(pipeline.url).admin.readers()
     except SulinaError:
         return None  # nobody is there to ask
     mine = [reader for reader in readers if reader.reader == f"{pipeline.name}.{bronze.table}"]

@@ -63,7 +63,7 @@ class Reporter:
                 said, at = self._positions.get(f"{one.table}{topic}", (None, 0.0))
                 if said == offsets and self.clock() - at < REPEAT_SECONDS:
                     continue
-                client.register_reader(
+                client.admin.register_reader(
                     f"{self.pipeline.name}.{one.table}",
                     topic,
                     {int(number): offset for number, offset in offsets.items()},
@@ -84,7 +84,7 @@ class Reporter:
 
 
 def _make(client: SyncClient, topic: TopicName) -> None:
-    for make in (lambda: client.create_namespace(topic.namespace), lambda: client.create_topic(topic)):
+    for make in (lambda: client.admin.create_namespace(topic.namespace), lambda: client.admin.create_topic(topic)):
         try:
             make()
         except AlreadyExists:

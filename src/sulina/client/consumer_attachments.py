@@ -15,10 +15,10 @@ from functools import partial
 
 import msgspec
 
-from sulina.client.attachment import Attachment
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
-from sulina.client.places import Place, Places, unowned
+from sulina.client.consumer_attachment import ConsumerAttachment
+from sulina.client.placements import TopicPlacement, TopicPlacements, unowned
 from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
 from sulina.core.backoff import ElapsedBackoff
 from sulina.core.delivery.members import SubscriptionKind
@@ -43,20 +43,20 @@ from sulina.waiting import wait_or_timeout
 from sulina.wire.frames import CREDIT_MAX, Deliver, FromClient, Subscribe
 from sulina.wire.messages import Subscribed
 
-LOOK_SECONDS_MIN = 0.5  # when all seems well it is looked up after so long whether it is
-LOOK_SECONDS_MAX = 30.0  # and when it has been for a while
+LOOK_SECONDS_MIN = 0.5  # between lookups of the owners, at first
+LOOK_SECONDS_MAX = 30.0  # and when nothing has changed for a while
 ATTACH_SECONDS = 3.0  # while somebody has not answered yet, this often
 NEWS_SECONDS = 3.0  # to hear where a partition is that was lost
-STEADY_SECONDS = 5.0  # attached for so long, what comes next is another trouble
+STEADY_SECONDS = 5.0  # after which an attachment counts as steady, and pauses begin small again
 
-# Trying again would not help, or would make anew what somebody has deleted.
+# Trying again would not help, or would create again what was deleted.
 _FINAL = (Conflict, Corrupt, InvalidInput, LimitReached, LogStopped, NotFound)
 # At first nothing else is put up with.
 _PASSING = (ConsumerNotFound, CursorMoved, Disconnected, NotServing, QueueFull)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ConsumerTerms:
     """What is subscribed to, and how. The same terms hold after every reconnect."""
 
     topic: str
@@ -75,55 +75,57 @@ class Terms:
 
 
 def is_final(error: SulinaError) -> bool:
-    """Whether an attachment that ended so is not to be made again."""
+    """Return whether an attachment that ended with this error is not to be made again."""
     return isinstance(error, _FINAL) and not isinstance(error, ConsumerNotFound) and not error.retryable
 
 
-class Hold:
+class BrokerAttachment:
     """One broker: the attachment to it, from the first attempt to its end."""
 
     __slots__ = ("attached_at", "attachment", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[SulinaError]
-        self.attachment: Attachment | None = None
+        self.attachment: ConsumerAttachment | None = None
         self.attached_at: float | None = None
 
     def was_steady(self, now: float) -> bool:
-        """Whether it had worked before it ended."""
+        """Return whether it had worked before it ended."""
         if self.attached_at is None or self.attachment is None:
             return False
         return self.attachment.has_delivered or now - self.attached_at >= STEADY_SECONDS
 
 
-def _is_attached(hold: Hold) -> bool:
+def _is_attached(hold: BrokerAttachment) -> bool:
     return hold.attached_at is not None and not hold.task.done()
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class AttachmentListener:
     """What a subscription is told. Deliveries come from attachments that have not been lost yet."""
 
-    deliver: Callable[[Attachment, Deliver], None]
-    lost: Callable[[Attachment], None]
+    deliver: Callable[[ConsumerAttachment, Deliver], None]
+    lost: Callable[[ConsumerAttachment], None]
     failed: Callable[[SulinaError], None]
 
 
-class Attachments:
+class ConsumerAttachments:
     """`open`, then they are kept until `close`, or until the listener hears that they cannot be."""
 
-    def __init__(self, brokers: Brokers, places: Places, terms: Terms, listener: Listener) -> None:
-        self.live: dict[Attachment, None] = {}  # that may deliver
+    def __init__(
+        self, brokers: Brokers, placements: TopicPlacements, terms: ConsumerTerms, listener: AttachmentListener
+    ) -> None:
+        self.live: dict[ConsumerAttachment, None] = {}  # that may deliver
         self._brokers = brokers
-        self._places = places
+        self._places = placements
         self._terms = terms
         self._listener = listener
         self._name = TopicName.parse(terms.topic)
-        self._place: Place | None = None
-        self._holds: dict[str | None, Hold] = {}
+        self._place: TopicPlacement | None = None
+        self._holds: dict[str | None, BrokerAttachment] = {}
         self._busy_until: dict[str | None, float] = {}
         self._look_seconds = LOOK_SECONDS_MIN
-        self._news_until = 0.0  # so long something is expected to change
+        self._news_until = 0.0  # until then a newer placement is expected
         self._old_epochs: dict[int, int] = {}  # of the partitions of which that is
         self._old_topic_id = ""  # of the topic that had them
         self._has_attached = False
@@ -204,12 +206,12 @@ class Attachments:
                     await self._look()
         except SulinaError as error:
             self._fail(error)
-        except Exception as error:  # our own bug: whoever waits must hear of it
+        except Exception as error:  # our own bug: tell all that wait
             self._fail(Disconnected(url="anywhere", reason=f"the subscription failed: {error!r}"))
             raise
 
     async def _look(self) -> None:
-        """Where is it now? A node that is alone is asked once."""
+        """Look up where the topic is served; a node that is alone is asked once."""
         if self._place is not None and self._place.is_alone:
             return
         try:
@@ -230,7 +232,7 @@ class Attachments:
         is_first = not self._has_attached or not (self._is_first_lost or any(map(_is_attached, self._holds.values())))
         for url in self._place.owners():
             if url not in self._holds:
-                hold = self._holds[url] = Hold()
+                hold = self._holds[url] = BrokerAttachment()
                 hold.task = asyncio.create_task(self._hold(url, hold), name="sulina-attachment")
                 hold.task.add_done_callback(lambda _: self._changed.set())
             if is_first and self._terms.kind is SubscriptionKind.EXCLUSIVE:
@@ -238,7 +240,7 @@ class Attachments:
         self._share_credit()
 
     async def _wait(self) -> bool:
-        """Until something has changed, or it is time to look again, which is then the answer."""
+        """Wait until something has changed; return whether it is time to look up the owners again."""
         place = self._place
         owners = {} if place is None else place.owners()
         is_settled = all(url in self._holds and _is_attached(self._holds[url]) for url in owners)
@@ -259,7 +261,7 @@ class Attachments:
         return False
 
     async def _has_lost(self) -> bool:
-        """Those who let us go are tried again after a pause, unless they said that it would not help."""
+        """Check the attachments that ended, and pause before they are made again; return whether there were any."""
         ended = [(url, hold) for url, hold in self._holds.items() if hold.task.done()]
         for url, hold in ended:
             del self._holds[url]
@@ -273,7 +275,7 @@ class Attachments:
             await asyncio.sleep(self._backoff.next() if self._place.is_alone else self._pause())
         return bool(ended)
 
-    def _check(self, url: str | None, hold: Hold) -> None:
+    def _check(self, url: str | None, hold: BrokerAttachment) -> None:
         error = self._reason = hold.task.result()
         if isinstance(error, NotServing):
             self._await_news(error)
@@ -289,7 +291,7 @@ class Attachments:
             raise error
 
     def _await_news(self, error: NotServing) -> None:
-        """A broker has lost something: whoever is asked where it is may not have heard of it."""
+        """Expect a newer placement: a broker has lost a partition, and others may not have heard of it yet."""
         self._news_until = asyncio.get_running_loop().time() + NEWS_SECONDS
         if self._place is not None:
             lost = getattr(error, "partition", None)
@@ -297,14 +299,14 @@ class Attachments:
             self._old_epochs, self._old_topic_id = epochs | self._old_epochs, self._place.topic_id
 
     def _doubt(self) -> None:
-        """An owner does not take acks: it may be none any more, and not know it."""
+        """Doubt an owner that does not take acks: another may own the partition by now."""
         is_new = not self._old_epochs
         self._await_news(NotServing(reason="acks fail"))
         if is_new:
             self._patience.reset()
             self._changed.set()
 
-    def _awaits_news(self, place: Place) -> bool:
+    def _awaits_news(self, place: TopicPlacement) -> bool:
         # One change is enough: not all that a broker has is moved from it.
         # Epochs are counted for each topic id: those of another topic of this name are news of their own.
         has_come = place.topic_id != self._old_topic_id or any(
@@ -328,7 +330,7 @@ class Attachments:
 
     # One of them
 
-    async def _hold(self, url: str | None, hold: Hold) -> SulinaError:
+    async def _hold(self, url: str | None, hold: BrokerAttachment) -> SulinaError:
         """Attach, and wait for the end. Why it ended, or why it did not even begin."""
         try:
             session = self._brokers.session(url)
@@ -337,7 +339,7 @@ class Attachments:
         except SulinaError as error:
             return error
         on_trouble = None if url is None else self._doubt
-        attachment = hold.attachment = Attachment(session, self._share(), self._listener.deliver, on_trouble)
+        attachment = hold.attachment = ConsumerAttachment(session, self._share(), self._listener.deliver, on_trouble)
         try:
             await self._attach(url, attachment)
         except SulinaError as error:
@@ -352,7 +354,7 @@ class Attachments:
         self._lose(attachment)
         return why
 
-    async def _attach(self, url: str | None, attachment: Attachment) -> None:
+    async def _attach(self, url: str | None, attachment: ConsumerAttachment) -> None:
         terms, session = self._terms, attachment.session
 
         def make(number: int) -> FromClient:
@@ -378,7 +380,7 @@ class Attachments:
         if answer is not None:
             attachment.is_reliable = msgspec.convert(answer, Subscribed, from_attributes=True).is_reliable
 
-    def _lose(self, attachment: Attachment) -> None:
+    def _lose(self, attachment: ConsumerAttachment) -> None:
         self.live.pop(attachment, None)
         self._listener.lost(attachment)
 

@@ -26,7 +26,7 @@ class KnownTopic:
     turn: int
 
     def next_turn(self) -> int:
-        """The partition for records without a key."""
+        """Return the partition for records without a key."""
         self.turn = (self.turn + 1) % self.partitions
         return self.turn
 
@@ -39,7 +39,7 @@ class _Lookup:
         self.turns: list[asyncio.Future[None]] = []
 
     def wake(self) -> None:
-        """The task is done by now."""
+        """Wake all that wait: the task is done."""
         for turn in self.turns:
             _set(turn)
         if not self.turns and not self.task.cancelled():
@@ -51,7 +51,7 @@ def _set(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-class Topics:
+class TopicCache:
     """Asks once for all who want to know, and again after some time, or when something shows that it has changed."""
 
     def __init__(self, ask: Ask, *, seconds: float, first_turn: Callable[[int], int]) -> None:
@@ -62,7 +62,13 @@ class Topics:
         self._lookups: dict[TopicName, _Lookup] = {}
 
     async def get(self, name: TopicName, timeout_seconds: float | None = None) -> KnownTopic:
-        """Those who wait go on in the order in which they came. TopicNotFound, Disconnected, TimeoutError."""
+        """Return what is known of a topic; callers that wait go on in the order in which they came.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+            TimeoutError: the answer takes longer than `timeout_seconds`.
+        """
         lookup = self._lookups.get(name)
         if lookup is None or (lookup.task.done() and not lookup.turns):
             known = self._fresh(name)

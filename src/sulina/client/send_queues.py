@@ -1,31 +1,31 @@
-"""Publishes on their way, each partition's in a lane of its own: they arrive in the order in which they set out.
+"""Publishes that are sent and not answered, in a queue for each partition: they arrive in the order of their calls.
 
-- While all is well, a publish is sent at once, by whoever makes it, and any number are under way.
-- When one comes back (the partition is moving, the node is full, the connection broke), nothing more is sent until all
-  that is under way has been answered. Then what came back goes first, to whoever owns the partition now: one alone, and
-  when that is taken, all the others behind it.
+- While all is well, a publish is sent at once, by its caller, and any number are under way.
+- When one is refused or cut off (the partition is moving, the node is full, the connection broke), nothing more is sent
+  until all that is under way has been answered. Then what came back is sent first, to the owner of that moment: one
+  alone, and when that is accepted, all the others behind it.
 - What was sent and not answered is sent again only if it has a number or a txn_id, which is always the same; else it is
   an error, as its outcome is unknown. What was refused may always be sent again.
 - What is sent between one trouble and the next is one run: a node that has refused one of a run refuses the later ones
-  too, so that nothing passes what is on its way back.
-- Whoever gives up leaves the lane; nobody waits for it.
+  too, so that nothing passes what is to be sent again.
+- A publish that times out is removed from the queue and does not block later ones.
 - A txn_id for which the log has no room is tried again too, unless publishes that need no such room are behind it: then
   it is refused, so that they do not wait for minutes.
-- What waits here is not under way, so a lane that stands still takes no room from the others.
+- What waits here is not under way, so a queue that stands still takes no room from the others.
 """
 
 import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from sulina.client.asking import Outcome, outcome, why_waiting
 from sulina.client.brokers import Brokers
 from sulina.client.connection import Connection
 from sulina.client.numbering import Numbering, OriginNumber
-from sulina.client.places import Places
+from sulina.client.placements import TopicPlacements
+from sulina.client.retries import RequestOutcome, request_outcome, why_waiting
 from sulina.client.route import Route
 from sulina.client.session import Session
-from sulina.client.topics import KnownTopic
+from sulina.client.topic_cache import KnownTopic
 from sulina.core.delivery.pubsub import PublishOptions
 from sulina.core.records.batch import record_count, write_origin
 from sulina.errors import (
@@ -46,18 +46,34 @@ LANES_MAX = 10_000
 CHECK_SECONDS = 1.5  # without an answer for two of these, it is asked whether the partition has moved
 
 
-class Sending:
+class PendingPublish:
     """One publish. To a session it is what waits for the answer."""
 
     __slots__ = (
-        "answer", "data", "expected_version", "is_numbered", "is_over", "is_queued", "is_repeatable", "is_unknown",
-        "lane", "number", "options", "origin", "producer", "refusal", "schema_id", "session", "size_bytes", "turn",
+        "answer",
+        "data",
+        "expected_version",
+        "is_numbered",
+        "is_over",
+        "is_queued",
+        "is_repeatable",
+        "is_unknown",
+        "number",
+        "options",
+        "origin",
+        "producer",
+        "queue",
+        "refusal",
+        "schema_id",
+        "session",
+        "size_bytes",
+        "turn",
         "txn_id",
     )  # fmt: skip
 
     def __init__(
         self,
-        lane: "Lane",
+        queue: "PartitionSendQueue",
         data: memoryview,
         txn_id: str | None,
         expected_version: int | None,
@@ -69,14 +85,14 @@ class Sending:
         is_repeatable: bool = False,
         origin: OriginNumber | None = None,
     ) -> None:
-        """`is_numbered`: one batch, which is numbered here.
+        """Make a publish; with `is_numbered`, it is one batch, which is numbered here.
 
         `origin` is the number under which it was sent before and may have been written.
         """
         self.is_numbered = is_numbered
         self.is_repeatable = is_repeatable or is_numbered or txn_id is not None
         self.origin: OriginNumber | None = None  # that its data say
-        self.lane = lane
+        self.queue = queue
         self.data = data
         self.size_bytes = len(data)
         self.txn_id = txn_id
@@ -84,8 +100,8 @@ class Sending:
         self.schema_id = schema_id
         self.options = options
         self.producer = producer
-        self.answer: asyncio.Future[Any] = lane.loop.create_future()
-        self.turn = lane.next_turn()
+        self.answer: asyncio.Future[Any] = queue.loop.create_future()
+        self.turn = queue.next_turn()
         self.number = 0  # on the session over which it is under way; 0: it is not
         self.session: Session | None = None  # over which it was sent last
         self.is_queued = False  # somebody else sends it
@@ -105,53 +121,55 @@ class Sending:
     # What a session calls
 
     def done(self) -> bool:
-        """Whether it needs no answer any more."""
+        """Return whether it needs no answer any more."""
         return self.is_over
 
     def set_result(self, result: Any) -> None:
-        """It was taken."""
+        """Take the node's answer: it was accepted."""
         self.is_over = True
-        self.lane.landed(self)
+        self.queue.landed(self)
         if not self.answer.done():
             self.answer.set_result(result)
 
     def set_exception(self, error: SulinaError) -> None:
-        """It was not, or nobody knows."""
-        self.lane.landed(self)
-        found = outcome(error)
+        """Take an error: it was not accepted, or the outcome is unknown."""
+        self.queue.landed(self)
+        found = request_outcome(error)
         if isinstance(error, SequenceSkipped) and self.is_numbered:
             # It was not written, and under this number it never will be.
-            self.set_origin(self.lane.numbering.next(record_count(self.data)))
-            self.is_unknown, found = False, Outcome.REFUSED
-        if found is Outcome.UNKNOWN:
+            self.set_origin(self.queue.numbering.next(record_count(self.data)))
+            self.is_unknown, found = False, RequestOutcome.REFUSED
+        if found is RequestOutcome.UNKNOWN:
             self.is_unknown = True
-            may_repeat = self.is_repeatable and not self.lane.is_closed
+            may_repeat = self.is_repeatable and not self.queue.is_closed
         else:
             # What waited when a log stopped may be written: the next try must use the same number.
             self.is_unknown |= isinstance(error, LogStopped | LogClosed)
-            may_repeat = found is Outcome.REFUSED or (isinstance(error, TopicNotFound) and self.lane.may_be_elsewhere)
+            may_repeat = found is RequestOutcome.REFUSED or (
+                isinstance(error, TopicNotFound) and self.queue.may_be_elsewhere
+            )
         if may_repeat:
             self.refusal = None if isinstance(error, Disconnected) else error
-            self.lane.take_back(self, error)
+            self.queue.take_back(self, error)
         else:
             self.fail(error)
 
     def fail(self, error: SulinaError) -> None:
-        """It comes to nothing."""
+        """Fail for good."""
         self.is_over = True
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def why_late(self, seconds: float) -> SulinaError:
-        """What to raise when its time is over."""
+        """Return the error to raise when its time is over."""
         if self.number and self.session is not None:
             return self.session.late(seconds)
-        if self.lane.is_entering and self.refusal is None and not self.is_unknown:
-            return self.lane.room.full()
-        return why_waiting(self.refusal or self.lane.route.reason, self.is_unknown, self.session)
+        if self.queue.is_entering and self.refusal is None and not self.is_unknown:
+            return self.queue.room.full()
+        return why_waiting(self.refusal or self.queue.route.reason, self.is_unknown, self.session)
 
 
-class Lane:
+class PartitionSendQueue:
     """Of one partition of one topic."""
 
     def __init__(self, topic: KnownTopic, route: Route, brokers: Brokers) -> None:
@@ -167,9 +185,9 @@ class Lane:
         self._session = route.now()
         self._turns = 0
         self._run = 0  # what it sends now; 0: a new one begins
-        self._sent: dict[int, Sending] = {}  # under way, by turn
-        self._returned: dict[int, Sending] = {}  # back again
-        self._waiting: dict[int, Sending] = {}  # not sent yet, or to be sent again
+        self._sent: dict[int, PendingPublish] = {}  # under way, by turn
+        self._returned: dict[int, PendingPublish] = {}  # back again
+        self._waiting: dict[int, PendingPublish] = {}  # not sent yet, or to be sent again
         self._error: SulinaError | None = None  # that the last brought back
         self._is_checking = False
         self._is_trying = False  # one alone goes first
@@ -192,12 +210,18 @@ class Lane:
         return not self.route.is_alone
 
     def next_turn(self) -> int:
-        """Who comes first, goes first."""
+        """Return the next turn: what comes first is sent first."""
         self._turns += 1
         return self._turns
 
-    async def publish(self, sending: Sending, seconds: float) -> Any:
-        """The node's answer. Its errors, Disconnected, QueueFull."""
+    async def publish(self, pending: PendingPublish, seconds: float) -> Any:
+        """Send a publish, and return the node's answer.
+
+        Raises:
+            Disconnected: there was no answer in time, or the outcome is unknown.
+            QueueFull: there was no room in time.
+            SulinaError: the node's own error.
+        """
         try:
             async with asyncio.timeout(seconds):
                 session = self._session
@@ -205,60 +229,60 @@ class Lane:
                     self._keeper is None
                     and session is not None
                     and (connection := session.connection) is not None
-                    and not sending.is_queued
-                    and self.room.try_enter(sending.size_bytes)
+                    and not pending.is_queued
+                    and self.room.try_enter(pending.size_bytes)
                 ):
-                    await self._send(session, connection, sending)
-                elif not sending.is_queued:
-                    self.queue(sending)
-                return await sending.answer
+                    await self._send(session, connection, pending)
+                elif not pending.is_queued:
+                    self.enqueue(pending)
+                return await pending.answer
         except TimeoutError:
-            raise sending.why_late(seconds) from None
+            raise pending.why_late(seconds) from None
         finally:
-            if not sending.is_over:
-                self.leave(sending)
-            elif not sending.answer.cancelled():
-                sending.answer.exception()  # seen: the time may have been over at the same moment
+            if not pending.is_over:
+                self.leave(pending)
+            elif not pending.answer.cancelled():
+                pending.answer.exception()  # seen: the time may have been over at the same moment
 
-    def queue(self, sending: Sending) -> None:
-        """It is next after all that are queued, and will be sent by the keeper."""
-        sending.is_queued = True
-        self._waiting[sending.turn] = sending
+    def enqueue(self, pending: PendingPublish) -> None:
+        """Queue a publish behind all that are queued; the keeper sends it."""
+        pending.is_queued = True
+        self._waiting[pending.turn] = pending
         self._keep()
 
-    async def _send(self, session: Session, connection: Connection, sending: Sending) -> None:
-        number = sending.number = session.next_id()
-        sending.session = session
-        self._sent[sending.turn] = sending
-        session.pending[number] = sending
+    async def _send(self, session: Session, connection: Connection, pending: PendingPublish) -> None:
+        number = pending.number = session.next_id()
+        pending.session = session
+        self._sent[pending.turn] = pending
+        session.pending[number] = pending
         if not self._run:
             self._run = number
-        if sending.is_numbered and sending.origin is None:
-            sending.set_origin(self.numbering.next(record_count(sending.data)))
+        if pending.is_numbered and pending.origin is None:
+            pending.set_origin(self.numbering.next(record_count(pending.data)))
         frame = Publish(
-            number, self._name, sending.data, self._partition, sending.txn_id, sending.expected_version,
-            sending.schema_id, self._topic_id, self._run,
-            sending.options.delivery_policy, sending.options.partition_behavior, sending.producer, sending.is_numbered,
+            number, self._name, pending.data, self._partition, pending.txn_id, pending.expected_version,
+            pending.schema_id, self._topic_id, self._run,
+            pending.options.delivery_policy, pending.options.partition_behavior, pending.producer, pending.is_numbered,
         )  # fmt: skip
         try:
             await session.send(connection, frame)
         except Disconnected as error:
             if session.pending.pop(number, None) is not None:
-                sending.set_exception(error)
+                pending.set_exception(error)
 
     # What becomes of them
 
-    def landed(self, sending: Sending) -> None:
-        """It is under way no more."""
-        del self._sent[sending.turn]
-        sending.number = 0
-        self.room.leave(sending.size_bytes)
+    def landed(self, pending: PendingPublish) -> None:
+        """Note that a publish is under way no more."""
+        del self._sent[pending.turn]
+        pending.number = 0
+        self.room.leave(pending.size_bytes)
         if not self._sent and self._keeper is not None:
             self._landed.set()
 
-    def take_back(self, sending: Sending, error: SulinaError) -> None:
-        """It will be sent again, before all that came later."""
-        self._returned[sending.turn] = sending
+    def take_back(self, pending: PendingPublish, error: SulinaError) -> None:
+        """Queue a publish again, before all that came later."""
+        self._returned[pending.turn] = pending
         if isinstance(error, SequenceSkipped):
             self._keep()  # it has another number: there is nothing to wait for
             return
@@ -266,21 +290,21 @@ class Lane:
             self._error = error
         self._keep()
 
-    def leave(self, sending: Sending) -> None:
-        """Whoever made it has given up, if it is not over."""
-        if sending.is_over:
+    def leave(self, pending: PendingPublish) -> None:
+        """Remove a publish whose caller has given up, if it is not over."""
+        if pending.is_over:
             return
-        sending.is_over = True
-        if sending.number:
-            assert sending.session is not None
-            sending.session.pending.pop(sending.number, None)
-            sending.is_unknown = True
-            self.landed(sending)
-        self._returned.pop(sending.turn, None)
-        self._waiting.pop(sending.turn, None)
+        pending.is_over = True
+        if pending.number:
+            assert pending.session is not None
+            pending.session.pending.pop(pending.number, None)
+            pending.is_unknown = True
+            self.landed(pending)
+        self._returned.pop(pending.turn, None)
+        self._waiting.pop(pending.turn, None)
 
     async def check(self) -> None:
-        """Nothing was answered for a while: if the partition has moved meanwhile, nothing will be."""
+        """Check whether the partition has moved, because nothing was answered for a while."""
         if self._is_checking:
             return
         self._is_checking = True
@@ -289,14 +313,14 @@ class Lane:
         finally:
             self._is_checking = False
         if has_moved:
-            for sending in list(self._sent.values()):
-                assert sending.session is not None
-                if sending.session.pending.pop(sending.number, None) is not None:
+            for pending in list(self._sent.values()):
+                assert pending.session is not None
+                if pending.session.pending.pop(pending.number, None) is not None:
                     reason = "it did not answer, and the partition has moved"
-                    sending.set_exception(Disconnected(url=sending.session.url, reason=reason))
+                    pending.set_exception(Disconnected(url=pending.session.url, reason=reason))
 
     def is_stalled(self) -> bool:
-        """Whether the one that was the oldest the last time still is."""
+        """Return whether the oldest publish is the same as the last time."""
         before, self.oldest = self.oldest, next(iter(self._sent), 0)
         return before != 0 and before == self.oldest
 
@@ -304,7 +328,9 @@ class Lane:
 
     def _keep(self) -> None:
         if self._keeper is None:
-            self._keeper = asyncio.create_task(self._send_all(), name=f"sulina-lane {self._name} {self._partition}")
+            self._keeper = asyncio.create_task(
+                self._send_all(), name=f"sulina-send-queue {self._name} {self._partition}"
+            )
 
     async def _send_all(self) -> None:
         """Send what waits, one after the other, until nothing does."""
@@ -319,8 +345,8 @@ class Lane:
         except asyncio.CancelledError:
             self._fail_all(Disconnected(url="anywhere", reason="the client is closed"))
             raise
-        except Exception as error:  # our own bug: whoever waits must hear of it
-            self._fail_all(Disconnected(url="anywhere", reason=f"the lane failed: {error!r}"))
+        except Exception as error:  # our own bug: tell all that wait
+            self._fail_all(Disconnected(url="anywhere", reason=f"the send queue failed: {error!r}"))
             raise
         finally:
             self._keeper = None
@@ -343,11 +369,11 @@ class Lane:
 
         That may take minutes. Nothing passes it all the same: it is not written.
         """
-        last = max((turn for turn, sending in self._waiting.items() if sending.txn_id is None), default=0)
-        for turn, sending in list(self._waiting.items()):
-            if turn < last and sending.txn_id is not None and isinstance(sending.refusal, TxnMemoryFull):
+        last = max((turn for turn, pending in self._waiting.items() if pending.txn_id is None), default=0)
+        for turn, pending in list(self._waiting.items()):
+            if turn < last and pending.txn_id is not None and isinstance(pending.refusal, TxnMemoryFull):
                 del self._waiting[turn]
-                sending.fail(why_waiting(sending.refusal, sending.is_unknown, sending.session))
+                pending.fail(why_waiting(pending.refusal, pending.is_unknown, pending.session))
 
     async def _send_first(self) -> None:
         session = self._session
@@ -358,17 +384,17 @@ class Lane:
             if self._returned:
                 return
             self._session, self._run = session, 0
-        sending = next(iter(self._waiting.values()), None)
-        if sending is None:
+        pending = next(iter(self._waiting.values()), None)
+        if pending is None:
             return
         self.is_entering = True
-        await self.room.enter(sending.size_bytes)
+        await self.room.enter(pending.size_bytes)
         self.is_entering = False
         connection = session.connection
-        if self._returned or connection is None or self._waiting.pop(sending.turn, None) is None:
-            self.room.leave(sending.size_bytes)
+        if self._returned or connection is None or self._waiting.pop(pending.turn, None) is None:
+            self.room.leave(pending.size_bytes)
             return
-        await self._send(session, connection, sending)
+        await self._send(session, connection, pending)
         if self._is_trying:
             await self._wait_landed()
             if not self._returned:
@@ -381,61 +407,61 @@ class Lane:
             await self._landed.wait()
 
     def _fail_all(self, error: SulinaError) -> None:
-        everybody: Iterable[Sending] = [*self._returned.values(), *self._waiting.values()]
+        everybody: Iterable[PendingPublish] = [*self._returned.values(), *self._waiting.values()]
         self._returned, self._waiting, self._error = {}, {}, None
-        for sending in everybody:
-            if sending.is_unknown:
-                sending.fail(why_waiting(error, True, sending.session))
+        for pending in everybody:
+            if pending.is_unknown:
+                pending.fail(why_waiting(error, True, pending.session))
             else:
-                sending.fail(from_code(error.code, str(error), error.details()))
+                pending.fail(from_code(error.code, str(error), error.details()))
 
     async def close(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
 
 
-class Lanes:
+class SendQueues:
     """Of one client."""
 
-    def __init__(self, brokers: Brokers, places: Places) -> None:
+    def __init__(self, brokers: Brokers, placements: TopicPlacements) -> None:
         self._brokers = brokers
-        self._places = places
-        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._places = placements
+        self._queues: dict[tuple[str, int], PartitionSendQueue] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
 
-    def lane(self, topic: KnownTopic, partition: int) -> Lane:
-        """The same one for the same topic and partition."""
-        lane = self._lanes.get((topic.topic_id, partition))
-        return self._open(topic, partition) if lane is None else lane
+    def queue(self, topic: KnownTopic, partition: int) -> PartitionSendQueue:
+        """Return the queue of a partition, always the same one."""
+        queue = self._queues.get((topic.topic_id, partition))
+        return self._open(topic, partition) if queue is None else queue
 
-    def _open(self, topic: KnownTopic, partition: int) -> Lane:
-        if len(self._lanes) >= LANES_MAX:
-            for key in [key for key, lane in self._lanes.items() if lane.is_empty]:
-                del self._lanes[key]
+    def _open(self, topic: KnownTopic, partition: int) -> PartitionSendQueue:
+        if len(self._queues) >= LANES_MAX:
+            for key in [key for key, queue in self._queues.items() if queue.is_empty]:
+                del self._queues[key]
         route = Route(self._brokers, self._places, TopicName.parse(topic.name), partition, topic_id=topic.topic_id)
-        lane = self._lanes[topic.topic_id, partition] = Lane(topic, route, self._brokers)
+        queue = self._queues[topic.topic_id, partition] = PartitionSendQueue(topic, route, self._brokers)
         if self._watcher is None and not route.is_alone:
-            self._watcher = asyncio.create_task(self._watch(), name="sulina-lanes")
-        return lane
+            self._watcher = asyncio.create_task(self._watch(), name="sulina-send-queues")
+        return queue
 
     async def _watch(self) -> None:
-        """A broker that stands still says nothing: find out whether others have taken its place."""
+        """Check queues whose broker has stopped answering: others may have its partitions."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            for lane in list(self._lanes.values()):
-                if lane.is_stalled() and not lane.route.is_alone:
-                    check = asyncio.create_task(lane.check(), name="sulina-lane-check")
+            for queue in list(self._queues.values()):
+                if queue.is_stalled() and not queue.route.is_alone:
+                    check = asyncio.create_task(queue.check(), name="sulina-send-queue-check")
                     self._checks.add(check)
                     check.add_done_callback(self._checks.discard)
 
     async def close(self) -> None:
-        """Nothing more is sent."""
+        """Close all queues: nothing more is sent."""
         tasks = [task for task in (self._watcher, *self._checks) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        await asyncio.gather(*(queue.close() for queue in self._queues.values()))
         if tasks:
             await asyncio.wait(tasks)

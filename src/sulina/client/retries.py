@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Make = Callable[[int], FromClient]
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     """What an error says about what was asked for."""
 
     REFUSED = auto()  # it was not done, and may be asked again
@@ -31,14 +31,14 @@ class Outcome(Enum):
     FINAL = auto()
 
 
-def outcome(error: BaseException) -> Outcome:
-    """Of a request that was sent."""
+def request_outcome(error: BaseException) -> RequestOutcome:
+    """Return what an error says of a request that was sent."""
     if isinstance(error, Disconnected | LeaseExpired | ArchiveFailed | MetadataFailed):
-        return Outcome.UNKNOWN
-    return Outcome.REFUSED if isinstance(error, QueueFull | NotServing) else Outcome.FINAL
+        return RequestOutcome.UNKNOWN
+    return RequestOutcome.REFUSED if isinstance(error, QueueFull | NotServing) else RequestOutcome.FINAL
 
 
-class Way(Protocol):
+class RequestTarget(Protocol):
     """Whom a request is for."""
 
     @property
@@ -57,7 +57,7 @@ class Way(Protocol):
         ...
 
     async def session(self) -> "Session":
-        """The one to ask now; waits until there is one."""
+        """Return the session to use now; waits until there is one."""
         ...
 
     async def refused(self, error: SulinaError) -> None:
@@ -65,7 +65,7 @@ class Way(Protocol):
         ...
 
 
-class Asking:
+class RetryState:
     """How far a request has come."""
 
     __slots__ = ("is_entering", "is_sent", "is_unknown", "refusal", "room")
@@ -78,16 +78,20 @@ class Asking:
         self.refusal: SulinaError | None = None  # the node's, of the last attempt
 
     async def attempt(self, session: "Session", make: Make, size_bytes: int, seconds: float | None) -> Any:
-        """Once, when there is room. Disconnected when there is no answer for so long."""
+        """Send once, when there is room.
+
+        Raises:
+            Disconnected: there is no answer within `seconds`.
+        """
         if not self.room.try_enter(size_bytes):
             self.is_entering = True
             await self.room.enter(size_bytes)
             self.is_entering = False
         try:
             if seconds is None:
-                return await session.ask(make, self)
+                return await session.send_once(make, self)
             async with asyncio.timeout(seconds):
-                return await session.ask(make, self)
+                return await session.send_once(make, self)
         except TimeoutError:
             assert seconds is not None
             raise session.late(seconds) from None
@@ -95,26 +99,26 @@ class Asking:
             self.room.leave(size_bytes)
 
     def may_repeat(self, error: SulinaError, is_repeatable: bool) -> bool:
-        """Whether this attempt is not the last."""
+        """Return whether to try again after this error."""
         was_sent, self.is_sent = self.is_sent, False
         self.refusal = None if isinstance(error, Disconnected) else error
-        found = outcome(error)
-        if found is Outcome.UNKNOWN:
+        found = request_outcome(error)
+        if found is RequestOutcome.UNKNOWN:
             self.is_unknown |= was_sent
             return is_repeatable or not was_sent
-        return found is Outcome.REFUSED
+        return found is RequestOutcome.REFUSED
 
-    def why_late(self, way: Way, session: "Session | None", seconds: float) -> SulinaError:
-        """What to raise when its time is over."""
+    def why_late(self, target: RequestTarget, session: "Session | None", seconds: float) -> SulinaError:
+        """Return the error to raise when the time of the request is over."""
         if self.is_entering:
             return self.room.full()
         if self.is_sent and session is not None:
             return session.late(seconds)
-        return why_waiting(self.refusal or way.reason, self.is_unknown, session)
+        return why_waiting(self.refusal or target.reason, self.is_unknown, session)
 
 
 def why_waiting(refusal: SulinaError | None, is_unknown: bool, session: "Session | None") -> SulinaError:
-    """The error of what was not under way when its time was over. It never calls refused what may have been done."""
+    """Return the error of a request that was waiting when its time was over; what may be done is not called refused."""
     if refusal is None:
         return session.disconnected() if session is not None else Disconnected(url="anywhere", reason="nobody is there")
     if is_unknown and not isinstance(refusal, Disconnected):
@@ -123,22 +127,27 @@ def why_waiting(refusal: SulinaError | None, is_unknown: bool, session: "Session
     return refusal
 
 
-async def ask(way: Way, make: Make, *, room: InFlight, is_repeatable: bool, seconds: float, size_bytes: int = 0) -> Any:
-    """The answer to the frame that `make` gives for an id; it is called once for each attempt.
+async def send_with_retry(
+    target: RequestTarget, make: Make, *, room: InFlight, is_repeatable: bool, seconds: float, size_bytes: int = 0
+) -> Any:
+    """Return the answer to the frame that `make` gives for an id; it is called once for each attempt.
 
-    Errors of the node; Disconnected; QueueFull when there is no room in flight for so long.
+    Raises:
+        QueueFull: there was no room in flight within `seconds`.
+        Disconnected: there was no answer, and the outcome may be unknown.
+        SulinaError: the node's own error.
     """
-    asking = Asking(room)
+    state = RetryState(room)
     session: Session | None = None
     try:
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    session = await way.session()
-                    return await asking.attempt(session, make, size_bytes, way.answer_seconds)
+                    session = await target.session()
+                    return await state.attempt(session, make, size_bytes, target.answer_seconds)
                 except SulinaError as error:
-                    if way.is_closed or not asking.may_repeat(error, is_repeatable):
+                    if target.is_closed or not state.may_repeat(error, is_repeatable):
                         raise
-                    await way.refused(error)
+                    await target.refused(error)
     except TimeoutError:
-        raise asking.why_late(way, session, seconds) from None
+        raise state.why_late(target, session, seconds) from None

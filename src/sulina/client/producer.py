@@ -1,10 +1,10 @@
-"""Messages that are produced one by one, and published in batches.
+"""A producer: records are produced one by one, and published in batches.
 
-- `produce` takes a message at once, or refuses it at once; what becomes of it is told by its receipt.
-- A message that cannot be written, or that the topic does not take, is refused alone: its batch goes on without it.
-- Batches leave in the order in which their messages came. What happens when one cannot be published is the user's to
-  choose: the batch fails and the next one is sent, it is tried again until it is through, or the producer stops.
-- `stop` says what became of the rest. Whatever is cancelled, closed or fails, every receipt is settled.
+- `produce` accepts or rejects a record at once; its receipt tells what became of it.
+- A record that cannot be written, or that the topic rejects, is rejected alone: its batch goes on without it.
+- Batches are sent in the order of their records. The user chooses what happens when one cannot be published: the batch
+  fails and the next one is sent, it is retried until it is published, or the producer stops.
+- `stop` says what became of the rest. After a cancellation, a close or a failure too, every receipt is settled.
 """
 
 import asyncio
@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from sulina.client.batching_rules import Batching, BatchingRules, OnItsWay
-from sulina.client.message import HeadersLike, Message, header_pairs, key_bytes, stamp_ms, value_bytes
+from sulina.client.message import HeadersLike, Record, header_pairs, key_bytes, stamp_ms
 from sulina.client.numbering import Attempts
-from sulina.client.publish_ack import PublishAck, PublishStatus
+from sulina.client.publish_ack import PublishAck
+from sulina.client.serialization import SerializationRegistry
 from sulina.core.delivery.rejects import RejectReason
 from sulina.errors import InvalidRecord, InvalidSettings, ProducerFull, ProducerStopped, SchemaConflict, SulinaError
 from sulina.waiting import wait_or_timeout
@@ -72,10 +73,10 @@ class ProducerReport:
 class Receipt:
     """For one message. Await it for its ack; rejects are acks, faults of the system raise."""
 
-    __slots__ = ("_answer", "_leave", "message")
+    __slots__ = ("_answer", "_leave", "record")
 
-    def __init__(self, message: Message, leave: "Callable[[Receipt], bool]") -> None:
-        self.message = message
+    def __init__(self, record: Record, leave: "Callable[[Receipt], bool]") -> None:
+        self.record = record  # as it is stored, where it can be
         self._leave = leave
         self._answer: asyncio.Future[PublishAck] = asyncio.get_running_loop().create_future()
 
@@ -88,7 +89,12 @@ class Receipt:
         return self._answer.done()
 
     def result(self) -> PublishAck:
-        """What awaiting it gives, once it is done. CancelledError when it was cancelled."""
+        """Return the ack, once it is done.
+
+        Raises:
+            SulinaError: a fault of the system.
+            CancelledError: it was cancelled.
+        """
         return self._answer.result()
 
     async def wait(self) -> None:
@@ -99,39 +105,35 @@ class Receipt:
         """Do not publish it. False: it is on its way, or its outcome is known."""
         return self._leave(self)
 
-    def settle(self, outcome: PublishAck | BaseException | None) -> None:
-        """For the producer: this became of it. None: it was cancelled."""
-        if outcome is None:
+    def settle(self, request_outcome: PublishAck | BaseException | None) -> None:
+        """Note, for the producer, what became of the record; None: it was cancelled."""
+        if request_outcome is None:
             self._answer.cancel()
-        elif isinstance(outcome, BaseException):
-            self._answer.set_exception(outcome)
-            self._answer.exception()  # whoever does not await it has chosen not to know
+        elif isinstance(request_outcome, BaseException):
+            self._answer.set_exception(request_outcome)
+            self._answer.exception()  # seen: the report counts it, also if nobody awaits it
         else:
-            self._answer.set_result(outcome)
-
-
-# Makes the values of messages bytes, where that is not the client's to do. NotSerializable.
-Write = Callable[[Message], Message]
+            self._answer.set_result(request_outcome)
 
 
 class PublishesEach(Protocol):
     """How a producer gets a batch to a topic; what became of each message. A batch sent again has the same attempts."""
 
     def __call__(
-        self, topic: str, messages: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
+        self, topic: str, records: Sequence[object], *, attempts: Attempts, timeout_seconds: float | None
     ) -> Awaitable[list[PublishAck | SulinaError]]: ...
 
 
-class BatchingProducer:
-    """`async with client.batching_producer(topic) as producer:`. It belongs to the event loop that it was made in."""
+class Producer:
+    """`async with client.producer(topic) as producer:`. It belongs to the event loop that it was made in."""
 
     def __init__(
-        self, publish: PublishesEach, topic: str, options: BatchingOptions, write: Write | None = None
+        self, publish: PublishesEach, topic: str, options: BatchingOptions, registry: SerializationRegistry
     ) -> None:
         self.topic = topic
         self.options = options
         self._publish = publish
-        self._write = write
+        self._registry = registry
         # While one is tried again, no other may pass it.
         rules = replace(options.rules, in_flight_max=1) if options.on_failure == OnFailure.RETRY else options.rules
         self._batching: Batching[Receipt] = Batching(rules)
@@ -164,7 +166,7 @@ class BatchingProducer:
         return self._stopped_by is not None
 
     def report(self) -> ProducerReport:
-        """What became of everything so far."""
+        """Return what became of all records so far."""
         return ProducerReport(**self._counts)
 
     def produce(
@@ -180,15 +182,15 @@ class BatchingProducer:
         The receipt of one that cannot be written, or for which there is no room, says so at once.
         """
         self._check_running()
-        given = value if isinstance(value, Message) else Message(value, key, headers, timestamp_ms)
+        given = value if isinstance(value, Record) else Record(value, key, headers, timestamp_ms)
         receipt = Receipt(given, self._cancel)
         now = self._now()
         try:
-            receipt.message = _written(given if self._write is None else self._write(given))
-            if not self._batching.add(receipt, _size(receipt.message), now):
+            receipt.record = self._stored(given)
+            if not self._batching.add(receipt, _size(receipt.record), now):
                 raise self._full()
         except SulinaError as error:
-            self._settle(receipt, PublishAck.rejected(error))
+            self._settle(receipt, PublishAck.rejected(error, self.topic))
             return receipt
         self._unsettled.add(receipt)
         if self._task is None:
@@ -235,6 +237,11 @@ class BatchingProducer:
             if tasks:
                 await asyncio.wait(tasks)
         return self.report()
+
+    def _stored(self, record: Record) -> Record:
+        value, headers = self._registry.write(record.value, header_pairs(record.headers))
+        stamp = stamp_ms(record.timestamp_ms, int(time.time() * 1000))
+        return Record(value, key_bytes(record.key), headers, stamp)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -289,9 +296,9 @@ class BatchingProducer:
         attempts = Attempts()
         apart: list[list[Receipt]] = []
         while receipts and not self._has_failed:
-            messages = [receipt.message for receipt in receipts]
+            records = [receipt.record for receipt in receipts]
             seconds = self.options.publish_timeout_seconds
-            answers = await self._publish(self.topic, messages, attempts=attempts, timeout_seconds=seconds)
+            answers = await self._publish(self.topic, records, attempts=attempts, timeout_seconds=seconds)
             told = dict(zip(receipts, answers, strict=True))
             # Those of one partition fail together or not: what comes again under its number is the same.
             again = {receipt: answer for receipt, answer in told.items() if self._may_pass(answer)}
@@ -304,13 +311,13 @@ class BatchingProducer:
         return apart
 
     def _may_pass(self, answer: PublishAck | SulinaError) -> bool:
-        """Whether it is to be sent again as it is."""
+        """Return whether a record is to be sent again as it is."""
         if self.options.on_failure != OnFailure.RETRY or self._giving_up.is_set():
             return False
         return answer.retryable if isinstance(answer, SulinaError) else answer.reason == RejectReason.QUEUE_FULL
 
     async def _pause(self) -> bool:
-        """Before something is sent again; True: it is not to be."""
+        """Wait before something is sent again; True: it is not to be."""
         return await wait_or_timeout(self._giving_up, self.options.retry_seconds)
 
     def _take_in(self, told: dict[Receipt, PublishAck | SulinaError]) -> list[list[Receipt]]:
@@ -329,7 +336,7 @@ class BatchingProducer:
         return [group for refused in together.values() for group in self._apart(refused, told[refused[0]])]
 
     def _apart(self, refused: list[Receipt], answer: PublishAck | SulinaError) -> list[list[Receipt]]:
-        """One of them is bad, and the others are not to suffer for it."""
+        """Split records that were refused together: one of them is bad, and the others can be published."""
         assert isinstance(answer, PublishAck)
         if len(refused) == 1 or isinstance(answer.error, SchemaConflict):  # which all of them have
             for receipt in refused:
@@ -351,7 +358,7 @@ class BatchingProducer:
         return True
 
     def _drop(self) -> None:
-        """What waits is not sent."""
+        """Discard what waits."""
         for receipt in self._batching.clear():
             if self._has_failed:
                 self._settle(receipt, ProducerStopped(topic=self.topic, reason=self._stopped_by or ""))
@@ -360,33 +367,25 @@ class BatchingProducer:
                 self._settle(receipt, ProducerStopped(topic=self.topic, reason=reason), "discarded")
         self._room.set()
 
-    def _settle(self, receipt: Receipt, outcome: PublishAck | BaseException | None, kind: str = "failed") -> None:
+    def _settle(
+        self, receipt: Receipt, request_outcome: PublishAck | BaseException | None, kind: str = "failed"
+    ) -> None:
         if receipt.is_done:
             return
-        if outcome is None:
+        if request_outcome is None:
             kind = "cancelled"
-        elif isinstance(outcome, PublishAck):
-            kind = "accepted" if outcome.status == PublishStatus.ACCEPTED else "rejected"
+        elif isinstance(request_outcome, PublishAck):
+            kind = "accepted" if request_outcome.is_accepted else "rejected"
         self._counts[kind] += 1
         self._unsettled.discard(receipt)
-        receipt.settle(outcome)
+        receipt.settle(request_outcome)
 
 
 def _is_fault(answer: PublishAck | SulinaError) -> bool:
-    """Whether it was not the message's fault."""
+    """Return whether the system is at fault, not the record."""
     return isinstance(answer, SulinaError) or answer.reason == RejectReason.QUEUE_FULL
 
 
-def _written(message: Message) -> Message:
-    """As it will be stored. NotSerializable."""
-    return Message(
-        value_bytes(message.value),
-        key_bytes(message.key),
-        header_pairs(message.headers),
-        stamp_ms(message.timestamp_ms, int(time.time() * 1000)),
-    )
-
-
-def _size(message: Message) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in header_pairs(message.headers))
-    return RECORD_BYTES + len(message.value or b"") + len(message.key or b"") + headers
+def _size(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in header_pairs(record.headers))
+    return RECORD_BYTES + len(record.value or b"") + len(record.key or b"") + headers

@@ -1,18 +1,19 @@
 """A consumer as one connection knows it: its credit, its acks, and which deliveries are still its own.
 
-An attachment ends with its connection, by a seek, when its node loses a partition, or when it is left; what it was
-delivered can then no longer be acked, because it is delivered again. Nor can a delivery that the same attachment was
-sent anew.
+An attachment ends with its connection, by a seek, when its node loses a partition, or when it is closed. What it
+delivered can then no longer be acked, because it is delivered again. Nor can an earlier delivery of a record that the
+same attachment delivered once more.
 """
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from sulina.client.message import Delivered
+from sulina.client.message import Message
 from sulina.client.session import Session
 from sulina.errors import (
     ConsumerNotFound,
@@ -33,23 +34,25 @@ DELAY_SECONDS_MAX = 24 * 3600
 Ranges = list[tuple[int, int]]
 
 _partition = attrgetter("partition")
+_delivery_ids = itertools.count(1)
 
 
-class Attachment:
+class ConsumerAttachment:
     """Made for a subscription, which gets what is delivered."""
 
     def __init__(
         self,
         session: Session,
         credit: int,
-        on_delivery: Callable[["Attachment", Deliver], None],
+        on_delivery: Callable[["ConsumerAttachment", Deliver], None],
         on_trouble: Callable[[], None] | None = None,
     ) -> None:
-        """`on_trouble` is called when acks fail as if another owned the partition. None: there is no other."""
+        """Make an attachment; `on_trouble` is called when acks fail as if another broker owned the partition."""
         self.handle = session.next_id()
+        self.delivery_id = next(_delivery_ids)  # by which messages name it, in the whole process
         self.credit = credit  # that it begins with
         self.taken = 0  # by the application, whose credit has not been given back
-        self.refill = max(1, credit // 2)  # when so many are
+        self.refill = max(1, credit // 2)  # taken messages, then credit is given back
         self.is_reliable = True  # else there are neither cursors nor anything to deliver again; the node says so
         self.is_gone = False
         self.has_delivered = False
@@ -67,7 +70,7 @@ class Attachment:
     # What the session calls
 
     def deliver(self, frame: Deliver) -> None:
-        """Records have come."""
+        """Pass records on to the consumer."""
         self.has_delivered = True
         if frame.attempt > 1:
             for start, end in frame.ranges:
@@ -78,7 +81,7 @@ class Attachment:
         self._on_delivery(self, frame)
 
     def lose(self, error: SulinaError) -> None:
-        """Nothing that was delivered can be acked any more."""
+        """End: nothing that was delivered can be acked any more."""
         self.is_gone = True
         self.session.detach(self.handle)
         if not self.gone.done():
@@ -99,19 +102,19 @@ class Attachment:
 
     # What the application calls
 
-    def is_own(self, message: Delivered) -> bool:
-        """Whether the delivery is still this consumer's to ack, as far as is known here."""
+    def is_own(self, message: Message) -> bool:
+        """Return whether a delivery is still this consumer's to ack, as far as is known here."""
         if self.is_gone or not self.is_reliable:
             return False
         attempts = self._attempts
         return not attempts or attempts.get((message.partition, message.offset), message.attempt) == message.attempt
 
-    def _own(self, messages: Sequence[Delivered]) -> Sequence[Delivered]:
+    def _own(self, messages: Sequence[Message]) -> Sequence[Message]:
         if not self.is_gone and not self._attempts:
             return messages
         return [message for message in messages if self.is_own(message)]
 
-    async def ack(self, messages: Sequence[Delivered]) -> bool:
+    async def ack(self, messages: Sequence[Message]) -> bool:
         """Return when the cursors are durable; False when any of the deliveries was not ours any more."""
         if not self.is_reliable:
             return True
@@ -123,8 +126,12 @@ class Attachment:
             is_known = all(await asyncio.gather(*(self._ack(*part) for part in parts)))
         return is_known and len(own) == len(messages)
 
-    async def nack(self, messages: Sequence[Delivered], delay_seconds: float | None) -> bool:
-        """Return when the node knows; False when any of the deliveries was not ours any more."""
+    async def nack(self, messages: Sequence[Message], delay_seconds: float | None) -> bool:
+        """Return when the node knows; False when any of the deliveries was not ours any more.
+
+        Raises:
+            InvalidSettings: the delay is negative, or longer than a day.
+        """
         if not self.is_reliable:
             return False
         own = self._own(messages)
@@ -134,7 +141,7 @@ class Attachment:
         answers = await asyncio.gather(*(self._nack(*part, delay_ms) for part in _by_partition(own)))
         return all(answers) and len(own) == len(messages)
 
-    def ack_soon(self, message: Delivered) -> None:
+    def ack_soon(self, message: Message) -> None:
         """Called by any thread."""
         if (self.is_gone or self._attempts or not self.is_reliable) and not self.is_own(message):
             return
@@ -142,13 +149,13 @@ class Attachment:
         if acks is None:
             acks = self._acks.setdefault(message.partition, deque())
         acks.append(message.offset)
-        if not self._is_armed:  # asked after the append: whoever disarms, drains afterwards
+        if not self._is_armed:  # asked after the append: `_send_acks` disarms first, then drains
             self._is_armed = True
             with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the connection
                 self._loop.call_soon_threadsafe(self._send_acks_later)
 
     def give_credit(self) -> None:
-        """For what the application has taken, unless that is too much."""
+        """Give back credit for what the application has taken, unless the consumer has too much of it."""
         kept = min(self.taken, self._surplus)
         self._surplus -= kept
         self._credit += self.taken - kept
@@ -167,7 +174,7 @@ class Attachment:
             self.give_credit()
 
     def abandon(self) -> None:
-        """Nobody waits for it any more; if it is attached all the same, the node is told, after the acks."""
+        """End without waiting; if it is attached all the same, the node is told, after the acks."""
         self.is_gone = True
         self.session.post(self.handle, self)
 
@@ -206,7 +213,7 @@ class Attachment:
         return await self._settled(lambda number: NackRecords(number, self.handle, partition, ranges, delay_ms), ranges)
 
     async def _settled(self, make: Callable[[int], FromClient], ranges: Ranges) -> bool:
-        """Whether the consumer still held all of these."""
+        """Return whether the consumer still held all of these."""
         if self.is_gone:
             return False
         try:
@@ -223,7 +230,7 @@ class Attachment:
 
 
 def ranges_of(offsets: list[int]) -> Ranges:
-    """The offsets as half-open ranges, sorted, as few as possible."""
+    """Return offsets as half-open ranges, sorted, as few as possible."""
     if not offsets:
         return []
     first, end = offsets[0], offsets[-1] + 1
@@ -241,7 +248,7 @@ def ranges_of(offsets: list[int]) -> Ranges:
     return ranges
 
 
-def _by_partition(messages: Iterable[Delivered]) -> Iterator[tuple[int, Ranges]]:
+def _by_partition(messages: Iterable[Message]) -> Iterator[tuple[int, Ranges]]:
     offsets: dict[int, list[int]] = {}
     for partition, some in groupby(messages, key=_partition):
         offsets.setdefault(partition, []).extend([message.offset for message in some])

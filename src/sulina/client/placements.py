@@ -1,6 +1,6 @@
 """Where topics are served, as far as this client has heard.
 
-It may be wrong at any time: whoever is refused looks again, and then all who were told the same know better. One
+It may be wrong at any time: a caller that is refused looks again, and then all who were told the same know better. One
 question for each topic is under way at a time. What was heard of a partition is never replaced by something older.
 """
 
@@ -19,7 +19,7 @@ PLACES_KNOWN_MAX = 10_000
 LOOKUP_SECONDS = 3.0  # then another broker is asked
 
 
-class Place:
+class TopicPlacement:
     """Of one topic, as it was said once."""
 
     __slots__ = ("is_alone", "partitions", "topic_id")
@@ -31,11 +31,11 @@ class Place:
         self.is_alone = all(at.url is None and at.broker_id is not None for at in partitions)
 
     def at(self, partition: int) -> PartitionPlacement | None:
-        """None: there is no such partition, as far as is known."""
+        """Return where a partition is served; None: there is no such partition, as far as is known."""
         return self.partitions[partition] if 0 <= partition < len(self.partitions) else None
 
     def owners(self) -> dict[str | None, int]:
-        """Who serves something of it, each with the lowest of its partitions; those first who have the lowest."""
+        """Return the URLs of the owners, each with the lowest of its partitions, in the order of these."""
         owners: dict[str | None, int] = {}
         for at in self.partitions:
             if is_served(at):
@@ -49,67 +49,82 @@ class Place:
 
 
 def is_served(at: PartitionPlacement) -> bool:
-    """Whether somebody takes and gives its records."""
+    """Return whether a broker serves the partition."""
     return at.broker_id is not None and at.state is TopicState.ACTIVE
 
 
 def unowned(name: TopicName, at: PartitionPlacement) -> NotServing:
-    """Why nobody can be asked about a partition."""
+    """Return the error for a partition that no broker serves."""
     if at.state is TopicState.RECOVERING and at.waits_for is not None:
         return Recovering(topic=str(name), partition=at.partition, broker=at.waits_for)
     return NotOwner(topic=str(name), partition=at.partition)
 
 
-class Places:
+class TopicPlacements:
     """Of all topics that the client has to do with."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._known: dict[TopicName, Place] = {}
-        self._asking: dict[TopicName, asyncio.Task[Place]] = {}
+        self._known: dict[TopicName, TopicPlacement] = {}
+        self._asking: dict[TopicName, asyncio.Task[TopicPlacement]] = {}
         self.lookups = 0
 
-    def known(self, name: TopicName) -> Place | None:
-        """What was heard last."""
+    def known(self, name: TopicName) -> TopicPlacement | None:
+        """Return what was heard last."""
         return self._known.get(name)
 
-    async def get(self, name: TopicName, than: Place | None = None) -> Place:
-        """Something newer than `than`, which turned out to be wrong. TopicNotFound, Disconnected."""
+    async def get(self, name: TopicName, than: TopicPlacement | None = None) -> TopicPlacement:
+        """Return something newer than `than`, which turned out to be wrong.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+        """
         known = self._known.get(name)
         if known is not None and known is not than:
             return known
         return await self.look_up(name)
 
-    async def look_up(self, name: TopicName) -> Place:
-        """As it is now. TopicNotFound, Disconnected."""
-        asking = self._asked(name)
-        await asyncio.wait([asking])
-        if asking.cancelled():
-            raise Disconnected(url="anywhere", reason="the client is closed")
-        return asking.result()
+    async def look_up(self, name: TopicName) -> TopicPlacement:
+        """Return where a topic is served now.
 
-    def look_up_soon(self, name: TopicName, than: Place | None) -> None:
-        """`than` is wrong: ask, without waiting for it."""
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+        """
+        lookup = self._asked(name)
+        await asyncio.wait([lookup])
+        if lookup.cancelled():
+            raise Disconnected(url="anywhere", reason="the client is closed")
+        return lookup.result()
+
+    def look_up_soon(self, name: TopicName, than: TopicPlacement | None) -> None:
+        """Look up a topic without waiting for it, if `than` is still what is known."""
         if self._known.get(name) is than:
             self._asked(name)
 
-    def _asked(self, name: TopicName) -> asyncio.Task[Place]:
-        asking = self._asking.get(name)
-        if asking is None:
-            asking = self._asking[name] = asyncio.create_task(self._look_up(name), name=f"sulina-lookup {name}")
-            asking.add_done_callback(_seen)
-        return asking
+    def _asked(self, name: TopicName) -> asyncio.Task[TopicPlacement]:
+        lookup = self._asking.get(name)
+        if lookup is None:
+            lookup = self._asking[name] = asyncio.create_task(self._look_up(name), name=f"sulina-lookup {name}")
+            lookup.add_done_callback(_seen)
+        return lookup
 
     async def close(self) -> None:
-        """Nobody asks any more."""
-        asking = list(self._asking.values())
-        for task in asking:
+        """Cancel all lookups."""
+        lookups = list(self._asking.values())
+        for task in lookups:
             task.cancel()
-        if asking:
-            await asyncio.wait(asking)
+        if lookups:
+            await asyncio.wait(lookups)
 
     async def ask(self, name: TopicName) -> Placement:
-        """Whoever answers. TopicNotFound, Disconnected."""
+        """Return the answer of any broker.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Disconnected: no broker answers.
+        """
         brokers = self._brokers
         answer = await brokers.read(
             lambda number: Call(number, PLACEMENT.name, {"topic": str(name)}),
@@ -120,7 +135,7 @@ class Places:
         brokers.learn(placement.brokers)
         return placement
 
-    async def _look_up(self, name: TopicName) -> Place:
+    async def _look_up(self, name: TopicName) -> TopicPlacement:
         try:
             self.lookups += 1
             return self._remember(name, await self.ask(name))
@@ -131,7 +146,7 @@ class Places:
         finally:
             del self._asking[name]
 
-    def _remember(self, name: TopicName, placement: Placement) -> Place:
+    def _remember(self, name: TopicName, placement: Placement) -> TopicPlacement:
         partitions = sorted(placement.partitions, key=lambda at: at.partition)
         older = self._known.pop(name, None)
         if older is not None and older.topic_id == placement.topic_id:
@@ -141,11 +156,11 @@ class Places:
             ]
         while len(self._known) >= PLACES_KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        place = self._known[name] = Place(placement.topic_id, partitions)
+        place = self._known[name] = TopicPlacement(placement.topic_id, partitions)
         return place
 
 
-def _seen(task: asyncio.Task[Place]) -> None:
-    """Whoever waited has heard of it."""
+def _seen(task: asyncio.Task[TopicPlacement]) -> None:
+    """Mark the error of a lookup as seen: its callers have been told."""
     if not task.cancelled():
         task.exception()

@@ -15,7 +15,7 @@ _REMOTE = ("http://", "https://", "ws://", "wss://")
 
 
 def connect(url: str, options: ClientOptions | None, registry: SerializationRegistry | None) -> Client:
-    """Make the client of `sulina.connect`.
+    """Make a client for an event loop.
 
     Raises:
         InvalidSettings: the URL is not valid.
@@ -34,7 +34,7 @@ def connect(url: str, options: ClientOptions | None, registry: SerializationRegi
 
 
 def connect_sync(url: str, options: ClientOptions | None, registry: SerializationRegistry | None) -> SyncClient:
-    """Make the client of `sulina.connect_sync`.
+    """Make a client for threads.
 
     Raises:
         InvalidSettings: the URL is not valid.

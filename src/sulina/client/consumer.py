@@ -15,7 +15,7 @@ from typing import Self
 
 from sulina.client.batches import BatchCodec, take_from, within
 from sulina.client.brokers import Brokers
-from sulina.client.consumer_attachment import ConsumerAttachment
+from sulina.client.consumer_attachment import SessionAttachment
 from sulina.client.consumer_attachments import AttachmentListener, ConsumerAttachments, ConsumerTerms
 from sulina.client.message import Message
 from sulina.client.placements import TopicPlacements
@@ -47,8 +47,8 @@ class Consumer:
         self._opened = opened  # all of the client's, as long as they are attached
         self._registry = registry
         self._buffer: deque[Message] = deque()
-        self._by_id: dict[int, ConsumerAttachment] = {}  # attachments that have delivered and are not lost
-        self._deliveries: deque[tuple[ConsumerAttachment, Deliver]] = deque()
+        self._by_id: dict[int, SessionAttachment] = {}  # attachments that have delivered and are not lost
+        self._deliveries: deque[tuple[SessionAttachment, Deliver]] = deque()
         self._filled = asyncio.Event()
         self._attachments = ConsumerAttachments(
             brokers, placements, terms, AttachmentListener(self._take_delivery, self._forget, self._fail)
@@ -175,7 +175,7 @@ class Consumer:
         attachment = self._by_id.get(message.delivery_id)
         return attachment is not None and (not attachment.is_reliable or attachment.is_own(message))
 
-    def _by_attachment(self, messages: Sequence[Message]) -> list[tuple[ConsumerAttachment | None, list[Message]]]:
+    def _by_attachment(self, messages: Sequence[Message]) -> list[tuple[SessionAttachment | None, list[Message]]]:
         groups: dict[int, list[Message]] = {}
         for delivery_id, some in groupby(messages, key=_delivery_id):
             groups.setdefault(delivery_id, []).extend(some)
@@ -199,7 +199,7 @@ class Consumer:
             self._fail(error)
         return True
 
-    def _decode(self, attachment: ConsumerAttachment, frame: Deliver) -> None:
+    def _decode(self, attachment: SessionAttachment, frame: Deliver) -> None:
         topic, partition, attempt = self.terms.topic, frame.partition, frame.attempt
         registry, delivery_id = self._registry, attachment.delivery_id
         records = self._codec.decode(frame.data)
@@ -216,13 +216,13 @@ class Consumer:
 
     # What the attachments say
 
-    def _take_delivery(self, attachment: ConsumerAttachment, frame: Deliver) -> None:
+    def _take_delivery(self, attachment: SessionAttachment, frame: Deliver) -> None:
         if attachment in self._attachments.live and self._error is None:
             self._by_id[attachment.delivery_id] = attachment
             self._deliveries.append((attachment, frame))
             self._filled.set()
 
-    def _forget(self, attachment: ConsumerAttachment) -> None:
+    def _forget(self, attachment: SessionAttachment) -> None:
         """Drop what an attachment delivered and was not taken yet: it will come again."""
         self._by_id.pop(attachment.delivery_id, None)
         if self._deliveries:
@@ -239,11 +239,9 @@ class Consumer:
         self._filled.set()
 
 
-async def _ack(attachment: ConsumerAttachment | None, messages: Sequence[Message]) -> bool:
+async def _ack(attachment: SessionAttachment | None, messages: Sequence[Message]) -> bool:
     return attachment is not None and await attachment.ack(messages)
 
 
-async def _nack(
-    attachment: ConsumerAttachment | None, messages: Sequence[Message], delay_seconds: float | None
-) -> bool:
+async def _nack(attachment: SessionAttachment | None, messages: Sequence[Message], delay_seconds: float | None) -> bool:
     return attachment is not None and await attachment.nack(messages, delay_seconds)

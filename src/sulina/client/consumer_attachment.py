@@ -37,14 +37,14 @@ _partition = attrgetter("partition")
 _delivery_ids = itertools.count(1)
 
 
-class ConsumerAttachment:
+class SessionAttachment:
     """Made for a subscription, which gets what is delivered."""
 
     def __init__(
         self,
         session: Session,
         credit: int,
-        on_delivery: Callable[["ConsumerAttachment", Deliver], None],
+        on_delivery: Callable[["SessionAttachment", Deliver], None],
         on_trouble: Callable[[], None] | None = None,
     ) -> None:
         """Make an attachment; `on_trouble` is called when acks fail as if another broker owned the partition."""

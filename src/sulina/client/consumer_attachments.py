@@ -17,7 +17,7 @@ import msgspec
 
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
-from sulina.client.consumer_attachment import ConsumerAttachment
+from sulina.client.consumer_attachment import SessionAttachment
 from sulina.client.placements import TopicPlacement, TopicPlacements, unowned
 from sulina.client.route import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, REACH_SECONDS
 from sulina.core.backoff import ElapsedBackoff
@@ -86,7 +86,7 @@ class BrokerAttachment:
 
     def __init__(self) -> None:
         self.task: asyncio.Task[SulinaError]
-        self.attachment: ConsumerAttachment | None = None
+        self.attachment: SessionAttachment | None = None
         self.attached_at: float | None = None
 
     def was_steady(self, now: float) -> bool:
@@ -104,8 +104,8 @@ def _is_attached(hold: BrokerAttachment) -> bool:
 class AttachmentListener:
     """What a subscription is told. Deliveries come from attachments that have not been lost yet."""
 
-    deliver: Callable[[ConsumerAttachment, Deliver], None]
-    lost: Callable[[ConsumerAttachment], None]
+    deliver: Callable[[SessionAttachment, Deliver], None]
+    lost: Callable[[SessionAttachment], None]
     failed: Callable[[SulinaError], None]
 
 
@@ -115,7 +115,7 @@ class ConsumerAttachments:
     def __init__(
         self, brokers: Brokers, placements: TopicPlacements, terms: ConsumerTerms, listener: AttachmentListener
     ) -> None:
-        self.live: dict[ConsumerAttachment, None] = {}  # that may deliver
+        self.live: dict[SessionAttachment, None] = {}  # that may deliver
         self._brokers = brokers
         self._places = placements
         self._terms = terms
@@ -339,7 +339,7 @@ class ConsumerAttachments:
         except SulinaError as error:
             return error
         on_trouble = None if url is None else self._doubt
-        attachment = hold.attachment = ConsumerAttachment(session, self._share(), self._listener.deliver, on_trouble)
+        attachment = hold.attachment = SessionAttachment(session, self._share(), self._listener.deliver, on_trouble)
         try:
             await self._attach(url, attachment)
         except SulinaError as error:
@@ -354,7 +354,7 @@ class ConsumerAttachments:
         self._lose(attachment)
         return why
 
-    async def _attach(self, url: str | None, attachment: ConsumerAttachment) -> None:
+    async def _attach(self, url: str | None, attachment: SessionAttachment) -> None:
         terms, session = self._terms, attachment.session
 
         def make(number: int) -> FromClient:
@@ -380,7 +380,7 @@ class ConsumerAttachments:
         if answer is not None:
             attachment.is_reliable = msgspec.convert(answer, Subscribed, from_attributes=True).is_reliable
 
-    def _lose(self, attachment: ConsumerAttachment) -> None:
+    def _lose(self, attachment: SessionAttachment) -> None:
         self.live.pop(attachment, None)
         self._listener.lost(attachment)
 

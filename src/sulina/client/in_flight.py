@@ -80,7 +80,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """Of one client, over all its sessions."""
+    """The byte budgets of one client, shared by all its sessions."""
 
     requests: InFlight
     fetches: InFlight  # they may wait long

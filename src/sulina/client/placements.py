@@ -20,7 +20,7 @@ LOOKUP_SECONDS = 3.0  # then another broker is asked
 
 
 class TopicPlacement:
-    """Of one topic, as it was said once."""
+    """Where the partitions of one topic were, when a broker was last asked."""
 
     __slots__ = ("is_alone", "partitions", "topic_id")
 
@@ -61,7 +61,7 @@ def unowned(name: TopicName, at: PartitionPlacement) -> NotServing:
 
 
 class TopicPlacements:
-    """Of all topics that the client has to do with."""
+    """Where the partitions of the topics are that the client uses."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers

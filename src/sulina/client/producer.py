@@ -45,7 +45,7 @@ class Rest(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingOptions:
-    """Of one producer."""
+    """How one producer batches and retries."""
 
     rules: BatchingRules = field(default_factory=BatchingRules)
     publish_timeout_seconds: float | None = None  # None: the client's

@@ -33,7 +33,7 @@ PAUSE_SECONDS_MAX = 5.0
 
 
 class Route:
-    """Of the requests for one partition, or of one request. A `Way`."""
+    """Finds the current owner of one partition, for one request or for all requests of a queue."""
 
     def __init__(
         self,

@@ -170,7 +170,7 @@ class PendingPublish:
 
 
 class PartitionSendQueue:
-    """Of one partition of one topic."""
+    """Keeps the publishes to one partition in order, across retries and changes of its owner."""
 
     def __init__(self, topic: KnownTopic, route: Route, brokers: Brokers) -> None:
         self.loop = asyncio.get_running_loop()
@@ -423,7 +423,7 @@ class PartitionSendQueue:
 
 
 class SendQueues:
-    """Of one client."""
+    """The send queues of one client, one for each partition that it publishes to."""
 
     def __init__(self, brokers: Brokers, placements: TopicPlacements) -> None:
         self._brokers = brokers

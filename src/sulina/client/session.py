@@ -36,7 +36,7 @@ class SessionAttachment(Protocol):
         ...
 
 
-class EventListener(Protocol):
+class EventReceiver(Protocol):
     """Who is told what happens on the node, on this connection."""
 
     def happened(self, frame: Happened) -> None:
@@ -91,7 +91,7 @@ class Session:
         self._connected = asyncio.Event()  # or closed: nothing waits for a connection any longer
         self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
         self._attached: dict[int, SessionAttachment] = {}
-        self._listening: dict[int, EventListener] = {}
+        self._listening: dict[int, EventReceiver] = {}
         self._outbox: dict[int, SessionAttachment] = {}  # handles of attachments that have something to say
         self._outbox_filled = asyncio.Event()
         self._reason = "not connected yet"
@@ -277,7 +277,7 @@ class Session:
             self._outbox[handle] = attached
             self._outbox_filled.set()
 
-    def listen(self, number: int, listening: EventListener) -> None:
+    def listen(self, number: int, listening: EventReceiver) -> None:
         """Pass events of this connection on to `listening`, by the id of its request."""
         self._listening[number] = listening
 

@@ -64,7 +64,7 @@ class FakeCluster:
 
     def changes(self) -> list[tuple[Any, ...]]:
         """What was asked for, beside questions."""
-        return [asked for asked in self.asked if asked[0] not in ("cluster", "lookup", "unloads")]
+        return [asked for asked in self.asked if asked[0] not in ("cluster", "placement", "moves")]
 
     def _answer(self, method: str, *arguments: Any, **named: Any) -> Any:
         self.asked.append((method, *arguments, *sorted(named.items())))
@@ -80,22 +80,26 @@ class FakeCluster:
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    @property
+    def admin(self) -> Self:
+        return self
+
     async def cluster(self) -> ClusterInfo:
         return self._answer("cluster")  # type: ignore[no-any-return]
 
-    async def lookup(self, topic: str) -> Placement:
-        places = self._answer("lookup", topic)
+    async def placement(self, topic: str) -> Placement:
+        places = self._answer("placement", topic)
         return Placement(topic=topic, topic_id="t", partitions=places, brokers=[])
 
-    async def unload(self, topic: str, *, wait: bool, **named: Any) -> list[UnloadInfo]:
+    async def move_topic(self, topic: str, *, wait: bool, **named: Any) -> list[UnloadInfo]:
         assert not wait, "the command shows the steps itself"
-        return self._answer("unload", topic, **named)  # type: ignore[no-any-return]
+        return self._answer("move_topic", topic, **named)  # type: ignore[no-any-return]
 
-    async def unloads(self, topic: str) -> list[UnloadInfo]:
-        return self._answer("unloads", topic)  # type: ignore[no-any-return]
+    async def moves(self, topic: str) -> list[UnloadInfo]:
+        return self._answer("moves", topic)  # type: ignore[no-any-return]
 
-    async def cancel_unloads(self, topic: str, *, partition: int | None) -> list[UnloadInfo]:
-        return self._answer("cancel_unloads", topic, partition=partition)  # type: ignore[no-any-return]
+    async def cancel_moves(self, topic: str, *, partition: int | None) -> list[UnloadInfo]:
+        return self._answer("cancel_moves", topic, partition=partition)  # type: ignore[no-any-return]
 
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
         return self._answer("drain_broker", broker_id)  # type: ignore[no-any-return]

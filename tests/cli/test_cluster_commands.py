@@ -24,11 +24,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
 
 def moves_away(cluster: FakeCluster, *, to: str = "b2") -> None:
     """Partition 0 goes the usual way, and partition 1 is at its goal already."""
-    cluster.says("unload", [an_unload("requested")])
-    cluster.says("unloads", *([an_unload(step)] for step in ("quiesced", "paused", "sealed")), [])
+    cluster.says("move_topic", [an_unload("requested")])
+    cluster.says("moves", *([an_unload(step)] for step in ("quiesced", "paused", "sealed")), [])
     stays = a_place(to, 3, 1)
     still = [a_place("b1", 5), stays]
-    cluster.says("lookup", still, still, still, still, [a_place(None, 5), stays], [a_place(to, 6), stays])
+    cluster.says("placement", still, still, still, still, [a_place(None, 5), stays], [a_place(to, 6), stays])
 
 
 # Look up
@@ -37,7 +37,7 @@ def moves_away(cluster: FakeCluster, *, to: str = "b2") -> None:
 def test_who_serves_a_topic_is_shown_f5(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     """F5: look up the owner."""
     away = a_place(None, 4, 1, state=TopicState.RECOVERING, waits_for="b3")
-    cluster.says("lookup", [a_place("b1", 5), away])
+    cluster.says("placement", [a_place("b1", 5), away])
     text = told(capfd, "topic", "lookup", "orders").out
     lines = [line.split() for line in text.splitlines()]
     assert lines[1] == ["0", "active", "b1", "http://b1:1", "5"]
@@ -55,7 +55,7 @@ def test_a_move_is_shown_step_by_step_until_it_is_served_there_f5(
     moves_away(cluster)
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--yes")
     assert done.code == 0
-    assert cluster.changes() == [("unload", TOPIC, ("force", True), ("give_up", False), ("partition", 0), ("to", "b2"))]
+    assert cluster.changes() == [("move_topic", TOPIC, ("force", True), ("give_up", False), ("partition", 0), ("to", "b2"))]
     steps = [line.partition("partition 0: ")[2] for line in done.err.splitlines()]
     assert steps == ["requested", "quiesced", "paused", "sealed", "unassigned", "moved to b2"]
     assert done.out.splitlines()[1].split()[:4] == ["0", "b1", "b2", "moved"]
@@ -77,7 +77,7 @@ def test_an_unload_goes_to_whoever_the_leader_chooses(cluster: FakeCluster, capf
     moves_away(cluster, to="b7")
     assert told(capfd, "topic", "unload", "orders", "--json").json[0]["to_broker"] == "b7"
     assert cluster.changes() == [
-        ("unload", TOPIC, ("force", False), ("give_up", False), ("partition", None), ("to", None))
+        ("move_topic", TOPIC, ("force", False), ("give_up", False), ("partition", None), ("to", None))
     ]
 
 
@@ -85,12 +85,12 @@ def test_nobody_has_to_wait(cluster: FakeCluster, capfd: pytest.CaptureFixture[s
     moves_away(cluster)
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--no-wait", "--json")
     assert (done.code, done.json[0]["step"]) == (0, "requested")
-    assert not [asked for asked in cluster.asked if asked[0] == "unloads"]
+    assert not [asked for asked in cluster.asked if asked[0] == "moves"]
 
 
 def test_what_is_there_already_does_not_move(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
-    cluster.says("lookup", [a_place("b2", 5)])
-    cluster.says("unload", [])
+    cluster.says("placement", [a_place("b2", 5)])
+    cluster.says("move_topic", [])
     done = told(capfd, "topic", "move", "orders", "--to", "b2")
     assert (done.code, "nothing to move" in done.out) == (0, True)
     assert told(capfd, "topic", "move", "orders", "--to", "b2", "--json").json == []
@@ -110,8 +110,8 @@ def test_a_mistyped_broker_is_recognised(cluster: FakeCluster, capfd: pytest.Cap
 
 def test_a_node_that_is_alone_says_so_itself(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.says("cluster", a_cluster(a_broker("local", url=None)))
-    cluster.says("lookup", [a_place("local", -1, url=None)])
-    cluster.says("unload", InvalidSettings("this node is not part of a cluster: start it with --metadata etcd://…"))
+    cluster.says("placement", [a_place("local", -1, url=None)])
+    cluster.says("move_topic", InvalidSettings("this node is not part of a cluster: start it with --metadata etcd://…"))
     assert "not part of a cluster" in told(capfd, "topic", "move", "orders", "--to", "b2").err
 
 
@@ -119,8 +119,8 @@ def test_consumers_in_the_way_are_said_with_what_to_do_u3(
     cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """U3: with active consumers and without force it fails with a clear error."""
-    cluster.says("lookup", [a_place("b1", 5)])
-    cluster.says("unload", SubscriptionBusy(topic=TOPIC, subscription="s", reason="1 consumer is attached"))
+    cluster.says("placement", [a_place("b1", 5)])
+    cluster.says("move_topic", SubscriptionBusy(topic=TOPIC, subscription="s", reason="1 consumer is attached"))
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
     assert (done.code, done.error["code"], "--force" in done.error["hint"]) == (1, "subscription_busy", True)
 
@@ -130,8 +130,8 @@ def test_an_owner_that_keeps_its_partition_is_a_failure(
 ) -> None:
     monkeypatch.setattr(move_view, "LATE_SECONDS", 0.0)
     moves_away(cluster)
-    cluster.says("unloads", [an_unload("requested")], [])
-    cluster.says("lookup", [a_place("b1", 5)])
+    cluster.says("moves", [an_unload("requested")], [])
+    cluster.says("placement", [a_place("b1", 5)])
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--json")
     assert (done.code, done.json[0]["step"]) == (1, "refused")
     assert "b1 keeps it" in done.json[0]["error"]
@@ -141,8 +141,8 @@ def test_an_owner_that_dies_on_the_way_is_a_failure_that_names_it(
     cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     moves_away(cluster)
-    cluster.says("unloads", [an_unload("quiesced")], [an_unload("recovering", given_up=(3, 9))])
-    cluster.says("lookup", [a_place("b1", 5)], [a_place("b1", 5)], [a_place(None, 5, state=TopicState.RECOVERING)])
+    cluster.says("moves", [an_unload("quiesced")], [an_unload("recovering", given_up=(3, 9))])
+    cluster.says("placement", [a_place("b1", 5)], [a_place("b1", 5)], [a_place(None, 5, state=TopicState.RECOVERING)])
     done = told(capfd, "topic", "move", "orders", "--to", "b2")
     assert done.code == 1
     assert "broker b1 died" in done.out
@@ -152,7 +152,7 @@ def test_an_owner_that_dies_on_the_way_is_a_failure_that_names_it(
 def test_an_attempt_that_failed_is_told_and_watched_on(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     moves_away(cluster)
     failed = an_unload("requested", error="the archive cannot be reached")
-    cluster.says("unloads", [an_unload("quiesced")], [failed], [an_unload("sealed")], [])
+    cluster.says("moves", [an_unload("quiesced")], [failed], [an_unload("sealed")], [])
     done = told(capfd, "topic", "move", "orders", "--to", "b2")
     assert "requested: the archive cannot be reached" in done.err
     assert done.code == 0
@@ -162,9 +162,9 @@ def test_an_attempt_that_failed_is_told_and_watched_on(cluster: FakeCluster, cap
 
 
 def is_recovering(cluster: FakeCluster) -> None:
-    cluster.says("unloads", [an_unload("recovering", given_up=(17, 40))])
-    cluster.says("unload", [an_unload("unassigned", given_up=(17, 40))])
-    cluster.says("lookup", [a_place(None, 5, state=TopicState.RECOVERING, waits_for="b1")], [a_place("b2", 6)])
+    cluster.says("moves", [an_unload("recovering", given_up=(17, 40))])
+    cluster.says("move_topic", [an_unload("unassigned", given_up=(17, 40))])
+    cluster.says("placement", [a_place(None, 5, state=TopicState.RECOVERING, waits_for="b1")], [a_place("b2", 6)])
 
 
 def test_records_are_not_given_up_where_nobody_is_asked(
@@ -184,7 +184,7 @@ def test_records_are_given_up_when_that_is_said(cluster: FakeCluster, capfd: pyt
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--yes", "--json")
     assert (done.code, done.json[0]["step"], done.json[0]["given_up"]) == (0, "moved", [17, 40])
     assert cluster.changes() == [
-        ("unload", TOPIC, ("force", True), ("give_up", False), ("partition", None), ("to", "b2"))
+        ("move_topic", TOPIC, ("force", True), ("give_up", False), ("partition", None), ("to", "b2"))
     ]
 
 
@@ -204,8 +204,8 @@ def test_whoever_is_there_is_asked(
 
 def test_other_partitions_are_not_asked_about(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     moves_away(cluster)
-    script = cluster.scripts["unloads"]
-    cluster.says("unloads", [an_unload("recovering", 1, given_up=(0, 1))], *script)
+    script = cluster.scripts["moves"]
+    cluster.says("moves", [an_unload("recovering", 1, given_up=(0, 1))], *script)
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--json")
     assert (done.code, done.json[0]["step"]) == (0, "moved")
 
@@ -338,6 +338,6 @@ def test_status_says_whose_clock_is_off(cluster: FakeCluster, capfd: pytest.Capt
 
 
 def test_a_move_is_taken_back_f5(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
-    cluster.says("cancel_unloads", [an_unload("requested", error="no room")], [])
+    cluster.says("cancel_moves", [an_unload("requested", error="no room")], [])
     assert "1 partition of /default/orders" in told(capfd, "topic", "cancel-move", "orders", "--partition", "0").out
     assert "no partition of /default/orders is about to move" in told(capfd, "topic", "cancel-move", "orders").out

@@ -55,7 +55,9 @@ def test_a_move_is_shown_step_by_step_until_it_is_served_there_f5(
     moves_away(cluster)
     done = told(capfd, "topic", "move", "orders", "--to", "b2", "--force", "--partition", "0", "--yes")
     assert done.code == 0
-    assert cluster.changes() == [("move_topic", TOPIC, ("force", True), ("give_up", False), ("partition", 0), ("to", "b2"))]
+    assert cluster.changes() == [
+        ("move_topic", TOPIC, ("force", True), ("give_up", False), ("partition", 0), ("to", "b2"))
+    ]
     steps = [line.partition("partition 0: ")[2] for line in done.err.splitlines()]
     assert steps == ["requested", "quiesced", "paused", "sealed", "unassigned", "moved to b2"]
     assert done.out.splitlines()[1].split()[:4] == ["0", "b1", "b2", "moved"]

@@ -45,7 +45,8 @@ def test_s1_a_topic_is_a_table_with_all_that_a_record_has(
     assert [bytes(row.value) for row in rows] == [b"v%d" % n for n in range(25)]
     assert [bytes(row.key) for row in rows] == [b"k%d" % n for n in range(25)]
     assert {(row.namespace, row.topic, row.partition) for row in rows} == {("default", name.split("/")[2], 0)}
-    assert [[(h.key, bytes(h.value)) for h in row.headers] for row in rows] == [[("n", b"%d" % n)] for n in range(25)]
+    headers = [{h.key: bytes(h.value) for h in row.headers} for row in rows]
+    assert headers == [{"sulina-serializer": b"1", "n": b"%d" % n} for n in range(25)]
     commits = client.admin.commits(name, start=0, end=client.admin.partition(name).version + 1)
     added = [(commit.version, one) for commit in commits for one in commit.operations if isinstance(one, Add)]
     by_offset = {offset: version for version, one in added for offset in range(one.offset_start, one.offset_end)}

@@ -217,8 +217,8 @@ class Application:
                 async for batch in messages.batches(TAKE_RECORDS_MAX):
                     # All that came is noted at once: while one ack is waited for, others may get the rest and ack it.
                     deliveries = [
-                        self._note(subscription, f"{name}@{session.session.url}/{id(session):x}", list(group))
-                        for (session, _), group in groupby(batch, key=attrgetter("attachment", "partition"))
+                        self._note(subscription, f"{name}/{delivery_id}", list(group))
+                        for (delivery_id, _), group in groupby(batch, key=attrgetter("delivery_id", "partition"))
                     ]
                     for delivery, taken in deliveries:
                         await self._ack(messages, subscription, delivery, taken)

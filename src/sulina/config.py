@@ -366,7 +366,7 @@ def _etcd_address(url: str, name: str) -> EtcdAddress:
     scheme, colon, rest = _without_secret(url, name).partition("://")
     if not colon or scheme not in ("etcd", "etcds"):
         raise InvalidSettings(
-            f"{name}: must be {DEFAULT_METADATA}, etcd://HOST:PORT,HOST:PORT/PREFIX (one address or more, the prefix is optional), or etcds:// for TLS, "
+            f"{name}: must be {DEFAULT_METADATA}, etcd://HOST:PORT,… with an optional /PREFIX, or etcds:// for TLS, "
             f"not {url!r}"
         )
     hosts, slash, prefix = rest.partition("/")

@@ -22,7 +22,7 @@ class StoreFlags:
 
     metadata: Annotated[
         str | None,
-        _flag("Metadata store: etcd://HOST:PORT,HOST:PORT/PREFIX (one address or more, the prefix is optional), or etcds:// for TLS.", DEFAULT_METADATA),
+        _flag("Metadata store: etcd://HOST:PORT,… with an optional /PREFIX, or etcds:// for TLS.", DEFAULT_METADATA),
     ] = None
     metadata_ca: Annotated[str | None, _flag("File with the CA certificate that signed etcd's certificate.")] = None
     metadata_cert: Annotated[str | None, _flag("File with the client certificate that this broker shows to etcd.")] = (

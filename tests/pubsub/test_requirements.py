@@ -310,7 +310,7 @@ async def test_everything_that_happens_is_told(form: Form) -> None:
     good, bad = Inbox(), Inbox()
     bad.failing = ValueError("not today")
     async with form.hearing(topic) as heard:
-        await client.publish(topic, 0)
+        assert (await client.publish(topic, 0)).reason == "NoSubscribers"
         [rejected] = await heard.wait("publish_rejected")
         assert rejected.fields["reason"] == "NoSubscribers"
         await client.subscribe(topic, good, name="good")

@@ -361,3 +361,18 @@ def test_s3_a_checkpoint_says_what_is_done_and_where_it_ended(tmp_path: Path, mo
         (tmp_path / "commits" / name).write_text("v1\n{}")
     assert (checkpoint.wait_done(), checkpoint.wait_done(10)) == (10, 10)
     assert checkpoint.end_of(10) == {"/d/t": {"0": 10}}
+
+
+def test_s3_a_driver_that_died_writing_its_first_batch_does_not_keep_the_next_from_starting(tmp_path: Path) -> None:
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    for name in (".0.1479b031.tmp", "..0.1479b031.tmp.crc"):
+        (offsets / name).touch()
+    checkpoint = QueryCheckpoint(str(tmp_path), "orders")
+    checkpoint.remove_torn_start()
+    assert [*offsets.glob("*")] == []
+    offsets.mkdir(exist_ok=True)
+    (offsets / "0").write_text("v1")
+    (offsets / ".1.1479b031.tmp").touch()
+    checkpoint.remove_torn_start()
+    assert sorted(path.name for path in offsets.iterdir()) == [".1.1479b031.tmp", "0"]

@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sulina.cli import FAILED, run
+from sulina.spark.pipeline.checkpoints import QueryCheckpoint
 from sulina.spark.pipeline.definition import Pipeline, load
 from sulina.spark.session import session
 
@@ -26,7 +27,9 @@ def copying(pipeline: Pipeline, master: str, to: str, *, is_once: bool) -> Strea
     where = {"url": pipeline.url, "topic": pipeline.bronze[0].topic, "start": "earliest"}
     rows = spark.readStream.format("sulina").options(**where, minPartitions=TASKS_MIN).load()
     writer = rows.select("key", "value").writeStream.format("sulina").options(url=pipeline.url, topic=to)
-    writer = writer.option("checkpointLocation", f"{pipeline.checkpoint_root}/copy").queryName("copy")
+    checkpoint = QueryCheckpoint(f"{pipeline.checkpoint_root}/copy", "copy")
+    checkpoint.remove_torn_start()
+    writer = writer.option("checkpointLocation", checkpoint.uri).queryName("copy")
     trigger = {"availableNow": True} if is_once else {"processingTime": f"{pipeline.trigger_seconds} seconds"}
     return writer.trigger(**trigger).start()
 

@@ -1,4 +1,4 @@
-"""What Spark's checkpoint of a query says: which of its batches are done, and where they ended. Only read here.
+"""What Spark's checkpoint of a query says: which of its batches are done, and where they ended.
 
 Spark writes down where a batch ends before it runs it, and that it is done after its sink has committed it. So whatever
 a batch that is done has read is in the table.
@@ -28,6 +28,14 @@ class QueryCheckpoint:
     def has_begun(self) -> bool:
         """Tell whether there is a batch at all, done or not."""
         return bool(_numbers(self._files(), "offsets"))
+
+    def remove_torn_start(self) -> None:
+        """Remove the files of a driver that was killed while it wrote down its first batch.
+
+        Spark refuses to start batch 0 beside them. A batch exists once its file has its name, so nothing is lost.
+        """
+        if not self.has_begun():
+            self._files().delete_all("offsets")
 
     def done(self) -> int | None:
         """Return the newest batch that is done; None: no batch is."""

@@ -78,8 +78,9 @@ class Stages:
         else:
             writer = self._growing(one)
         self._check_begun(one)
-        name = f"{self.pipeline.name}.{one.table}"
-        writer = writer.queryName(name).option("checkpointLocation", self.checkpoint(one.table).uri)
+        name, checkpoint = f"{self.pipeline.name}.{one.table}", self.checkpoint(one.table)
+        checkpoint.remove_torn_start()
+        writer = writer.queryName(name).option("checkpointLocation", checkpoint.uri)
         if is_once:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{self.pipeline.trigger_seconds} seconds").start()

@@ -20,7 +20,7 @@ from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode, Happened
 
 
-class SessionAttachment(Protocol):
+class FrameReceiver(Protocol):
     """A consumer on this connection: what the session tells it, and what it has to say."""
 
     def deliver(self, frame: Deliver) -> None:
@@ -90,9 +90,9 @@ class Session:
         self._backoff_seconds_max = options.backoff_seconds_max if backoff_seconds_max is None else backoff_seconds_max
         self._connected = asyncio.Event()  # or closed: nothing waits for a connection any longer
         self._reaching: list[asyncio.Future[None]] = []  # who wants to know how the next attempt to connect ends
-        self._attached: dict[int, SessionAttachment] = {}
+        self._attached: dict[int, FrameReceiver] = {}
         self._listening: dict[int, EventReceiver] = {}
-        self._outbox: dict[int, SessionAttachment] = {}  # handles of attachments that have something to say
+        self._outbox: dict[int, FrameReceiver] = {}  # handles of attachments that have something to say
         self._outbox_filled = asyncio.Event()
         self._reason = "not connected yet"
         self._runner: asyncio.Task[None] | None = None
@@ -263,7 +263,7 @@ class Session:
 
     # Attachments
 
-    def attach(self, handle: int, attached: SessionAttachment) -> None:
+    def attach(self, handle: int, attached: FrameReceiver) -> None:
         """Pass deliveries to `handle` on this connection on to `attached`."""
         self._attached[handle] = attached
 
@@ -271,7 +271,7 @@ class Session:
         """Remove an attachment."""
         self._attached.pop(handle, None)
 
-    def post(self, handle: int, attached: SessionAttachment) -> None:
+    def post(self, handle: int, attached: FrameReceiver) -> None:
         """Send what an attachment has to say, soon. Nothing is sent for one that is lost."""
         if handle in self._attached:
             self._outbox[handle] = attached

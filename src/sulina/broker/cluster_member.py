@@ -212,7 +212,7 @@ class ClusterMember:
                 try:
                     await self._logs.release(partition, topic.stored.topic_id)
                 except (SulinaError, OSError) as error:
-                    _logger.warning("leftover_not_let_go", partition=str(partition), error=str(error))
+                    _logger.warning("leftover_not_released", partition=str(partition), error=str(error))
         await self._remove_deleted()
         if self.cluster.election.revision is not None:
             await self._catalogue.forget_delete_marks(int(self._clock.now() * 1000))
@@ -229,7 +229,7 @@ class ClusterMember:
                 else:
                     _logger.warning("directory_without_topic", partition=str(partition), path=path)
             except (SulinaError, OSError) as error:
-                _logger.warning("leftover_not_let_go", partition=str(partition), error=str(error))
+                _logger.warning("leftover_not_released", partition=str(partition), error=str(error))
 
 
 def entries_to_remember(

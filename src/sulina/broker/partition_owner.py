@@ -225,7 +225,7 @@ class PartitionOwner:
                     self._logs.closed(topic.partitions[partition.partition])
                     is_known = self._topics.get(partition.topic) is topic  # else it goes with the topic
                     if is_known and not self._comes_back(partition):
-                        await self._let_go(partition, topic)
+                        await self._release_directory(partition, topic)
                 self._options.failpoints(Failpoint.UNLOAD_LOCAL_REMOVED)
             else:
                 topic.dismiss_best_effort(error)
@@ -238,12 +238,12 @@ class PartitionOwner:
             return owned.broker_id == broker_id
         return waiting is not None and waiting.value.is_recovering and waiting.value.from_broker == broker_id
 
-    async def _let_go(self, partition: PartitionName, topic: Topic) -> None:
+    async def _release_directory(self, partition: PartitionName, topic: Topic) -> None:
         try:
             await self._logs.release(partition, topic.stored.topic_id)
         except (SulinaError, OSError) as error:
             # It lies there until somebody looks for leftovers, or opens it: what is ours again must not wait for that.
-            _logger.warning("directory_not_let_go", partition=str(partition), error=str(error))
+            _logger.warning("directory_not_released", partition=str(partition), error=str(error))
 
     async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: UnloadRequest) -> None:
         topic = self._topics.get(partition.topic)

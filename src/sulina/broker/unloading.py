@@ -85,7 +85,7 @@ class Unloading:
                     raise
                 await self._give_up(unload, missing)
                 return UnloadOutcome.DONE
-            await self._let_go(unload, record_revision)
+            await self._hand_back(unload, record_revision)
         except Exception as error:  # noqa: BLE001
             # Whatever it is: what is ours must be served.
             if not await self._take_back() and self._is_unassigning:
@@ -233,7 +233,7 @@ class Unloading:
             end=missing.end,
         )
 
-    async def _let_go(self, unload: UnloadRequest, record_revision: int) -> None:
+    async def _hand_back(self, unload: UnloadRequest, record_revision: int) -> None:
         name = self._ownership.name
         async with asyncio.timeout(self._options.unload_seconds_max):
             with self._span("quiesce"):

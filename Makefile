@@ -68,7 +68,7 @@ bench: setup etcd peers  ## every benchmark, and docs/benchmarks.md
 chaos: setup etcd     ## the long form of the crash tests
 	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 SULINA_NODE_KILLS=100 $(BIN)/pytest -n 2 --timeout 3600 \
 	  tests/crash tests/blackbox/test_kills.py
-	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 \
+	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 SULINA_RATE=300 \
 	  $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
 	@for seed in 1 2 3 4 5 6; do SULINA_TRUST_FAULTS=50 SULINA_SEED=$$seed \
 	  $(BIN)/pytest -n 0 --timeout 3600 -s tests/cluster/test_trust.py || exit 1; done

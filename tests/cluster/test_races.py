@@ -28,15 +28,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 RACES = int(os.environ.get("SULINA_RACES", "2"))
 FAULTS = int(os.environ.get("SULINA_FAULTS", "5"))
 SEED = int(os.environ.get("SULINA_SEED", "7"))
-LOAD = Load(records_per_second=300)
+RATE = int(os.environ.get("SULINA_RATE", "150"))  # records a second, of each application
+LOAD = Load(records_per_second=RATE)
 LOAD_OF_ALL = Load(
     partitions=2,
-    records_per_second=400,
+    records_per_second=RATE,
     subscriptions=(("billing", SubscriptionKind.EXCLUSIVE, 1), ("mail", SubscriptionKind.SHARED, 2)),
     tolerates_errors=True,
 )
-BATCH = 150
-SLOW_BATCH = 50  # of which each has to wait for several slow requests
+BATCH = RATE // 2
+SLOW_BATCH = RATE // 6  # of which each has to wait for several slow requests
 FAULT_SECONDS = 1.5  # shorter than a lease
 SLOW_SECONDS = 0.04
 

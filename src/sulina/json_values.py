@@ -5,7 +5,7 @@ the process crashes (msgspec 0.22). So whatever may be the first to use a type d
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,11 +40,13 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
     return json_decoder(kind).decode(data)
 
 
-def convert_to(value: object, kind: type[T], **options: Any) -> T:
-    """Turn plain values, as JSON has them, into a value of a type; `options` are those of `msgspec.convert`.
+def convert_to(
+    value: object, kind: type[T], *, from_attributes: bool = False, builtin_types: Iterable[type] | None = None
+) -> T:
+    """Turn plain values, as JSON has them, into a value of a type; the options are those of `msgspec.convert`.
 
     Raises:
         msgspec.ValidationError: they are not of this type.
     """
     json_decoder(kind)
-    return msgspec.convert(value, kind, **options)
+    return msgspec.convert(value, kind, from_attributes=from_attributes, builtin_types=builtin_types)

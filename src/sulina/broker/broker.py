@@ -25,7 +25,6 @@ from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView
 from sulina.broker.cluster_control import ClusterControl
 from sulina.broker.cluster_handle import ClusterHandle, SharedCluster
@@ -34,7 +33,7 @@ from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.node_load import NodeLoad
-from sulina.broker.options import BrokerOptions, NodeCounts
+from sulina.broker.options import BrokerOptions, ClusterOptions, NodeCounts
 from sulina.broker.other_owners import NoOtherOwners, OtherOwners
 from sulina.broker.partition import Log
 from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLogs

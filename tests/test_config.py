@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sulina.broker.options import BrokerLimits, ClusterOptions
+from sulina.broker.options import BrokerLimits, ClusterOptions, StorageOptions
 from sulina.config import DECLARED, EtcdAddress, Settings, environment_name, is_loopback, load
 from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.errors import InvalidSettings
@@ -29,6 +29,7 @@ def test_defaults_are_a_node_on_loopback() -> None:
 
 def test_parts_have_their_own_defaults_unless_told() -> None:
     assert loaded().http_limits == HttpLimits()
+    assert loaded().storage == StorageOptions()
     assert loaded().pubsub == PubSubConfig()
     assert loaded().cluster == ClusterOptions()
 
@@ -50,8 +51,8 @@ def test_every_setting_can_be_given_by_every_source() -> None:
         "metadata_ca": "pem", "metadata_cert": "pem", "metadata_key": "pem", "metadata_user": "u",
         "metadata_password": "secret", "objects": "s3://bucket/prefix", "objects_endpoint": "http://127.0.0.1:9000",
         "advertise": "http://b1.example:8080", "peer_host": "::1", "peer_port": 9090, "peer_advertise": "[::1]:9090",
-        "compress_checkpoints": True, "retention_interval_seconds": 7.5,
     }  # fmt: skip
+    storage: dict[str, Any] = {"compress_checkpoints": True, "retention_interval_seconds": 7.5}
     pubsub = {"subscriber_timeout_seconds": 2.5, "suspended_ttl_seconds": 30.0, "metrics_event_seconds": 1.5}
     cluster = {"lease_seconds": 3.5, "rebalance_seconds": 60.0, "metadata_history_seconds": 90.0}
     names = [declared.field for declared in DECLARED.values() if declared.part in ("limits", "http_limits")]
@@ -59,12 +60,13 @@ def test_every_setting_can_be_given_by_every_source() -> None:
     Path("pem").write_text("a certificate")
     expected = Settings(
         **given,  # type: ignore[arg-type]
+        storage=StorageOptions(**storage),
         pubsub=PubSubConfig(**pubsub),  # type: ignore[arg-type]
         cluster=ClusterOptions(**cluster),  # type: ignore[arg-type]
         http_limits=HttpLimits(**{name: limits[name] for name in HttpLimits.__dataclass_fields__ if name in limits}),
         limits=BrokerLimits(**{name: limits[name] for name in BrokerLimits.__dataclass_fields__ if name in limits}),
     )
-    given |= pubsub | cluster
+    given |= storage | pubsub | cluster
     assert {*given, *(f"limits.{name}" for name in limits)} == set(DECLARED)
     in_environment = {environment_name(name): str(value).lower() for name, value in given.items()}
     in_environment |= {environment_name(f"limits.{name}"): str(value) for name, value in limits.items()}

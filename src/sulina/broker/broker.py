@@ -454,7 +454,7 @@ class Broker:
     async def _retain_regularly(self) -> None:
         await self.timekeeper.look()
         while True:
-            await asyncio.sleep(self.options.retention_interval_seconds)
+            await asyncio.sleep(self.options.storage.retention_interval_seconds)
             await self.retain()
 
     async def _reopen_regularly(self) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.failpoints import FailpointHook, no_failpoints
-from sulina.setting import SecondsBetween, Setting, SettingGroup, count
+from sulina.setting import SecondsBetween, Setting, SettingGroup, count, yes_or_no
 
 _CLUSTER, _LIMITS = SettingGroup.CLUSTER, SettingGroup.LIMITS
 
@@ -46,6 +46,18 @@ class BrokerLimits:
         ),
     ] = 256 << 20
     partition_waiting_bytes_max: int = 64 << 20  # and of one partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    """How a broker maintains its logs."""
+
+    compress_checkpoints: Annotated[
+        bool, Setting(yes_or_no, "Compress checkpoints of logs with gzip: smaller files, slightly more CPU time.")
+    ] = False
+    retention_interval_seconds: Annotated[
+        float, Setting(SecondsBetween(0.1, 3600), "How often retention looks at all topics.", has_flag=False)
+    ] = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +106,11 @@ class BrokerOptions:
     software: str = "0"
     limits: BrokerLimits = field(default_factory=BrokerLimits)
     open_logs_max: int = 2_000
-    retention_interval_seconds: float = 60.0
+    storage: StorageOptions = field(default_factory=StorageOptions)
     unload_seconds_max: float = 30.0  # that a partition takes no records while what it has goes to the archive
     ack_grace_seconds: float = 0.3  # for consumers to ack what they have, before their partition moves
     stop_seconds: float = 10.0  # for giving back what is served here
     archive_cache_bytes: int = 64 << 20
-    compress_checkpoints: bool = False  # of the logs, as gzip
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)  # deliveries to subscribers
     span: Span = no_span  # around each phase of what takes long
     failpoints: FailpointHook = no_failpoints  # where a test may end the process

@@ -510,7 +510,7 @@ class PartitionLogs:
             broker_id=self._options.broker_id,
             waiting_bytes_max=self._options.limits.partition_waiting_bytes_max,
             node_budget=self._waiting,
-            compress_checkpoints=self._options.compress_checkpoints,
+            compress_checkpoints=self._options.storage.compress_checkpoints,
             batches=topic.batch_limits,
             memory=MemoryLimits(txns=TxnLimits(seconds=policy.txn_id_seconds, txn_ids_max=policy.txn_ids_max)),
             segments=SegmentLimits(

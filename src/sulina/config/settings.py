@@ -1,6 +1,6 @@
 """Everything that a node is started with. A field with a `Setting` can be set by users.
 
-Limits, times of publish/subscribe and of a cluster are declared by the parts that use them, and are here as a whole.
+Limits, storage, publish/subscribe and the cluster have options that the parts declare which use them.
 """
 
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from typing import Annotated, get_args
 from urllib.parse import urlsplit
 
 from sulina.addresses import address_text, split_address
-from sulina.broker.options import BrokerLimits, ClusterOptions
+from sulina.broker.options import BrokerLimits, ClusterOptions, StorageOptions
 from sulina.config import values
 from sulina.config.values import DEFAULT_HTTP, DEFAULT_METADATA, EVERYWHERE, EtcdAddress, LogFormat, LogLevel
 from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.listeners.http_limits import HttpLimits
-from sulina.setting import SecondsBetween, Setting, SettingGroup, text, yes_or_no
+from sulina.setting import Setting, SettingGroup, text, yes_or_no
 
 DEFAULT_BROKER_ID = "local"
 _STORES, _CLUSTER = SettingGroup.STORES, SettingGroup.CLUSTER
@@ -60,12 +60,7 @@ class Settings:
             also=("OTEL_EXPORTER_OTLP_ENDPOINT",),
         ),
     ] = None
-    compress_checkpoints: Annotated[
-        bool, Setting(yes_or_no, "Compress checkpoints of logs with gzip: smaller files, slightly more CPU time.")
-    ] = False
-    retention_interval_seconds: Annotated[
-        float, Setting(SecondsBetween(0.1, 3600), "How often retention looks at all topics.", has_flag=False)
-    ] = 60.0
+    storage: StorageOptions = field(default_factory=StorageOptions)
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)
     http_limits: HttpLimits = field(default_factory=HttpLimits)
     limits: BrokerLimits = field(default_factory=BrokerLimits)

@@ -1,6 +1,6 @@
 """Everything that a node is started with. A field with a `Setting` can be set by users.
 
-Limits, storage, publish/subscribe and the cluster have options that the parts declare which use them.
+The options of limits, storage, publish/subscribe and the cluster are declared by the parts that use them.
 """
 
 from dataclasses import dataclass, field

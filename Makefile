@@ -57,10 +57,11 @@ check: setup docs     ## format, lint, types, layers, tidiness, promises, the si
 docs: setup           ## the documentation as a searchable site in ./site; fails on a link that leads nowhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file tools/docs_site/mkdocs.yml
 
-fix: setup            ## format, fix what can be fixed, and make docs/promises.md
+fix: setup            ## format, fix what can be fixed, and make docs/promises.md and the tables of settings
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python -m tools.promises
+	@$(BIN)/python -m tools.settings_page
 
 bench: setup etcd peers  ## every benchmark, and docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)

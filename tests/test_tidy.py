@@ -90,6 +90,7 @@ KEPT: dict[str, set[str]] = {
     "broker": SRC,
     "cli": SRC,
     "client": {REFERENCES},
+    "config": SRC,
     "core": SRC,
     "docs": DOCS,
     "docs/adr": DOCS,

@@ -9,7 +9,7 @@ from sulina.ports import Compare, Lease, Put, StoreSpace, TxnResult
 from tests.support.control_plane import TTL_SECONDS, LoopClock, Member, WatchedStore, World, in_virtual_time
 
 HISTORY_SECONDS = 60.0
-OPTIONS = ClusterOptions(lease_seconds=TTL_SECONDS, history_seconds=HISTORY_SECONDS)
+OPTIONS = ClusterOptions(lease_seconds=TTL_SECONDS, metadata_history_seconds=HISTORY_SECONDS)
 
 
 class SmallStore(WatchedStore):

@@ -11,7 +11,7 @@ from sulina.broker.events import Event, EventStream
 from sulina.broker.pubsub.snapshots import LOOKED_AT_A_TICK, TOLD_A_TICK, MetricsSnapshots
 from sulina.client import Client
 from sulina.config import Settings
-from sulina.core.delivery.pubsub import PubSubEventType
+from sulina.core.delivery.pubsub import PubSubConfig, PubSubEventType
 from sulina.errors import TopicNotFound
 from sulina.node import Node
 from sulina.testing import VirtualClock
@@ -164,7 +164,7 @@ async def test_a_listener_to_some_types_is_not_filled_up_by_others() -> None:
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
-    made = await Node.start(Settings(metrics_event_seconds=0.05), listen=False, volatile=True)
+    made = await Node.start(Settings(pubsub=PubSubConfig(metrics_event_seconds=0.05)), listen=False, volatile=True)
     yield made
     await made.stop()
 

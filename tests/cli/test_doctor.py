@@ -38,7 +38,7 @@ def test_a_directory_that_cannot_be_written_fails(capfd: pytest.CaptureFixture[s
 
 def test_a_port_that_something_else_uses_fails(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        finding = checks.check_port(Settings(http_port=taken.getsockname()[1]))
+        finding = checks.check_port(Settings(http=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert finding.grade == Grade.FAIL
     assert finding.advice
 

@@ -25,7 +25,6 @@ from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView
 from sulina.broker.cluster_control import ClusterControl
 from sulina.broker.cluster_handle import ClusterHandle, SharedCluster
@@ -34,7 +33,7 @@ from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.node_load import NodeLoad
-from sulina.broker.options import BrokerOptions, NodeCounts
+from sulina.broker.options import BrokerOptions, ClusterOptions, NodeCounts
 from sulina.broker.other_owners import NoOtherOwners, OtherOwners
 from sulina.broker.partition import Log
 from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLogs
@@ -455,7 +454,7 @@ class Broker:
     async def _retain_regularly(self) -> None:
         await self.timekeeper.look()
         while True:
-            await asyncio.sleep(self.options.retention_interval_seconds)
+            await asyncio.sleep(self.options.storage.retention_interval_seconds)
             await self.retain()
 
     async def _reopen_regularly(self) -> None:

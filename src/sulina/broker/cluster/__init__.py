@@ -7,8 +7,8 @@
 from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.membership import Membership
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
+from sulina.broker.options import ClusterOptions
 
 __all__ = [
     "Cluster",

@@ -18,10 +18,10 @@ from sulina.broker.cluster.changes import OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
 from sulina.broker.cluster.membership import Membership, nothing_to_verify
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.upkeep import MetadataUpkeep
 from sulina.broker.cluster.view import ClusterView, Ownership, Touched, Versioned
 from sulina.broker.events import EventStream
+from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
     BrokerMode,

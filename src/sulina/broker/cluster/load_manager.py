@@ -16,8 +16,8 @@ from sulina.broker.cluster import changes
 from sulina.broker.cluster.assignee import ExistingTopics
 from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange
 from sulina.broker.cluster.election import Election
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView, Touched
+from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import balance, keys
 from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition
 from sulina.core.cluster.entries import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned

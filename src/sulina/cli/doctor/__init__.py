@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +23,8 @@ from msgspec import Struct
 
 from sulina.addresses import address_text
 from sulina.cli import terminal
-from sulina.cli.flags.cluster import ALONE, ClusterFlags
 from sulina.cli.flags.remote import DEFAULT_URL
+from sulina.cli.flags.settings import ALONE, ClusterFlags
 from sulina.config import DEFAULT_BROKER_ID, Settings
 from sulina.config import load as load_settings
 
@@ -94,7 +93,7 @@ def doctor(
         Print the findings as JSON.
     """
     # The broker's ID and --insecure do not matter for these checks.
-    given = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(flags)}
+    given = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **flags.given()}
     settings = load_settings(given, file=config)
     findings = []
     for finding in (
@@ -270,11 +269,12 @@ def check_open_files(settings: Settings) -> CheckResult:
     if most == resource.RLIM_INFINITY:
         return CheckResult(check="open files", grade=Grade.OK, found="no limit")
     figures = {"most": float(most)}
+    connections = settings.http_limits.connections_max
     if most < OPEN_FILES_LOW:
         return CheckResult(
             check="open files",
             grade=Grade.WARN,
-            found=f"at most {most:,}; a node may hold {settings.limits.connections_max:,} connections and its segments",
+            found=f"at most {most:,}; a node may hold {connections:,} connections and its segments",
             advice="raise the hard limit: `ulimit -Hn`, LimitNOFILE= of systemd, or nofile in limits.conf",
             figures=figures,
         )

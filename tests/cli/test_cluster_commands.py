@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sulina.cli import terminal
-from sulina.cli.broker import _DrainProgress
+from sulina.cli.broker import DrainProgress
 from sulina.cli.terminal import moves as move_view
 from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy
 from sulina.wire.messages import Rebalanced, TopicState
@@ -312,9 +312,9 @@ def test_a_terminal_shows_all_steps_with_the_one_that_is_on() -> None:
 
 
 def test_a_terminal_shows_how_much_of_a_drain_is_left() -> None:
-    draining = _DrainProgress("b2", is_silent=False)
-    draining.first, draining._left = 8, 2
-    assert "2 of 8 partitions left" in drawn(draining._show())
+    draining = DrainProgress("b2", is_silent=False)
+    draining.first, draining.left = 8, 2
+    assert "2 of 8 partitions left" in drawn(draining.show())
 
 
 def _before() -> Any:

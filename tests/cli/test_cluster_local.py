@@ -65,9 +65,9 @@ def test_a_port_that_is_taken_is_said_and_the_next_ones_are_passed_over() -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidSettings, match="in use"):
-            local._ports(port, 3)
+            local.broker_ports(port, 3)
     [first] = local.free_ports(1)
-    ports = local._ports(first, 3)
+    ports = local.broker_ports(first, 3)
     assert ports[0] == first
     assert len(set(ports)) == 3
 

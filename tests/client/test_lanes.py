@@ -33,6 +33,7 @@ from tests.client.fake_cluster import FakeBroker, FakeCluster, Part, url_of
 from tests.client.fake_node import TOPIC, origin_of, values
 
 FULL = QueueFull(waiting_bytes=2, limit_bytes=1)
+OPTIONS = ClientOptions(requests_in_flight_max=100)
 
 
 def now() -> float:
@@ -120,7 +121,7 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
     rng = random.Random(seed)
     cluster = FakeCluster(brokers=3, partitions=3, seed=seed, latency=rng.choice([0.0005, 0.005, 0.05]))
     cluster.has_runs = has_runs
-    async with cluster.client(brokers="ab", seed=seed) as client:
+    async with cluster.client(OPTIONS, brokers="ab", seed=seed) as client:
         producers = Producers(client, 3)
         troubling = asyncio.create_task(trouble(cluster, rng, 15))
         while not troubling.done():
@@ -133,9 +134,25 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
             assert not errors, errors
         assert all(isinstance(error, Disconnected | NotServing | QueueFull) for error in errors)
         await asyncio.sleep(60)
-        assert client._brokers.rooms.requests.requests == 0
-        assert all(queue.is_empty for queue in client._queues._queues.values())
-        return producers.violations(cluster.parts), sum(map(len, producers.tasks)), len(errors)
+        violations = producers.violations(cluster.parts)
+        assert await unanswered_at_once(client, cluster) == OPTIONS.requests_in_flight_max, "room is missing"
+        return violations, sum(map(len, producers.tasks)), len(errors)
+
+
+async def unanswered_at_once(client: Client, cluster: FakeCluster) -> int:
+    """How many publishes a client sends while none is answered: all of its room, if nothing else takes any."""
+    for partition in range(3):
+        await client.publish(TOPIC, b"", partition=partition)
+    for broker in cluster.brokers.values():
+        broker.is_mute = True
+        broker.frames.clear()
+    more = range(OPTIONS.requests_in_flight_max + 10)
+    publishing = [client.publish(TOPIC, b"", partition=number % 3, timeout_seconds=1) for number in more]
+    ended = await asyncio.gather(*publishing, return_exceptions=True)
+    assert all(
+        isinstance(each, Disconnected) or (isinstance(each, PublishAck) and not each.is_accepted) for each in ended
+    )
+    return sum(isinstance(frame, Publish) for broker in cluster.brokers.values() for frame in broker.frames)
 
 
 @pytest.mark.parametrize("seed", range(10))

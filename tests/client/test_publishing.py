@@ -514,7 +514,7 @@ async def test_those_who_wait_for_a_topic_each_wait_their_own_time(client: Clien
     assert await asyncio.gather(*(publish(n) for n in (3, 1, 2, 1))) == pytest.approx([3, 1, 2, 1])
     assert node.called() == {"topic": 1, "placement": 1}
     await asyncio.sleep(100)
-    node.scripts[Call] = node._call
+    node.scripts[Call] = node.answer_call
     node.append_publishes()
     assert (await client.publish(TOPIC, b"")).is_accepted, "an old failure is nobody's any more"
 

@@ -6,6 +6,7 @@ import pytest
 
 from sulina.client import Client, ClientOptions, Consumer, Message
 from sulina.client.consumer_attachment import ranges_of
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     ConsumerNotFound,
@@ -435,12 +436,9 @@ async def test_leaving_a_node_that_does_not_answer_takes_a_moment(client: Client
 
 async def test_damaged_records_are_never_shown_l8(client: Client, node: FakeNode) -> None:
     async with client.consumer(TOPIC, "s") as messages:
-        node.connection.deliver(handle(node), 0, 3)
-        whole = node.connection._inbox.get_nowait()
-        assert whole is not None
-        damaged = bytearray(whole)
+        damaged = bytearray(encode([StoredRecord(b"%d" % number) for number in range(3)]))
         damaged[damaged.index(b"\x021\x00") + 1] ^= 1
-        node.connection._inbox.put_nowait(bytes(damaged))
+        node.connection.push(Deliver(handle(node), 0, 1, memoryview(damaged), [(0, 3)]))
         with pytest.raises(CorruptBatch):
             await anext(messages)
 

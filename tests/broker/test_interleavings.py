@@ -107,7 +107,7 @@ async def test_a_memory_ack_is_given_only_for_what_the_log_cannot_refuse_any_mor
             await broker.publish_records(ORDERS, [StoredRecord(value=b"lost")])
 
 
-async def test_dead_letters_of_a_topic_made_anew_are_not_taken_for_old_ones(tmp_path: Path) -> None:
+async def test_dead_letters_of_a_topic_created_again_are_not_taken_for_old_ones(tmp_path: Path) -> None:
     policy = Policy(deliveries_max=1)
     dead = TopicName.parse("/default/orders.dead-letter")
     async with a_broker(tmp_path) as broker:
@@ -386,7 +386,7 @@ async def test_open_logs_are_bounded_and_idle_ones_rest(tmp_path: Path) -> None:
         await broker.publish_records(names[5], [StoredRecord(value=b"3")])
 
 
-async def test_a_topic_that_keeps_nothing_promises_nothing_it_cannot_keep(tmp_path: Path) -> None:
+async def test_a_best_effort_topic_promises_nothing_it_cannot_keep(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         settings = TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT, policy=Policy(batch_bytes_max=1024))
         await broker.put_topic(ORDERS, settings)

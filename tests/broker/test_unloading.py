@@ -119,7 +119,7 @@ async def no_notes(_prefix: str) -> None:
     """Write no notes, which would take cursors along."""
 
 
-async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
+async def test_a_move_stores_the_cursors_that_nobody_else_would_write_u3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U3: with force it goes on though a consumer holds records; with or without consumers, acks are not lost."""
@@ -166,7 +166,7 @@ async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_la
         assert await stored_cursor(world, "s") == 5
 
 
-async def test_a_consumer_that_comes_back_goes_on_where_another_owner_has_let_it_go_u10(tmp_path: Path) -> None:
+async def test_a_consumer_that_comes_back_goes_on_where_another_owner_has_detached_it_u10(tmp_path: Path) -> None:
     """U10: what a broker knew of a cursor when it had the partition before counts for nothing."""
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)

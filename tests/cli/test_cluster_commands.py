@@ -75,7 +75,9 @@ def test_a_move_as_json_is_one_document_with_the_time_of_each_step(
     assert sorted(move["seconds"].values()) == list(move["seconds"].values())
 
 
-def test_an_unload_goes_to_whoever_the_leader_chooses(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_move_without_a_target_goes_where_the_leader_chooses(
+    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     moves_away(cluster, to="b7")
     assert told(capfd, "topic", "unload", "orders", "--json").json[0]["to_broker"] == "b7"
     assert cluster.changes() == [
@@ -191,7 +193,7 @@ def test_records_are_given_up_when_that_is_said(cluster: FakeCluster, capfd: pyt
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("", 1), ("y\n", 0)])
-def test_whoever_is_there_is_asked(
+def test_a_broker_that_answers_is_asked(
     cluster: FakeCluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     is_recovering(cluster)

@@ -33,7 +33,7 @@ def test_etcd_is_the_one_that_was_named_then_that_of_the_path_then_our_own(
     assert local.find_etcd() == str(tmp_path / "own" / "etcd")
 
 
-def test_an_etcd_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_program_that_is_not_etcd_is_said(tmp_path: Path) -> None:
     done = ended("cluster", "start", "--data", str(tmp_path / "c"), "--port", "0", SULINA_ETCD="/no/such/program")
     assert done.code == 1
     assert "SULINA_ETCD=/no/such/program is not an executable file" in done.err

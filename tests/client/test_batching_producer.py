@@ -300,7 +300,7 @@ async def test_p5_a_batch_leaves_when_its_bytes_are_enough() -> None:
         assert asyncio.get_running_loop().time() == 1.0
 
 
-async def test_whoever_waits_for_room_finds_it() -> None:
+async def test_those_who_wait_for_room_find_it() -> None:
     world = World(seconds=1.0)
     async with world.producer(queue_records_max=2) as producer:
         for number in range(6):

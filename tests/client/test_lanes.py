@@ -215,7 +215,9 @@ async def test_a_refusal_that_names_the_owner_is_followed_at_once_u1(cluster: Fa
         assert len(publishes(cluster.brokers["c"])) == 2
 
 
-async def test_a_refusal_that_names_the_wrong_one_leads_to_a_lookup(cluster: FakeCluster) -> None:
+async def test_a_refusal_that_names_the_wrong_owner_makes_the_client_ask_for_the_placement(
+    cluster: FakeCluster,
+) -> None:
     async with cluster.client() as client:
         await client.publish(TOPIC, b"", partition=0)
         cluster.assign(0, "c")
@@ -508,7 +510,7 @@ async def test_a_broker_that_is_behind_may_not_know_the_topic_yet(cluster: FakeC
         assert (await client.publish(TOPIC, b"", partition=0)).is_accepted
 
 
-async def test_a_topic_made_anew_elsewhere_is_another_topic(cluster: FakeCluster) -> None:
+async def test_a_topic_created_again_elsewhere_is_another_topic(cluster: FakeCluster) -> None:
     async with cluster.client() as client:
         await client.publish(TOPIC, b"", partition=2)
         cluster.settings = TopicSettings(partitions=3)

@@ -241,7 +241,7 @@ async def test_subscribing_to_what_nobody_owns_ends_with_the_reason(cluster: Fak
         assert not consumer.is_attached
 
 
-async def test_an_owner_that_is_dead_when_subscribing_is_waited_for_so_long(cluster: FakeCluster) -> None:
+async def test_an_owner_that_is_dead_when_subscribing_is_waited_for_until_the_timeout(cluster: FakeCluster) -> None:
     async with cluster.client(ClientOptions(timeout_seconds=5)) as client:
         cluster.brokers["c"].die()
         subscription = client.consumer(TOPIC, "s")
@@ -458,7 +458,7 @@ async def test_a_seek_reaches_partitions_that_are_moving(cluster: FakeCluster) -
         assert [cursor.offset for cursor in (await seeking).cursors] == [0, 0, 0]
 
 
-async def test_an_unload_is_waited_for_and_told_of_u2(cluster: FakeCluster) -> None:
+async def test_a_move_is_waited_for_and_told_of_u2(cluster: FakeCluster) -> None:
     told: list[list[UnloadInfo]] = []
     async with cluster.client() as client:
         assert [at.broker_id for at in (await client.admin.placement(TOPIC)).partitions] == ["a", "b", "c"]

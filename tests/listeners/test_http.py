@@ -291,7 +291,7 @@ async def test_large_publishes_and_reads_are_the_same_records(http: httpx.AsyncC
     assert [record["value"] for record in page["records"]] == values
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_read(http: httpx.AsyncClient) -> None:
+async def test_a_best_effort_topic_has_nothing_to_read(http: httpx.AsyncClient) -> None:
     await put(http, delivery="non_reliable")
     refused(await http.post(RECORDS, json={"records": [{"value": "v"}]}), 409, "no_subscribers")
     refused(await http.get(READ, params={"offset": 0}), 422, "not_reliable")

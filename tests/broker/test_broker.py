@@ -229,7 +229,7 @@ async def test_reads_at_a_version_and_waits_for_one_l14(tmp_path: Path) -> None:
             await broker.fetch(ORDERS, 0, 9)
 
 
-async def test_a_deleted_topic_is_gone_and_its_name_starts_anew(tmp_path: Path) -> None:
+async def test_a_deleted_topic_is_gone_and_its_name_starts_again(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(partitions=2))
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings())
@@ -373,7 +373,7 @@ async def test_the_oldest_version_that_is_kept_can_be_read_from_p12(tmp_path: Pa
         assert await broker.locate(ORDERS, 0, Position.parse(f"version:{oldest}")) == 2
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_read(tmp_path: Path) -> None:
+async def test_a_best_effort_topic_has_nothing_to_read(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(NotReliable):

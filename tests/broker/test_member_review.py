@@ -146,7 +146,7 @@ async def test_a_partition_that_stays_after_all_is_no_longer_said_to_be_sealed_u
         assert await world.values(ORDERS) == [b"0", b"1"]
 
 
-async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_more_u14(
+async def test_a_former_owner_that_has_not_heard_of_the_new_one_takes_nothing_more_u14(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -173,7 +173,7 @@ async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_mo
         assert await world.values(ORDERS) == [b"0"]
 
 
-async def test_an_unload_of_a_topic_that_is_being_deleted_holds_up_nobody(
+async def test_a_move_of_a_topic_that_is_being_deleted_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -213,7 +213,7 @@ async def test_a_wish_that_is_gone_is_not_carried_out(tmp_path: Path, monkeypatc
         assert await world.publish(ORDERS, b"1") == 1
 
 
-async def test_whoever_finishes_a_delete_late_does_not_delete_the_topic_made_anew(
+async def test_a_delete_that_is_finished_late_does_not_delete_the_topic_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -239,7 +239,7 @@ async def test_whoever_finishes_a_delete_late_does_not_delete_the_topic_made_ane
             assert await world.values(ORDERS, number) == [b"new"]
 
 
-async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_the_old_one(
+async def test_a_broker_that_has_not_heard_that_a_topic_was_created_again_takes_nothing_for_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -261,7 +261,7 @@ async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_th
         assert await world.values(ORDERS, number) == [b"new"]
 
 
-async def test_a_subscription_made_anew_starts_anew_also_if_its_delete_was_not_finished(
+async def test_a_subscription_created_again_starts_again_also_if_its_delete_was_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:

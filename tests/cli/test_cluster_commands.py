@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sulina.cli import terminal
-from sulina.cli.broker import _DrainProgress
+from sulina.cli.broker import DrainProgress
 from sulina.cli.terminal import moves as move_view
 from sulina.errors import BrokerNotFound, InvalidSettings, SubscriptionBusy
 from sulina.wire.messages import Rebalanced, TopicState
@@ -75,7 +75,9 @@ def test_a_move_as_json_is_one_document_with_the_time_of_each_step(
     assert sorted(move["seconds"].values()) == list(move["seconds"].values())
 
 
-def test_an_unload_goes_to_whoever_the_leader_chooses(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_move_without_a_target_goes_where_the_leader_chooses(
+    cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     moves_away(cluster, to="b7")
     assert told(capfd, "topic", "unload", "orders", "--json").json[0]["to_broker"] == "b7"
     assert cluster.changes() == [
@@ -191,7 +193,7 @@ def test_records_are_given_up_when_that_is_said(cluster: FakeCluster, capfd: pyt
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("", 1), ("y\n", 0)])
-def test_whoever_is_there_is_asked(
+def test_a_broker_that_answers_is_asked(
     cluster: FakeCluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     is_recovering(cluster)
@@ -312,9 +314,9 @@ def test_a_terminal_shows_all_steps_with_the_one_that_is_on() -> None:
 
 
 def test_a_terminal_shows_how_much_of_a_drain_is_left() -> None:
-    draining = _DrainProgress("b2", is_silent=False)
-    draining.first, draining._left = 8, 2
-    assert "2 of 8 partitions left" in drawn(draining._show())
+    draining = DrainProgress("b2", is_silent=False)
+    draining.first, draining.left = 8, 2
+    assert "2 of 8 partitions left" in drawn(draining.show())
 
 
 def _before() -> Any:

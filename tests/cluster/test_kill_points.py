@@ -102,7 +102,7 @@ async def no_unloads(world: World) -> bool:
 
 
 @pytest.mark.parametrize("point", SOURCE)
-async def test_u2_the_owner_is_killed_while_it_unloads(
+async def test_u2_the_owner_is_killed_while_it_moves_a_partition(
     world: World, point: str, record_property: Callable[[str, object], None]
 ) -> None:
     """U2, U4, U5, U14: whatever it had done, the next to own the topic goes on where it was."""

@@ -85,7 +85,7 @@ async def wait_no_unloads(world: World) -> None:
 # Unloads
 
 
-async def test_u14_of_two_racing_unloads_one_decides_and_nothing_is_lost(world: World) -> None:
+async def test_u14_of_two_racing_moves_one_decides_and_nothing_is_lost(world: World) -> None:
     """U2, U14: wherever it goes, it has one owner, and no unload is left over."""
     topic = "/default/race-unloads"
     async with at_work(world, topic):
@@ -98,7 +98,7 @@ async def test_u14_of_two_racing_unloads_one_decides_and_nothing_is_lost(world: 
             await world.wait_served(topic)
 
 
-async def test_u14_an_unload_during_a_failover_ends_with_one_owner(world: World) -> None:
+async def test_u14_a_move_during_a_failover_ends_with_one_owner(world: World) -> None:
     """U14, F1: the owner dies while it is asked to unload, and before anybody knows that it has died."""
     topic = "/default/race-failover"
     async with at_work(world, topic) as (application, owner):

@@ -123,7 +123,7 @@ async def test_the_name_of_a_broker_is_no_path(http: httpx.AsyncClient, says: An
 # Unload and move
 
 
-async def test_an_unload_is_asked_for_and_watched_u2(http: httpx.AsyncClient, says: Any) -> None:
+async def test_a_move_is_asked_for_and_watched_u2(http: httpx.AsyncClient, says: Any) -> None:
     """U2: it is asked for, and goes on by itself; whoever wants to know asks how far it has come."""
     told = says(unload=[MOVE], unloads=[])
     begun = await http.post(f"{TOPIC}/moves", json={"to": "b2", "partition": 1, "force": True})
@@ -146,7 +146,7 @@ async def test_what_is_given_up_is_told(http: httpx.AsyncClient, says: Any) -> N
     assert answer.json()["moves"][0]["given_up"] == [17, 40]
 
 
-async def test_an_unload_that_cannot_be_is_refused_u3(http: httpx.AsyncClient, says: Any) -> None:
+async def test_a_move_that_cannot_be_is_refused_u3(http: httpx.AsyncClient, says: Any) -> None:
     """U3: with consumers attached and without force nothing is done, and that is said."""
     says(unload=SubscriptionBusy(topic=str(NAME), subscription="s", reason="1 consumer is attached; force lets it go"))
     assert "force" in refused(await http.post(f"{TOPIC}/moves"), 409, "subscription_busy")["detail"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -302,9 +303,8 @@ def hello(broker_id: str = "a", to: str = "b", **more: int) -> bytes:
     ],
 )
 async def test_a_hello_that_does_not_fit_is_refused_and_the_reason_is_logged(b: Node, first: bytes, says: str) -> None:
-    b.network.set_members({"a": (HOST, 1)})
-    b.network._members["c"] = (HOST, 1)  # known, and not dialled
-    with Logged() as logs:
+    with socket.create_server((HOST, 0)) as silent, Logged() as logs:
+        b.network.set_members({"a": (HOST, 1), "c": silent.getsockname()})  # c is dialled, and does not answer
         async with a_stranger(b.network.port) as stranger:
             await stranger.send(first)
             await stranger.until_closed()
@@ -517,6 +517,6 @@ async def test_the_end_waits_for_nobody_who_does_not_read_dial_or_say_hello() ->
             await b.network.close()
             assert b.told[-1] == ("down", "a", "this broker is closing")
             await silent.until_closed()
-            assert not b.network._tasks
-            assert not b.network._links
+            await reader.until_closed()
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("dial-")]
             await b.network.close()  # once more does no harm

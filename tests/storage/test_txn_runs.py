@@ -272,7 +272,7 @@ class World:
         return sorted(found.name for found in self.store.list("topic") if is_run_name(found.name))
 
 
-def test_whoever_takes_over_knows_the_txn_ids_of_runs_too_l13() -> None:
+def test_the_next_owner_knows_the_txn_ids_of_runs_too_l13() -> None:
     world = World()
     world.archived(35)
     world.archived(20, state=False)

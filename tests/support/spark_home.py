@@ -73,7 +73,7 @@ def run() -> None:
         writer.trigger(availableNow=True).start().awaitTermination()
         spark.read.parquet(f"{folder}/rows").createOrReplaceTempView("rows")
         spark.sql("select odd, count(*), sum(id) from rows group by odd order by odd").collect()
-    gateway = SparkContext._gateway
+    gateway = SparkContext._gateway  # noqa: SLF001  (PySpark has no other way to end its Java process)
     assert gateway is not None
     spark.stop()
     gateway.shutdown()

@@ -25,7 +25,7 @@ LIMITS = BatchLimits(batch_bytes_max=FRAME_BYTES_MAX)  # the node has its own; t
 
 T = TypeVar("T")
 
-_ready = threading.Event()  # the kernels of this process have been used
+kernels_ready = threading.Event()  # the kernels of this process have been used
 _offset = attrgetter("offset")
 
 
@@ -71,7 +71,7 @@ class BatchCodec:
         return records
 
     def _has_kernels(self, records: int) -> bool:
-        if _ready.is_set():
+        if kernels_ready.is_set():
             return True
         self._records += records
         if self._warming is None and (self._records >= RECORDS_BEFORE_KERNELS or are_loaded()):
@@ -90,7 +90,7 @@ def _use_kernels() -> None:
     """Import them, and use each once: the first use compiles, or reads what was compiled before."""
     decode_rows(encode_rows([b"value"] * 1000, [b"key"] * 1000, list(range(1000))), limits=LIMITS)
     encode_rows([b"value"] * 1000, None, 0)
-    _ready.set()
+    kernels_ready.set()
 
 
 def within(records: list[StoredRecord], start: int, end: int) -> list[StoredRecord]:

@@ -82,7 +82,7 @@ class Node:
                 writers=WRITERS, readers=READERS, archivers=ARCHIVERS if settings.objects is not None else 0
             )
             exits.callback(threads.shutdown)
-            warming = asyncio.create_task(asyncio.to_thread(warm_up, _use_kernels), name="warm-up")
+            warming = asyncio.create_task(asyncio.to_thread(warm_up, use_kernels), name="warm-up")
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             options = _options(settings, data, files_max, tracing)
             archives = await open_archives(settings, options)
@@ -195,7 +195,8 @@ def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | N
     )
 
 
-def _use_kernels() -> None:
+def use_kernels() -> None:
+    """Use each kernel once: the first use compiles it, or loads what was compiled before."""
     for keys, stamps in ((None, 0), ([b"k"] * 64, list(range(64)))):
         batch = encode_rows([b"value"] * 64, keys, stamps)
         validate(batch)

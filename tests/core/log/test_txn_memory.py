@@ -41,7 +41,7 @@ def test_a_txn_id_is_known_until_its_time_is_over_and_not_longer_l13() -> None:
     assert TxnMemory().find("t0", 0, LIMITS) is None
 
 
-def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
+def test_a_read_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
     """L13: the number of a run is never another's, so who looks it up beside us is not led to the wrong one."""
 
     class Forgetting(dict[int, TxnRun]):

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ FREE_BYTES_LOW, FREE_BYTES_NONE = 1 << 30, 100 << 20
 CLOCK_SECONDS_MAX = 2.0
 OPEN_FILES_LOW = 4096
 JAVA_VERSIONS = (17, 21)
+MOUNTS = Path("/proc/self/mounts")
 
 
 class Grade(StrEnum):
@@ -346,11 +346,9 @@ def _sync_times(number: int) -> list[float]:
 
 def _is_memory(place: Path) -> bool:
     """Return whether the directory is on a file system in memory."""
-    if not sys.platform.startswith("linux"):
-        return False
     try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
+        mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
+    except OSError:  # only Linux has this file
         return False
     over = [(len(words[1]), words[2]) for words in mounts if place.is_relative_to(words[1])]
     return bool(over) and max(over)[1] in ("tmpfs", "ramfs")

@@ -10,6 +10,7 @@
   batch from before the newest that the topic has, if its records are no longer there to be counted: nothing is left out
   in silence.
 - What was sent and not answered is sent again: the log knows it by its numbers.
+- A string is text to every reader, by a header that is put in front of the row's own; bytes are bytes.
 - Rows with a key go where every Kafka client would send them; rows without one go to one partition for each task.
 """
 
@@ -42,6 +43,7 @@ from sulina.failpoints import Failpoint, reach
 from sulina.spark.clients import TIMEOUT_SECONDS, client_of
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.errors import SinkBehind, SinkDiverged
+from sulina.spark.header_columns import serializer_headers
 from sulina.spark.options import Options
 from sulina.spark.task_origin import SEQUENCES, TaskOrigin, task_origin
 from sulina.types import TopicName, Version
@@ -360,7 +362,7 @@ class _Part:
                     value=some["value"],
                     timestamp_ms=self._times(some.get("timestamp")),
                     key=some.get("key"),
-                    headers=some.get("headers"),
+                    headers=serializer_headers(some["value"], some.get("headers")),
                     codec=self._codec,
                     producer_id=self.origin.producer_id,
                     producer_epoch=self.origin.epoch,

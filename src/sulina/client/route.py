@@ -192,19 +192,16 @@ class Routes:
         self, route: Route, make: Make, *, timeout_seconds: float | None = None, room: InFlight | None = None
     ) -> Any:
         """Return the owner's answer to what may be asked twice."""
-        answer = await self._ask(route, make, timeout_seconds, room, is_repeatable=True)
+        seconds = self.brokers.options.timeout_seconds if timeout_seconds is None else timeout_seconds
+        room = self.brokers.rooms.requests if room is None else room
+        answer = await send_with_retry(route, make, room=room, is_repeatable=True, seconds=seconds)
         route.worked()
         return answer
 
-    async def change(self, name: TopicName, partition: int, make: Make) -> Any:
+    async def change(self, name: TopicName, partition: int, make: Make, *, size_bytes: int = 0) -> Any:
         """Return the owner's answer to what is not sent again when its outcome is unknown."""
         route = Route(self.brokers, self.placements, name, partition)
-        return await self._ask(route, make, None, None, is_repeatable=False)
-
-    async def _ask(
-        self, route: Route, make: Make, timeout_seconds: float | None, room: InFlight | None, *, is_repeatable: bool
-    ) -> Any:
-        seconds = self.brokers.options.timeout_seconds if timeout_seconds is None else timeout_seconds
+        room, seconds = self.brokers.rooms.requests, self.brokers.options.timeout_seconds
         return await send_with_retry(
-            route, make, room=room or self.brokers.rooms.requests, is_repeatable=is_repeatable, seconds=seconds
+            route, make, room=room, is_repeatable=False, seconds=seconds, size_bytes=size_bytes
         )

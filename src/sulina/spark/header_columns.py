@@ -22,10 +22,11 @@ def serializer_headers(value: pa.Array, headers: pa.Array | None) -> pa.Array | 
     if not (pa.types.is_string(value.type) or pa.types.is_large_string(value.type)):
         return headers
     is_text = value.is_valid().to_numpy(zero_copy_only=False)
+    given = pa.nulls(len(value), HEADERS_TYPE) if headers is None else headers
     try:
-        own = pa.nulls(len(value), HEADERS_TYPE) if headers is None else headers.cast(HEADERS_TYPE)
+        own = given.cast(HEADERS_TYPE)
     except pa.ArrowException as error:
-        raise InvalidInput(f"column headers is {headers.type}, not an array of key and value: {error}") from None
+        raise InvalidInput(f"column headers is {given.type}, not an array of key and value: {error}") from None
     counts = pc.fill_null(pc.list_value_length(own), 0).to_numpy().astype(np.int32)
     pairs, rows = own.flatten(), np.repeat(np.arange(len(own)), counts)
     says_itself = pc.equal(pairs.flatten()[0], SERIALIZER_HEADER).fill_null(False).to_numpy(zero_copy_only=False)

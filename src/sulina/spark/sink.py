@@ -47,7 +47,7 @@ from sulina.spark.header_columns import serializer_headers
 from sulina.spark.options import Options
 from sulina.spark.task_origin import SEQUENCES, TaskOrigin, task_origin
 from sulina.types import TopicName, Version
-from sulina.wire.messages import Published
+from sulina.wire.messages import Published, TopicInfo
 
 WRITE_OPTIONS = ("url", "topic", "txn", "txnVersion", "codec")
 BATCH_BYTES = 8 << 20  # size of one record batch before it is compressed
@@ -164,7 +164,7 @@ class _Publishing:
         self._writer, self._batch, self._task = writer, batch, context.partitionId()
         self._now_ms = int(time.time() * 1000)
         self._parts: dict[tuple[str, int], _Part] = {}
-        self._topics: dict[str, tuple[int, bool]] = {}  # how many partitions; whether they have a log
+        self._topics: dict[str, TopicInfo] = {}
         self._rows = self._publishes = 0
 
     @cached_property
@@ -209,7 +209,7 @@ class _Publishing:
         if part is None:
             origin = task_origin(self._writer, self._batch, self._task, topic, partition)
             part = _Part(topic, partition, origin, self._options.codec, self._now_ms)
-            if self._topics[topic][1]:
+            if self._topics[topic].settings.delivery == DeliveryGuarantee.RELIABLE:  # it has a log
                 part.version_before = self._client.admin.partition(topic, partition).version
             self._parts[topic, partition] = part
         return part
@@ -218,9 +218,8 @@ class _Publishing:
         from sulina.spark.key_columns import column_partitions  # for executors: it takes a second to import
 
         if topic not in self._topics:
-            settings = self._client.admin.topic(topic).settings
-            self._topics[topic] = settings.partitions, settings.delivery == DeliveryGuarantee.RELIABLE
-        count, _ = self._topics[topic]
+            self._topics[topic] = self._client.admin.topic(topic)
+        count = self._topics[topic].settings.partitions
         keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
         rows = len(columns["value"])
         key, named = columns.get("key"), columns.get("partition")
@@ -264,7 +263,9 @@ class _Publishing:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
-                return publish_encoded(self._client, part.topic, part.partition, data)
+                return publish_encoded(
+                    self._client, part.topic, part.partition, data, topic_id=self._topics[part.topic].topic_id
+                )
             except SulinaError as error:
                 if not error.retryable or time.monotonic() > deadline:
                     raise

@@ -121,6 +121,21 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def checkpoint_root(self) -> str:
         return self.checkpoints or f"{self.tables.rstrip('/')}/_checkpoints/{self.name}"
 
+    @property
+    def topic_options(self) -> dict[str, str]:
+        """The options of Spark's source that name the location of topics."""
+        return {"url": self.url} if self.url else {"path": str(self.path)}
+
+    @property
+    def growing(self) -> list[Gold]:
+        """Gold tables that have queries of their own, which add rows."""
+        return [gold for gold in self.gold if gold.mode == GoldMode.APPEND]
+
+    @property
+    def complete(self) -> list[Gold]:
+        """Gold tables that are made again when a table that they read has changed."""
+        return [gold for gold in self.gold if gold.mode == GoldMode.COMPLETE]
+
     def table_uri(self, table: str) -> str:
         """Return where a table is."""
         return f"{self.tables.rstrip('/')}/{table}"

@@ -30,10 +30,10 @@ def load() -> None:
     import sulina.spark.key_columns
     import sulina.spark.sink  # noqa: F401
     from sulina.core.records.columns import decode_columns
-    from sulina.core.records.rows import encode_rows
+    from sulina.core.records.record import StoredRecord, encode
     from sulina.core.records.serializer import TEXT_HEADERS
 
-    decode_columns(encode_rows([b"value"], [b"key"], 0, [TEXT_HEADERS]))
+    decode_columns(encode([StoredRecord(b"value", b"key", headers=TEXT_HEADERS)]))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import structlog
 
 from sulina.client import SyncClient
 from sulina.client.sync import publish_encoded
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.records.routing import partition_of
-from sulina.core.records.rows import encode_rows
 from sulina.core.records.serializer import JSON_HEADERS
 from sulina.errors import NamespaceNotFound, SulinaError, TopicNotFound
 from sulina.spark.clients import client_of
@@ -86,7 +86,7 @@ class Reporter:
         now_ms, key = int(time.time() * 1000), self.pipeline.name.encode()
         value = msgspec.json.encode(Report(pipeline=self.pipeline.name, at_ms=now_ms, tables=progress))
         partition = partition_of(key, self._topic.settings.partitions)
-        data = memoryview(encode_rows([value], [key], now_ms, [JSON_HEADERS]))
+        data = memoryview(encode([StoredRecord(value, key, now_ms, JSON_HEADERS)]))
         publish_encoded(client, self._topic.topic, partition, data, topic_id=self._topic.topic_id)
 
 

@@ -141,7 +141,7 @@ class Client:
             raise NotStarted("the client was closed: connect again")
         if not self._is_open:
             try:
-                await self._brokers.open()
+                await self._brokers.home.open()
             except BaseException:
                 await self.close()
                 raise

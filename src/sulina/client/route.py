@@ -23,7 +23,6 @@ from sulina.errors import (
     TopicNotFound,
 )
 from sulina.types import TopicName
-from sulina.wire.messages import PartitionPlacement
 
 REACH_SECONDS = 1.0  # to wait for a connection before it is looked up again who owns the partition
 HOPS_MAX = 3  # from one broker that names another to the next
@@ -92,7 +91,11 @@ class Route:
             Disconnected: the client is closed.
         """
         while True:
-            place, at = await self._where()
+            place = self._place = await self._known()
+            at = place.at(self.partition)
+            if at is None and not place.is_alone:  # what is known may be of the topic's past; else the broker says so
+                place = self._place = await self._known(place)
+                at = place.at(self.partition)
             if self._hint is None and at is not None and at.broker_id is None:
                 self.reason = unowned(self.name, at)
                 await self._look_again(place)
@@ -143,14 +146,6 @@ class Route:
         except SulinaError:
             return False
         return at is not None and at.url is not None and at.url != self.url
-
-    async def _where(self) -> tuple[TopicPlacement, PartitionPlacement | None]:
-        place = self._place = await self._known()
-        at = place.at(self.partition)
-        if at is None and not place.is_alone:  # what is known may be of the topic's past; else the broker will say so
-            place = self._place = await self._known(place)
-            at = place.at(self.partition)
-        return place, at
 
     async def _known(self, than: TopicPlacement | None = None) -> TopicPlacement:
         """Return something newer than `than`; waits until there is a broker to ask."""

@@ -183,7 +183,7 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
             added,
             partition_by=columns,
             configuration=CONFIGURATION,
-            storage_options=to.location.storage_options(),
+            storage_options=to.location.storage_options,
             commit_properties=properties,
         )
         make_durable(to.location, 0)

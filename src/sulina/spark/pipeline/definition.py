@@ -10,7 +10,6 @@ Read from `pipeline.toml`, or made in Python; checked whole before anything runs
 
 import re
 import tomllib
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,10 +144,10 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return all tables, in the order in which they are made."""
         return [*self.bronze, *self.silver, *self.gold]
 
-    def names(self) -> Iterator[str]:
-        """Yield the name of every table, quarantine tables included."""
-        yield from (one.table for one in self.all_tables)
-        yield from (one.quarantine_table for one in self.silver)
+    @property
+    def names(self) -> list[str]:
+        """The name of every table, quarantine tables included."""
+        return [*(one.table for one in self.all_tables), *(one.quarantine_table for one in self.silver)]
 
     def find(self, table: str) -> Table:
         """Return how a table is made.
@@ -159,7 +158,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for one in self.all_tables:
             if one.table == table:
                 return one
-        raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names())}")
+        raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names)}")
 
     def bronze_of(self, table: str) -> Bronze:
         """Return the bronze table that a bronze or silver one comes from.
@@ -232,7 +231,7 @@ def check(pipeline: Pipeline) -> None:
 
 
 def _check_names(pipeline: Pipeline) -> None:
-    names = list(pipeline.names())
+    names = pipeline.names
     if not pipeline.bronze:
         raise InvalidSettings("a pipeline has at least one bronze table: [[bronze]] with table and topic")
     if len(names) > TABLES_MAX:

@@ -54,7 +54,7 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
     made = pipeline.find(table)
     if isinstance(made, Gold):
         raise InvalidSettings(f"{table} is a gold table: replay the tables that it reads instead")
-    if not NAME.fullmatch(into) or into in set(pipeline.names()):
+    if not NAME.fullmatch(into) or into in pipeline.names:
         raise InvalidSettings(
             f"{into!r} cannot name the new table: use small letters, digits and _, and no table of this pipeline"
         )

@@ -148,7 +148,7 @@ class Runner:
 
     def _prepare(self) -> None:
         self.stages.prepare()
-        for name in self.pipeline.names():
+        for name in self.pipeline.names:
             self._versions[name] = self._newest(name)
 
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:

@@ -195,7 +195,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             {partition: epoch for partition, epoch in epochs.items() if partition not in still}
             | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
         )
-        self._enter(begin, begun_epochs, found)
+        self._enter(begin, begun_epochs, end)
         reach(Failpoint.SOURCE_ENDED)
         return found
 
@@ -210,15 +210,14 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._positions is not None:
             self._positions.advance(*from_json(end))
 
-    def _enter(self, begun: Offsets, epochs: Epochs, end: dict[str, Any]) -> None:
+    def _enter(self, begun: Offsets, epochs: Epochs, end: Offsets) -> None:
         """Register where a batch begins: in partitions that have come since, with their first record."""
         if self._positions is not None:
-            ends, _ = from_json(end)
-            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in ends}, epochs)
+            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in end}, epochs)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         (begun, begun_epochs), (ends, end_epochs) = from_json(start), from_json(end)
-        self._enter(begun, begun_epochs, end)
+        self._enter(begun, begun_epochs, ends)
         tasks = self._planner.between(begun, ends, begun_epochs, end_epochs)
         found = [Task(ranges, self._planner.logs.source()) for ranges in tasks]
         reach(Failpoint.SOURCE_PLANNED)

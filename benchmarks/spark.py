@@ -53,8 +53,9 @@ from sulina.client.sync import publish_encoded
 from sulina.core.records.columns import encode_columns
 from sulina.spark.delta_native import read_delta
 from sulina.spark.pipeline.definition import Pipeline
-from sulina.spark.schema import RAW_COLUMNS, RAW_SCHEMA, ddl
+from sulina.spark.schema import RAW_SCHEMA
 from sulina.spark.session import session
+from sulina.spark.value_schemas import spark_type
 from tests.support import serving
 
 VALUE_BYTES = 100
@@ -175,8 +176,8 @@ class ReadyMade(DataSource):
     def name(cls) -> str:
         return "ready-made"
 
-    def schema(self) -> str:
-        return ddl(RAW_COLUMNS)
+    def schema(self) -> StructType:
+        return spark_type(RAW_SCHEMA)
 
     def reader(self, schema: StructType) -> "ReadyMadeReader":  # noqa: ARG002 - Spark passes it by its name
         return ReadyMadeReader(self.options["path"], int(self.options["rows"]))

@@ -221,7 +221,7 @@ def test_s3_a_place_is_a_path_or_an_url_of_a_store(tmp_path: Path) -> None:
     assert TableLocation.parse(f"file://{tmp_path}/a%20b").directory == f"{tmp_path}/a b"
     assert TableLocation.parse(f"{tmp_path}/a b/").path_or_uri == f"{tmp_path}/a b"
     assert TableLocation.parse("s3a://bucket/x/", "http://127.0.0.1:1").uri == "s3://bucket/x"
-    options = TableLocation.parse("s3://bucket/x", "http://127.0.0.1:1").storage_options()
+    options = TableLocation.parse("s3://bucket/x", "http://127.0.0.1:1").storage_options
     assert options["aws_conditional_put"] == "etag"
     assert options["aws_endpoint_url"] == "http://127.0.0.1:1"
     for wrong in (None, " ", "hdfs://x/y", "/a%2Fb"):

@@ -25,7 +25,7 @@ from sulina.spark.delta_log import files_of, open_table, read_commit, snapshot
 from sulina.spark.delta_pruning import pruned
 from sulina.spark.delta_scan import ScanPlan, divided, read_pieces
 from sulina.spark.delta_schema import arrow_schema
-from sulina.spark.delta_sink import DeltaStreamWriter, SinkOptions, WrittenFiles, commit_batch
+from sulina.spark.delta_sink import DeltaStreamWriter, SinkOptions, WrittenFiles
 from sulina.spark.delta_table import Committed, WriteTo, commit, plan_write
 from sulina.spark.errors import TableRewritten, TableSchemaConflict, TableUnsupported
 from sulina.spark.table_location import TableLocation
@@ -304,7 +304,8 @@ def test_s3_a_write_that_is_given_up_removes_its_files_unless_a_commit_was_tried
     with pytest.raises(InvalidSettings, match="did not name the query"):
         writer.commit([third], 0)
     named = replace(options, txn_app="mine")
-    assert commit_batch(named, third.files, [third], 0) == Committed(0, True)
+    DeltaStreamWriter(named).commit([third], 0)
+    assert (DeltaTable(tmp_path).version(), read(tmp_path)) == (0, [{"n": 2}])
     DeltaStreamWriter(named).commit([WrittenFiles((), None)], 1)  # no rows, no version
     assert DeltaTable(tmp_path).version() == 0
     with pytest.raises(InvalidSettings, match="option txn does not apply to a stream: set txnApp"):

@@ -157,7 +157,7 @@ def test_s7_a_pipeline_is_a_registered_reader_and_reports(
     reader = client.admin.reader(f"{pipeline.name}.raw", name)
     assert [(one.partition, one.offset) for one in reader.positions] == [(0, 10)]
     assert reader.lag == 0
-    reports = [json.loads(record.value or b"") for record in client.read("/system/pipelines", follow=False)]
+    reports = [message.payload for message in client.read("/system/pipelines", follow=False)]
     mine = [report for report in reports if report["pipeline"] == pipeline.name]
     assert {table["table"] for table in mine[-1]["tables"]} == {"raw", "orders", "revenue"}
 

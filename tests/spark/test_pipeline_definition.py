@@ -24,7 +24,7 @@ def test_s3_the_example_is_a_pipeline(tmp_path: Path) -> None:
     assert [one.table for one in pipeline.all_tables] == ["orders_raw", "orders", "revenue"]
     assert pipeline.silver[0].expect[0].otherwise == Otherwise.QUARANTINE
     assert pipeline.gold[0].mode == GoldMode.COMPLETE
-    assert list(pipeline.names())[-1] == "orders_quarantine"
+    assert pipeline.names[-1] == "orders_quarantine"
     assert pipeline.bronze_of("orders").topic == "/default/orders"
     assert pipeline.checkpoint_root == "./tables/_checkpoints/shop"
 

@@ -103,10 +103,10 @@ class Unlucky:
         self._kill_before, self._lose = kill_before, lose
         self.publishes = 0
 
-    def publish(self, client: SyncClient, topic: str, partition: int, data: memoryview) -> Published:
+    def publish(self, client: SyncClient, topic: str, partition: int, data: memoryview, **more: str) -> Published:
         if self.publishes == self._kill_before:
             raise Killed
-        published = publish_encoded(client, topic, partition, data)
+        published = publish_encoded(client, topic, partition, data, **more)
         self.publishes += 1
         if self.publishes == self._lose:
             raise Disconnected(url="the node", reason="the answer was lost")
@@ -160,12 +160,12 @@ def test_s2_an_answer_that_is_lost_is_asked_for_again(
 class Forgetful(Unlucky):
     """Publishes to a log that no longer knows a task's first publishes one by one, only how far it has come."""
 
-    def publish(self, client: SyncClient, topic: str, partition: int, data: memoryview) -> Published:
+    def publish(self, client: SyncClient, topic: str, partition: int, data: memoryview, **more: str) -> Published:
         (header,) = split(data)
         if header.base_sequence < len(PARTS) - 5:
             last = len(PARTS) - 1
             raise DuplicateSequence(origin_id=header.producer_id, sequence=header.base_sequence, last=last)
-        return super().publish(client, topic, partition, data)
+        return super().publish(client, topic, partition, data, **more)
 
 
 @pytest.mark.usefixtures("many_publishes")

@@ -149,3 +149,29 @@ def test_a_topic_is_not_overwritten(spark: SparkSession, node: Serving, topic: T
         spark.sql("select 'x' as value").write.format("sulina").mode("overwrite").options(
             url=node.url, topic=topic()
         ).save()
+
+
+def test_p11_a_string_that_spark_writes_is_text_to_every_reader_and_bytes_are_bytes(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    first, second = topic(), topic()
+    client.publish(first, "published").raise_for_status()
+
+    def write(query: str) -> None:
+        rows = spark.sql(query).coalesce(1)
+        rows.write.format("sulina").mode("append").options(url=node.url, topic=first).save()
+
+    header = "array(named_struct('key', '{}', 'value', cast('{}' as binary))) as headers"
+    write("select 'text' as value union all select null")
+    write("select cast('bytes' as binary) as value")
+    write(f"select 'own header' as value, {header.format('n', '7')}")
+    write(f"select '[1, 2]' as value, {header.format('sulina-serializer', '2')}")
+    payloads = ["published", "text", None, b"bytes", "own header", [1, 2]]
+    messages = list(client.read(first, follow=False))
+    assert [message.payload for message in messages] == payloads
+    assert ("n", b"7") in messages[4].headers
+    expected = [bytes(message.value) if message.value is not None else None for message in messages]
+    assert [row.value for row in read(spark, first, url=node.url).orderBy("offset").collect()] == expected
+    again = stream(spark, first, node.url).select("headers", "value")
+    run_once(again, tmp_path, "sulina", url=node.url, topic=second)
+    assert [message.payload for message in client.read(second, follow=False)] == payloads

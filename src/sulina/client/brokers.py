@@ -72,14 +72,6 @@ class Brokers:
         """Whether another than the home could be asked."""
         return len(self._given) + len(self._learned) > 1
 
-    async def open(self) -> None:
-        """Connect to the home.
-
-        Raises:
-            Disconnected: no broker answers in time.
-        """
-        await self.home.open()
-
     async def close(self) -> None:
         """Close all sessions; calls that wait get Disconnected."""
         self._is_closed = True
@@ -157,28 +149,18 @@ class Brokers:
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Any:
         """Return any broker's answer to what may be asked twice; a home that is silent for too long is replaced."""
-        return await self._ask(make, timeout_seconds, room, answer_seconds if self.has_others else None)
+        return await send_with_retry(
+            _AtHome(self, answer_seconds if self.has_others else None),
+            make,
+            room=room or self.rooms.requests,
+            is_repeatable=True,
+            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
+        )
 
     async def change(self, make: Make) -> Any:
         """Return the answer of any broker to a change, which is not sent again when its outcome is unknown."""
-        return await self._ask(make, None, None, None, is_repeatable=False)
-
-    async def _ask(
-        self,
-        make: Make,
-        timeout_seconds: float | None,
-        room: InFlight | None,
-        answer_seconds: float | None,
-        *,
-        is_repeatable: bool = True,
-    ) -> Any:
-        return await send_with_retry(
-            _AtHome(self, answer_seconds),
-            make,
-            room=room or self.rooms.requests,
-            is_repeatable=is_repeatable,
-            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
-        )
+        target, seconds = _AtHome(self, None), self.options.timeout_seconds
+        return await send_with_retry(target, make, room=self.rooms.requests, is_repeatable=False, seconds=seconds)
 
     async def at_home(self, attempt: Callable[[Session], Awaitable[T]], seconds: float | None = None) -> T:
         """Return the result of an attempt with the home, which then stays with that connection.

@@ -37,7 +37,7 @@ from sulina.client.options import ClientOptions
 from sulina.client.placements import TopicPlacements
 from sulina.client.producer import BatchingOptions, OnFailure, Producer, Rest
 from sulina.client.publish_ack import PublishAck
-from sulina.client.publisher import NO_OPTIONS, PublishTerms, RecordPublisher
+from sulina.client.publisher import DATA_BYTES_MAX, NO_OPTIONS, PublishTerms, RecordPublisher
 from sulina.client.reader import Reader, Reading, ReadRange
 from sulina.client.route import Routes
 from sulina.client.send_queues import SendQueues
@@ -51,9 +51,9 @@ from sulina.core.delivery.pubsub import PublishOptions
 from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.position import Position
 from sulina.core.topic import Schema
-from sulina.errors import InvalidSettings, NotStarted, SulinaError
+from sulina.errors import BatchTooLarge, InvalidSettings, NotStarted, SulinaError
 from sulina.types import TopicName, checked_producer
-from sulina.wire.frames import Call
+from sulina.wire.frames import Call, Publish
 from sulina.wire.messages import Published, PubSubMetrics, TopicInfo
 
 HANDLERS_SECONDS = 5.0  # that handlers at work have to finish when a client is closed
@@ -141,7 +141,7 @@ class Client:
             raise NotStarted("the client was closed: connect again")
         if not self._is_open:
             try:
-                await self._brokers.open()
+                await self._brokers.home.open()
             except BaseException:
                 await self.close()
                 raise
@@ -328,12 +328,20 @@ class Client:
         return producer
 
     async def _publish_encoded(
-        self, topic: TopicLike, partition: int, data: memoryview, txn_id: str | None
+        self, topic: TopicLike, partition: int, data: memoryview, txn_id: str | None, topic_id: str | None
     ) -> Published:
-        """Publish record batches that are encoded in Kafka's format, end to end in one buffer, all or nothing."""
+        """Ask the owner of a partition to append record batches, all or nothing, in whatever order requests come."""
         self._check_open()
-        terms = PublishTerms(partition=partition, txn_id=txn_id)
-        return await self._publisher.publish_encoded(TopicName.parse(topic_text(topic)), partition, data, terms)
+        if len(data) > DATA_BYTES_MAX:
+            raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
+        name = topic_text(topic)
+        answer = await self._routes.change(
+            TopicName.parse(name),
+            partition,
+            lambda number: Publish(number, name, data, partition, txn_id, topic_id=topic_id),
+            size_bytes=len(data),
+        )
+        return checked(answer, Published)
 
     def _count_reject(self, topic: str, error: SulinaError) -> None:
         """Count a publish that was rejected before it was sent, and tell those who listen to events."""

@@ -138,15 +138,13 @@ class TopicPlacements:
     async def _look_up(self, name: TopicName) -> TopicPlacement:
         try:
             self.lookups += 1
-            return self._remember(name, await self.ask(name))
+            placement = await self.ask(name)
         except SulinaError as error:
             if not error.retryable:
                 self._known.pop(name, None)
             raise
         finally:
             del self._asking[name]
-
-    def _remember(self, name: TopicName, placement: Placement) -> TopicPlacement:
         partitions = sorted(placement.partitions, key=lambda at: at.partition)
         older = self._known.pop(name, None)
         if older is not None and older.topic_id == placement.topic_id:

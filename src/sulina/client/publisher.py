@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from sulina.client.batches import LIMITS, BatchCodec
+from sulina.client.batches import BatchCodec
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked, checked_number, checked_text
 from sulina.client.message import Record, header_pairs, key_bytes, stamp_ms
@@ -26,7 +26,6 @@ from sulina.client.send_queues import PendingPublish, SendQueues
 from sulina.client.serialization import SerializationRegistry
 from sulina.client.topic_cache import KnownTopic, TopicCache
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
-from sulina.core.records.batch import split
 from sulina.core.records.record import Headers
 from sulina.core.records.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
@@ -221,27 +220,6 @@ class RecordPublisher:
                 parts = await self._attempt(newer, columns, terms)
         return parts
 
-    async def publish_encoded(
-        self, topic: str | TopicName, partition: int, data: memoryview, terms: PublishTerms
-    ) -> Published:
-        """Publish batches that are encoded already, all or nothing.
-
-        Raises:
-            BatchTooLarge: they do not fit in one request.
-            SulinaError: they were rejected, or a fault of the system.
-        """
-        if len(data) > DATA_BYTES_MAX:
-            raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
-        known = await self._topic(topic if isinstance(topic, TopicName) else TopicName.parse(topic), terms)
-        pending = PendingPublish(
-            self._queues.queue(known, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
-            terms.options, terms.producer, is_repeatable=known.remembers and _have_origins(data),
-        )  # fmt: skip
-        answer = await self._answer(pending, terms)
-        if isinstance(answer, SulinaError):
-            raise answer
-        return answer
-
     async def _topic(self, name: TopicName, terms: PublishTerms, known: KnownTopic | None = None) -> KnownTopic:
         """Return what is known of a topic; or, if that was wrong, what it is now."""
         seconds = self._seconds(terms)
@@ -332,12 +310,6 @@ def _topic_name(topic: object) -> TopicName:
     if not isinstance(topic, str):
         raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
     return TopicName.parse(topic)
-
-
-def _have_origins(data: memoryview) -> bool:
-    """Return whether every batch says who wrote it, so that a log knows it when it comes again."""
-    headers = split(data, LIMITS, check_crc=False)
-    return bool(headers) and all(header.producer_id >= 0 and header.base_sequence >= 0 for header in headers)
 
 
 def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:

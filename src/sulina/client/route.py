@@ -23,7 +23,6 @@ from sulina.errors import (
     TopicNotFound,
 )
 from sulina.types import TopicName
-from sulina.wire.messages import PartitionPlacement
 
 REACH_SECONDS = 1.0  # to wait for a connection before it is looked up again who owns the partition
 HOPS_MAX = 3  # from one broker that names another to the next
@@ -92,7 +91,11 @@ class Route:
             Disconnected: the client is closed.
         """
         while True:
-            place, at = await self._where()
+            place = self._place = await self._known()
+            at = place.at(self.partition)
+            if at is None and not place.is_alone:  # what is known may be of the topic's past; else the broker says so
+                place = self._place = await self._known(place)
+                at = place.at(self.partition)
             if self._hint is None and at is not None and at.broker_id is None:
                 self.reason = unowned(self.name, at)
                 await self._look_again(place)
@@ -144,14 +147,6 @@ class Route:
             return False
         return at is not None and at.url is not None and at.url != self.url
 
-    async def _where(self) -> tuple[TopicPlacement, PartitionPlacement | None]:
-        place = self._place = await self._known()
-        at = place.at(self.partition)
-        if at is None and not place.is_alone:  # what is known may be of the topic's past; else the broker will say so
-            place = self._place = await self._known(place)
-            at = place.at(self.partition)
-        return place, at
-
     async def _known(self, than: TopicPlacement | None = None) -> TopicPlacement:
         """Return something newer than `than`; waits until there is a broker to ask."""
         while True:
@@ -192,19 +187,16 @@ class Routes:
         self, route: Route, make: Make, *, timeout_seconds: float | None = None, room: InFlight | None = None
     ) -> Any:
         """Return the owner's answer to what may be asked twice."""
-        answer = await self._ask(route, make, timeout_seconds, room, is_repeatable=True)
+        seconds = self.brokers.options.timeout_seconds if timeout_seconds is None else timeout_seconds
+        room = self.brokers.rooms.requests if room is None else room
+        answer = await send_with_retry(route, make, room=room, is_repeatable=True, seconds=seconds)
         route.worked()
         return answer
 
-    async def change(self, name: TopicName, partition: int, make: Make) -> Any:
+    async def change(self, name: TopicName, partition: int, make: Make, *, size_bytes: int = 0) -> Any:
         """Return the owner's answer to what is not sent again when its outcome is unknown."""
         route = Route(self.brokers, self.placements, name, partition)
-        return await self._ask(route, make, None, None, is_repeatable=False)
-
-    async def _ask(
-        self, route: Route, make: Make, timeout_seconds: float | None, room: InFlight | None, *, is_repeatable: bool
-    ) -> Any:
-        seconds = self.brokers.options.timeout_seconds if timeout_seconds is None else timeout_seconds
+        room, seconds = self.brokers.rooms.requests, self.brokers.options.timeout_seconds
         return await send_with_retry(
-            route, make, room=room or self.brokers.rooms.requests, is_repeatable=is_repeatable, seconds=seconds
+            route, make, room=room, is_repeatable=False, seconds=seconds, size_bytes=size_bytes
         )

@@ -424,11 +424,21 @@ class SyncClient(_Blocking[Client]):
 
 
 def publish_encoded(
-    client: SyncClient, topic: TopicLike, partition: int, data: memoryview, *, txn_id: str | None = None
+    client: SyncClient,
+    topic: TopicLike,
+    partition: int,
+    data: memoryview,
+    *,
+    txn_id: str | None = None,
+    topic_id: str | None = None,
 ) -> Published:
-    """Publish record batches that are encoded in Kafka's format, end to end in one buffer, all or nothing: for Spark.
+    """Append record batches that are encoded in Kafka's format, end to end in one buffer, all or nothing: for Spark.
+
+    It is one request, like a fetch, and keeps no order: a caller that needs one waits for each answer. With `topic_id`
+    a later topic of the same name gets nothing.
 
     Raises:
-        SulinaError: they were rejected, or a fault of the system.
+        Disconnected: there was no answer: it may have been appended, or not.
+        SulinaError: it was rejected, or a fault of the system.
     """
-    return client._run(client._wrapped._publish_encoded(topic, partition, data, txn_id))  # noqa: SLF001
+    return client._run(client._wrapped._publish_encoded(topic, partition, data, txn_id, topic_id))  # noqa: SLF001

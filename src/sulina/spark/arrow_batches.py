@@ -132,6 +132,11 @@ def _rows(
     first, last = (int(at) for at in np.searchsorted(offsets, [offset, wanted.end]))
     if first == last:
         return None
+    constants = {
+        "namespace": wanted.partition.topic.namespace,
+        "topic": wanted.partition.topic.topic,
+        "partition": wanted.partition.partition,
+    }
     arrays = {}
     for name in columns:
         if name in stored:
@@ -142,20 +147,11 @@ def _rows(
         elif name == "origin":
             arrays[name] = origins(headers).slice(first, last - first)
         else:
-            arrays[name] = _constant(name, wanted.partition, last - first)
+            arrays[name] = pa.repeat(pa.scalar(constants[name], RAW_SCHEMA.field(name).type), last - first)
     if "timestamp" in arrays:
         arrays["timestamp"] = arrays["timestamp"].cast(RAW_SCHEMA.field("timestamp").type)
     schema = pa.schema([RAW_SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
-
-
-def _constant(name: str, partition: PartitionName, rows: int) -> pa.Array:
-    value = {
-        "namespace": partition.topic.namespace,
-        "topic": partition.topic.topic,
-        "partition": partition.partition,
-    }[name]
-    return pa.repeat(pa.scalar(value, RAW_SCHEMA.field(name).type), rows)
 
 
 def with_data(rows: pa.RecordBatch, decoder: Decoder, columns: Sequence[str]) -> pa.RecordBatch:

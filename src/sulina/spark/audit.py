@@ -65,8 +65,9 @@ from sulina.spark.log_catalogue import LogCatalogue, open_catalogue
 from sulina.spark.options import LogLocation
 from sulina.spark.planner import to_json
 from sulina.spark.scan import TopicChoice
-from sulina.spark.schema import RAW_COLUMNS, ddl
+from sulina.spark.schema import RAW_COLUMNS, RAW_SCHEMA
 from sulina.spark.table_location import TableLocation
+from sulina.spark.value_schemas import spark_type
 from sulina.types import Offset, PartitionName, TopicName
 
 DAMAGES_MAX = 20  # findings of damage in one partition; the offsets after the last are not read
@@ -408,9 +409,8 @@ def _offsets(rows: DataFrame, mark: str, *more: Column) -> DataFrame:
 
 
 def _check_types(table: str, schema: StructType) -> None:
-    raw = StructType.fromDDL(ddl(HASHED))
-    assert isinstance(raw, StructType)
-    for wanted in raw:
+    raw = spark_type(RAW_SCHEMA)
+    for wanted in (raw[name] for name in HASHED):
         ours, theirs = wanted.dataType.simpleString(), schema[wanted.name].dataType.simpleString()
         if ours != theirs:
             raise InvalidSettings(f"{table} is not a bronze table: its column {wanted.name} is {theirs}, not {ours}")

@@ -20,23 +20,20 @@ def leave_zip() -> None:
 
 
 def load() -> None:
-    """Import what workers use, and run every kernel once, so that it is compiled or loaded."""
-    import pyarrow as pa
+    """Import what workers use, and decode a record: the first use of a kernel loads what all of them need."""
     import pyspark.worker  # noqa: F401
 
     import sulina.client
     import sulina.spark.arrow_batches
     import sulina.spark.data_source
     import sulina.spark.delta_data_source
+    import sulina.spark.key_columns
     import sulina.spark.sink  # noqa: F401
-    from sulina.core.records.columns import decode_columns, encode_columns
-    from sulina.spark.key_columns import column_partitions
+    from sulina.core.records.columns import decode_columns
+    from sulina.core.records.record import StoredRecord, encode
+    from sulina.core.records.serializer import TEXT_HEADERS
 
-    rows = 256  # enough for kernels to be worth it
-    value = pa.array([b"x"] * rows, pa.binary())
-    headers = pa.array([[("k", b"v")]] * rows, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
-    decode_columns(encode_columns(value=value, key=value, timestamp_ms=0, headers=headers))
-    column_partitions(value, 2, 0)
+    decode_columns(encode([StoredRecord(b"value", b"key", headers=TEXT_HEADERS)]))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ opened belongs to the process: see `clients` and `byte_source`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -31,12 +32,13 @@ from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
 from sulina.spark.log_catalogue import common_schema, open_catalogue
 from sulina.spark.options import ReadOptions
-from sulina.spark.planner import Epochs, Offsets, Planner, Tasks, epochs_from_json, from_json, to_json
+from sulina.spark.planner import Epochs, Offsets, Planner, from_json, to_json
 from sulina.spark.push_filters import PushFilters
 from sulina.spark.scan import Range
-from sulina.spark.schema import data_ddl, ddl
+from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.spark.sink import SulinaStreamWriter, SulinaWriter, WriteOptions
 from sulina.spark.stream_positions import StreamPositions
+from sulina.spark.value_schemas import spark_type
 from sulina.types import Offset
 
 
@@ -46,10 +48,6 @@ class Task(InputPartition):
 
     ranges: tuple[Range, ...]
     source: ByteSource
-
-
-def _tasks(found: Tasks, source: ByteSource) -> list[InputPartition]:
-    return [Task(ranges, source) for ranges in found]
 
 
 def _read(task: InputPartition, options: ReadOptions, decoder: Decoder | None) -> Iterator[pa.RecordBatch]:
@@ -86,12 +84,15 @@ class SulinaDataSource(DataSource):
     def name(cls) -> str:
         return "sulina"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         # A stream's options are checked when it is read: only then it is known that it is one.
         options = {name: value for name, value in self.options.items() if name.lower() != "end"}
         read = ReadOptions.of(options, is_stream=False)
         decoder = _decoder(read)
-        return ddl(read.columns) if decoder is None else f"{ddl(read.columns)}, {data_ddl(decoder.type)}"
+        columns = [RAW_SCHEMA.field(name) for name in read.columns]
+        if decoder is not None:
+            columns += [pa.field(DATA, decoder.type), pa.field(ERROR, pa.string())]
+        return spark_type(pa.schema(columns))
 
     def reader(self, schema: StructType) -> "SulinaReader":
         """Make the reader of a scan.
@@ -126,7 +127,8 @@ class SulinaReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         planner = Planner.of(self._options)
         # Without any task, Spark would make one of its own, that says nothing.
-        return _tasks(planner.scan(self._bounds) or [()], planner.logs.source())
+        tasks = planner.scan(self._bounds) or [()]
+        return [Task(ranges, planner.logs.source()) for ranges in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._decoder)
@@ -145,26 +147,27 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, planner: Planner | None = None) -> None:
         self._options = options
         self._decoder = _decoder(options)
-        self._planner = planner
         self._target: tuple[Offsets, Epochs] | None = None  # where a query ends that reads what is there now
-        self._positions = _positions(options)
+        if planner is not None:
+            self._planner = planner
 
-    def _planning(self) -> Planner:
-        if self._planner is None:
-            self._planner = Planner.of(self._options)
-        return self._planner
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner.of(self._options)
+
+    @cached_property
+    def _positions(self) -> StreamPositions | None:
+        """What registers the stream's positions; None: it has no name."""
+        reader, url = self._options.reader, self._options.location.url
+        return None if reader is None or url is None else StreamPositions(url, reader)
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {"_options": self._options, "_decoder": self._decoder, "_planner": None, "_target": None}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._positions = _positions(self._options)
+        """Return what executors need: they plan nothing."""
+        return {"_options": self._options, "_decoder": self._decoder, "_target": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        planner = self._planning()
-        _, epochs = planner.newest()  # before it is looked up what begins there: it may be older, never newer
-        return to_json(planner.start(), epochs)
+        _, epochs = self._planner.newest()  # before it is looked up what begins there: it may be older, never newer
+        return to_json(self._planner.start(), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_max is not None:
@@ -174,12 +177,11 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        planner = self._planning()
-        newest, epochs = planner.newest() if self._target is None else self._target
+        newest, epochs = self._planner.newest() if self._target is None else self._target
         is_limited = not isinstance(limit, ReadAllAvailable)
-        begun, begun_epochs = from_json(start), epochs_from_json(start)
-        begin = planner.followed(begun, begun_epochs, epochs)
-        end = planner.next(
+        begun, begun_epochs = from_json(start)
+        begin = self._planner.followed(begun, begun_epochs, epochs)
+        end = self._planner.next(
             begin,
             newest,
             rows_max=self._options.rows_max if is_limited else None,
@@ -193,41 +195,33 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             {partition: epoch for partition, epoch in epochs.items() if partition not in still}
             | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
         )
-        self._enter(begin, begun_epochs, found)
+        self._enter(begin, begun_epochs, end)
         reach(Failpoint.SOURCE_ENDED)
         return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return to_json(*self._planning().newest())
+        return to_json(*self._planner.newest())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._planning().newest()
+        self._target = self._planner.newest()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that a batch is done. Spark calls this when it plans the next one, so it may never come."""
         if self._positions is not None:
-            self._positions.advance(from_json(end), epochs_from_json(end))
+            self._positions.advance(*from_json(end))
 
-    def _enter(self, begun: Offsets, epochs: Epochs, end: dict[str, Any]) -> None:
+    def _enter(self, begun: Offsets, epochs: Epochs, end: Offsets) -> None:
         """Register where a batch begins: in partitions that have come since, with their first record."""
         if self._positions is not None:
-            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in from_json(end)}, epochs)
+            self._positions.enter({partition: begun.get(partition, Offset(0)) for partition in end}, epochs)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        planner = self._planning()
-        begun, epochs = from_json(start), epochs_from_json(start)
-        self._enter(begun, epochs, end)
-        tasks = planner.between(begun, from_json(end), epochs, epochs_from_json(end))
-        found = _tasks(tasks, planner.logs.source())
+        (begun, begun_epochs), (ends, end_epochs) = from_json(start), from_json(end)
+        self._enter(begun, begun_epochs, ends)
+        tasks = self._planner.between(begun, ends, begun_epochs, end_epochs)
+        found = [Task(ranges, self._planner.logs.source()) for ranges in tasks]
         reach(Failpoint.SOURCE_PLANNED)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._decoder)
-
-
-def _positions(options: ReadOptions) -> StreamPositions | None:
-    """Return what registers a stream's positions; None: it has no name."""
-    if options.reader is None or options.location.url is None:
-        return None
-    return StreamPositions(options.location.url, options.reader)

@@ -169,6 +169,7 @@ class _OpenFile:
         self._waiting_bytes = 0
         self._sink = _Buffers()
         self._writer: pq.ParquetWriter | None = None
+        self._footers: list[pq.FileMetaData] = []  # the writer puts its own here when it is closed
         self._nan: set[tuple[str, ...]] = set()
 
     @property
@@ -190,9 +191,8 @@ class _OpenFile:
         self._flush()
         assert self._writer is not None
         self._writer.close()
-        # From the bytes themselves: what readers will find.
-        metadata = pq.read_metadata(pa.BufferReader(self._sink.tail()))
-        return self._sink.parts, metadata.num_rows, stats_json(metadata, self._leaves, self._nan)
+        (footer,) = self._footers
+        return self._sink.parts, footer.num_rows, stats_json(footer, self._leaves, self._nan)
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -208,6 +208,7 @@ class _OpenFile:
                 write_statistics=[leaf.parquet_path for leaf in self._leaves if leaf.has_stats],
                 coerce_timestamps="us",
                 store_schema=False,
+                metadata_collector=self._footers,
             )
         self._nan |= with_nan(table, self._leaves)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
@@ -249,17 +250,3 @@ class _Buffers:
 
     def close(self) -> None:
         self.closed = True
-
-    def tail(self) -> bytes:
-        """Return the footer, which a reader finds from the end."""
-        length = int.from_bytes(self._last(8)[:4], "little") + 8
-        return self._last(length)
-
-    def _last(self, size: int) -> bytes:
-        found, missing = [], size
-        for part in reversed(self.parts):
-            found.append(part[-missing:])
-            missing -= len(found[-1])
-            if not missing:
-                break
-        return b"".join(reversed(found))

@@ -63,7 +63,7 @@ def find_table(location: TableLocation) -> DeltaTable | None:
         TableFailed: the log cannot be read.
     """
     try:
-        return DeltaTable(location.path_or_uri, storage_options=location.storage_options())
+        return DeltaTable(location.path_or_uri, storage_options=location.storage_options)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:

@@ -5,7 +5,7 @@ structs, arrays and maps are nullable, always; a column may be NOT NULL.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -165,18 +165,11 @@ def _loose(kind: DataType) -> str:
 
 
 def _is_strict_inside(kind: DataType) -> bool:
-    return any(not nullable for nullable in _inside(kind))
-
-
-def _inside(kind: DataType) -> Iterator[bool]:
+    """Return whether anything inside of a type is NOT NULL."""
     if isinstance(kind, StructType):
-        for field in kind:
-            yield field.nullable
-            yield from _inside(field.dataType)
-    elif isinstance(kind, ArrayType):
-        yield kind.containsNull
-        yield from _inside(kind.elementType)
-    elif isinstance(kind, MapType):
-        yield kind.valueContainsNull
-        yield from _inside(kind.keyType)
-        yield from _inside(kind.valueType)
+        return any(not field.nullable or _is_strict_inside(field.dataType) for field in kind)
+    if isinstance(kind, ArrayType):
+        return not kind.containsNull or _is_strict_inside(kind.elementType)
+    if isinstance(kind, MapType):
+        return not kind.valueContainsNull or _is_strict_inside(kind.keyType) or _is_strict_inside(kind.valueType)
+    return False

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_files import TARGET_BYTES, NewFile, WritePlan, discard, write_files
-from sulina.spark.delta_table import Committed, WriteTo, commit, plan_write
+from sulina.spark.delta_table import WriteTo, commit, plan_write
 from sulina.spark.options import Options
 from sulina.spark.table_location import TableLocation
 
@@ -106,29 +106,23 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
         return WrittenFiles(tuple(write_files(self._options.plan, iterator)), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit one micro-batch, as (query, batch).
+
+        Raises:
+            InvalidSettings: neither Spark nor an option names the query.
+            TableFailed: the commit could not be written.
+        """
         files = _files(messages)
         if not files and not self._options.to.overwrite:
             return
-        commit_batch(self._options, files, messages, batchId)
+        queries = {message.query for message in messages if isinstance(message, WrittenFiles) and message.query}
+        app = self._options.txn_app or min(queries, default=None)
+        if app is None:
+            raise InvalidSettings("Spark did not name the query: set option txnApp, to another value for each query")
+        commit(self._options.to, files, app=app, version=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         _give_up(self._options, messages)
-
-
-def commit_batch(
-    options: SinkOptions, files: Sequence[NewFile], messages: Sequence[WriterCommitMessage | None], batch: int
-) -> Committed:
-    """Commit one micro-batch, as (query, batch).
-
-    Raises:
-        InvalidSettings: neither Spark nor an option names the query.
-        TableFailed: the commit could not be written.
-    """
-    queries = {message.query for message in messages if isinstance(message, WrittenFiles) and message.query}
-    app = options.txn_app or min(queries, default=None)
-    if app is None:
-        raise InvalidSettings("Spark did not name the query: set option txnApp, to another value for each query")
-    return commit(options.to, files, app=app, version=batch)
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[NewFile]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -79,8 +79,8 @@ def stats_json(metadata: Any, columns: Sequence[StatsColumn], nan: AbstractSet[t
         low, high, nulls = _of_column(metadata, number)
         if nulls is not None:
             _set(stats["nullCount"], leaf.path, nulls)
-        lowest = _lowest(low, leaf.type) if low is not None else None
-        highest = _highest(high, leaf.type) if high is not None and leaf.path not in nan else None
+        lowest = _bound(low, leaf.type, is_highest=False) if low is not None else None
+        highest = _bound(high, leaf.type, is_highest=True) if high is not None and leaf.path not in nan else None
         if lowest is not None:
             _set(stats["minValues"], leaf.path, lowest)
         if highest is not None:
@@ -119,17 +119,29 @@ def _raw(found: Any, which: str) -> Any:
     return raw
 
 
-def _lowest(raw: Any, kind: pa.DataType) -> Any:
+def _bound(raw: Any, kind: pa.DataType, *, is_highest: bool) -> Any:
+    """Return the lowest or highest value of a column as the log has it; None: nothing is left out for it."""
     if isinstance(raw, str):
-        return raw[:TEXT_CHARACTERS_MAX]
-    return _instant(raw // 1000, kind) if pa.types.is_timestamp(kind) else _value(raw, kind)
-
-
-def _highest(raw: Any, kind: pa.DataType) -> Any:
-    if isinstance(raw, str):
-        return raw if len(raw) <= TEXT_CHARACTERS_MAX else _above(raw[:TEXT_CHARACTERS_MAX])
-    # Readers may take milliseconds: rounded up, they lose nothing.
-    return _instant(-(-raw // 1000), kind) if pa.types.is_timestamp(kind) else _value(raw, kind)
+        is_short = not is_highest or len(raw) <= TEXT_CHARACTERS_MAX
+        return raw[:TEXT_CHARACTERS_MAX] if is_short else _above(raw[:TEXT_CHARACTERS_MAX])
+    if pa.types.is_integer(kind):
+        return int(raw)
+    if pa.types.is_floating(kind):
+        return float(raw) if math.isfinite(raw) else None
+    if pa.types.is_decimal(kind):
+        if kind.precision > DECIMAL_DIGITS_MAX:
+            return None
+        return float(raw) / 10**kind.scale if kind.scale else raw
+    try:
+        if pa.types.is_date(kind):
+            return (_EPOCH.date() + timedelta(days=raw)).isoformat()
+        if pa.types.is_timestamp(kind):
+            # Readers may take milliseconds: a highest one that is rounded up loses nothing.
+            at = _EPOCH + timedelta(milliseconds=-(-raw // 1000) if is_highest else raw // 1000)
+            return at.isoformat(timespec="milliseconds") + ("Z" if kind.tz is not None else "")
+    except OverflowError:
+        return None
+    return None  # booleans
 
 
 def _above(prefix: str) -> str | None:
@@ -142,33 +154,6 @@ def _above(prefix: str) -> str | None:
             return prefix[:-1] + chr(following)
         prefix = prefix[:-1]
     return None
-
-
-def _instant(milliseconds: int, kind: pa.DataType) -> str | None:
-    try:
-        at = _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        return None
-    return at.isoformat(timespec="milliseconds") + ("Z" if kind.tz is not None else "")
-
-
-def _value(raw: Any, kind: pa.DataType) -> Any:
-    if pa.types.is_integer(kind):
-        return int(raw)
-    if pa.types.is_floating(kind):
-        return float(raw) if math.isfinite(raw) else None
-    if pa.types.is_decimal(kind):
-        return _number(raw, kind.scale) if kind.precision <= DECIMAL_DIGITS_MAX else None
-    if pa.types.is_date(kind):
-        try:
-            return (date(1970, 1, 1) + timedelta(days=raw)).isoformat()
-        except OverflowError:
-            return None
-    return None  # booleans: nothing is left out for them
-
-
-def _number(unscaled: int, scale: int) -> float | int:
-    return float(unscaled) / 10**scale if scale else unscaled
 
 
 def _set(target: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
-from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql.types import StructType
 
 from sulina.core.backoff import doubled, jittered
@@ -171,16 +171,19 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
         max_commit_retries=0 if table is None or to.overwrite else DELTA_RETRIES_MAX,
         custom_metadata=None if to.user_metadata is None else {"userMetadata": to.user_metadata},
     )
-    actions: list[AddAction | RemoveAction] = [_add(file) for file in files]
-    columns = list(shape.partition_columns)
+    added = [
+        AddAction(file.path, file.size_bytes, dict(file.partition_values), file.modified_ms, True, file.stats)
+        for file in files
+    ]
+    schema, columns = Schema.from_json(shape.schema.json()), list(shape.partition_columns)
     if table is None:
         create_table_with_add_actions(
             to.location.path_or_uri,
-            _schema(shape.schema),
-            [_add(file) for file in files],
+            schema,
+            added,
             partition_by=columns,
             configuration=CONFIGURATION,
-            storage_options=to.location.storage_options(),
+            storage_options=to.location.storage_options,
             commit_properties=properties,
         )
         make_durable(to.location, 0)
@@ -189,9 +192,9 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
         table.alter.add_columns(list(shape.added))
         table.update_incremental()
     table.create_write_transaction(
-        actions,
+        [*added],
         "overwrite" if to.overwrite else "append",
-        _schema(shape.schema),
+        schema,
         columns,
         commit_properties=properties,
     )
@@ -201,14 +204,6 @@ def _attempt(to: WriteTo, table: DeltaTable | None, files: Sequence[NewFile], ap
     made = None if newest == before + 1 else version_with(to.location, files, before, newest)
     make_durable(to.location, newest if made is None else made)
     return newest if made is None else made
-
-
-def _add(file: NewFile) -> AddAction:
-    return AddAction(file.path, file.size_bytes, dict(file.partition_values), file.modified_ms, True, file.stats)
-
-
-def _schema(schema: StructType) -> Schema:
-    return Schema.from_json(schema.json())
 
 
 def make_durable(location: TableLocation, version: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from sulina.core.log.position import EARLIEST, LATEST, Position
+from sulina.core.log.position import EARLIEST, LATEST
 from sulina.errors import InvalidSettings
 from sulina.spark.scan import Positions, TopicChoice
 from sulina.spark.schema import RAW_COLUMNS
@@ -149,8 +149,8 @@ class ReadOptions:
         return cls(
             location=location,
             topics=TopicChoice.parse(topic),
-            start=_positions(options, "start", LATEST if is_stream else EARLIEST),
-            end=_positions(options, "end", LATEST),
+            start=Positions.parse(options.text("start"), LATEST if is_stream else EARLIEST),
+            end=Positions.parse(options.text("end"), LATEST),
             rows_max=options.count("maxRowsPerTrigger"),
             bytes_max=options.count("maxBytesPerTrigger"),
             tasks_min=options.count("minPartitions"),
@@ -160,8 +160,3 @@ class ReadOptions:
             check_crc=options.flag("checkCrc", otherwise=False),
             reader=None if reader is None else checked_reader(reader),
         )
-
-
-def _positions(options: Options, name: str, otherwise: Position) -> Positions:
-    text = options.text(name)
-    return Positions(otherwise) if text is None else Positions.parse(text, otherwise)

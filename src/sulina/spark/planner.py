@@ -232,22 +232,19 @@ def to_json(offsets: Offsets, epochs: Epochs = NO_EPOCHS) -> dict[str, dict[str,
     return found
 
 
-def from_json(offsets: JsonOffsets) -> Offsets:
-    """Return the offsets of `to_json`."""
-    return {partition: Offset(offset_of(at)) for partition, at in _entries(offsets)}
-
-
-def epochs_from_json(offsets: JsonOffsets) -> Epochs:
-    """Return the epochs of `to_json`, where it has them: older checkpoints have none."""
-    return {partition: Epoch(int(at.partition("@")[2])) for partition, at in _entries(offsets) if isinstance(at, str)}
+def from_json(offsets: JsonOffsets) -> tuple[Offsets, Epochs]:
+    """Return the offsets and epochs of `to_json`; checkpoints of an older Sulina have no epochs."""
+    found: Offsets = {}
+    epochs: dict[PartitionName, Epoch] = {}
+    for topic, partitions in offsets.items():
+        for number, at in partitions.items():
+            partition = PartitionName(TopicName.parse(topic), int(number))
+            found[partition] = Offset(offset_of(at))
+            if isinstance(at, str):
+                epochs[partition] = Epoch(int(at.partition("@")[2]))
+    return found, epochs
 
 
 def offset_of(at: int | str) -> int:
     """Return the offset of an entry."""
     return at if isinstance(at, int) else int(at.partition("@")[0])
-
-
-def _entries(offsets: JsonOffsets) -> Iterable[tuple[PartitionName, int | str]]:
-    for topic, partitions in offsets.items():
-        for number, at in partitions.items():
-            yield PartitionName(TopicName.parse(topic), int(number)), at

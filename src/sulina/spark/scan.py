@@ -69,15 +69,17 @@ class Positions:
         return self.own.get(partition, self.default)
 
     @classmethod
-    def parse(cls, text: str, otherwise: Position) -> "Positions":
+    def parse(cls, text: str | None, otherwise: Position) -> "Positions":
         """Read `earliest`, `latest`, another position, or JSON: `{"/ns/topic": {"0": 23, "1": -2}}`.
 
         In JSON -2 is the earliest offset and -1 the latest; "23@4" is offset 23, after what was read in epoch 4.
-        Partitions that are not named are at `otherwise`.
+        Partitions that are not named are at `otherwise`, and so are all if there is no text.
 
         Raises:
             InvalidSettings: the text has another form.
         """
+        if text is None:
+            return cls(otherwise)
         if not text.lstrip().startswith("{"):
             return cls(Position.parse(text.strip()))
         own: dict[PartitionName, Position] = {}

@@ -1,9 +1,8 @@
-"""The columns of a topic, as Arrow has them and as Spark does."""
+"""The columns of a topic, as Arrow has them; `value_schemas.spark_type` gives Spark's type for them."""
 
 import pyarrow as pa
 
 from sulina.core.records.record_columns import HEADERS_TYPE, ORIGIN_TYPE
-from sulina.spark.value_schemas import ddl_of
 
 RAW_SCHEMA = pa.schema(
     [
@@ -21,25 +20,3 @@ RAW_SCHEMA = pa.schema(
 )
 RAW_COLUMNS = tuple(RAW_SCHEMA.names)
 DATA, ERROR = "data", "error"  # what a value decodes to, or why it does not
-_DDL = {
-    "namespace": "STRING NOT NULL",
-    "topic": "STRING NOT NULL",
-    "partition": "INT NOT NULL",
-    "offset": "BIGINT NOT NULL",
-    "timestamp": "TIMESTAMP NOT NULL",
-    "key": "BINARY",
-    "value": "BINARY",
-    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    "version": "BIGINT",
-    "origin": "STRUCT<id: BIGINT, epoch: INT, sequence: BIGINT>",
-}
-
-
-def ddl(columns: tuple[str, ...]) -> str:
-    """Return Spark's DDL for these columns, in this order."""
-    return ", ".join(f"`{name}` {_DDL[name]}" for name in columns)
-
-
-def data_ddl(kind: pa.StructType) -> str:
-    """Return Spark's DDL for what values of this type are decoded to."""
-    return f"`{DATA}` {ddl_of(kind)}, `{ERROR}` STRING"

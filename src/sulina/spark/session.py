@@ -91,7 +91,8 @@ def session(
     if is_quiet:
         level = "ERROR" if chosen.startswith("local") else "WARN"  # such as that a cluster has nothing to spare
         given = {"spark.log.level": level, "spark.ui.showConsoleProgress": "false"} | given
-    _check_reached(chosen)
+    if not chosen.startswith("local"):
+        _check_reached(chosen)
     os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = {"spark.master": chosen, "spark.app.name": name, **given}

@@ -10,6 +10,7 @@
   batch from before the newest that the topic has, if its records are no longer there to be counted: nothing is left out
   in silence.
 - What was sent and not answered is sent again: the log knows it by its numbers.
+- A string is text to every reader, by a header that is put in front of the row's own; bytes are bytes.
 - Rows with a key go where every Kafka client would send them; rows without one go to one partition for each task.
 """
 
@@ -42,10 +43,11 @@ from sulina.failpoints import Failpoint, reach
 from sulina.spark.clients import TIMEOUT_SECONDS, client_of
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.errors import SinkBehind, SinkDiverged
+from sulina.spark.header_columns import serializer_headers
 from sulina.spark.options import Options
 from sulina.spark.task_origin import SEQUENCES, TaskOrigin, task_origin
 from sulina.types import TopicName, Version
-from sulina.wire.messages import Published
+from sulina.wire.messages import Published, TopicInfo
 
 WRITE_OPTIONS = ("url", "topic", "txn", "txnVersion", "codec")
 BATCH_BYTES = 8 << 20  # size of one record batch before it is compressed
@@ -162,7 +164,7 @@ class _Publishing:
         self._writer, self._batch, self._task = writer, batch, context.partitionId()
         self._now_ms = int(time.time() * 1000)
         self._parts: dict[tuple[str, int], _Part] = {}
-        self._topics: dict[str, tuple[int, bool]] = {}  # how many partitions; whether they have a log
+        self._topics: dict[str, TopicInfo] = {}
         self._rows = self._publishes = 0
 
     @cached_property
@@ -207,7 +209,7 @@ class _Publishing:
         if part is None:
             origin = task_origin(self._writer, self._batch, self._task, topic, partition)
             part = _Part(topic, partition, origin, self._options.codec, self._now_ms)
-            if self._topics[topic][1]:
+            if self._topics[topic].settings.delivery == DeliveryGuarantee.RELIABLE:  # it has a log
                 part.version_before = self._client.admin.partition(topic, partition).version
             self._parts[topic, partition] = part
         return part
@@ -216,9 +218,8 @@ class _Publishing:
         from sulina.spark.key_columns import column_partitions  # for executors: it takes a second to import
 
         if topic not in self._topics:
-            settings = self._client.admin.topic(topic).settings
-            self._topics[topic] = settings.partitions, settings.delivery == DeliveryGuarantee.RELIABLE
-        count, _ = self._topics[topic]
+            self._topics[topic] = self._client.admin.topic(topic)
+        count = self._topics[topic].settings.partitions
         keyless = crc32(f"{self._writer}/{self._batch}/{self._task}".encode()) % count
         rows = len(columns["value"])
         key, named = columns.get("key"), columns.get("partition")
@@ -262,7 +263,9 @@ class _Publishing:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
-                return publish_encoded(self._client, part.topic, part.partition, data)
+                return publish_encoded(
+                    self._client, part.topic, part.partition, data, topic_id=self._topics[part.topic].topic_id
+                )
             except SulinaError as error:
                 if not error.retryable or time.monotonic() > deadline:
                     raise
@@ -360,7 +363,7 @@ class _Part:
                     value=some["value"],
                     timestamp_ms=self._times(some.get("timestamp")),
                     key=some.get("key"),
-                    headers=some.get("headers"),
+                    headers=serializer_headers(some["value"], some.get("headers")),
                     codec=self._codec,
                     producer_id=self.origin.producer_id,
                     producer_epoch=self.origin.epoch,

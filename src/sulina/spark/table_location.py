@@ -68,6 +68,7 @@ class TableLocation:
         """Return the location for delta-rs and for messages."""
         return self.directory or self.uri
 
+    @property
     def storage_options(self) -> dict[str, str]:
         """Return the options for delta-rs, which takes the rest from the environment."""
         options: dict[str, str] = {}

@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 _UNSIGNED = {
     pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
 }  # fmt: skip
-_DDL = {
-    pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT",
-    pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.binary(): "BINARY",
-    pa.date32(): "DATE", pa.timestamp("us", "UTC"): "TIMESTAMP", pa.timestamp("us"): "TIMESTAMP_NTZ",
-    pa.duration("us"): "INTERVAL DAY TO SECOND",
+_SAME = {
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
+    pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.duration("us"),
 }  # fmt: skip
-_SAME = set(_DDL)
 _DIGITS_MAX = 38
 
 
@@ -56,28 +53,6 @@ def spark_type(schema: pa.Schema) -> "StructType":
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-def spark_ddl(schema: pa.Schema) -> str:
-    """Return Spark's DDL: `id` BIGINT, `at` TIMESTAMP, …"""
-    return ", ".join(f"{_quoted(field.name)} {ddl_of(field.type)}" for field in schema)
-
-
-def ddl_of(kind: pa.DataType) -> str:
-    """Return Spark's DDL for one type that `arrow_schema` gives."""
-    if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {ddl_of(field.type)}' for field in kind)}>"
-    if pa.types.is_list(kind):
-        return f"ARRAY<{ddl_of(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"MAP<{ddl_of(kind.key_type)}, {ddl_of(kind.item_type)}>"
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision}, {kind.scale})"
-    return _DDL[kind]
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def written_schema(definition: Any) -> pa.Schema:

@@ -13,6 +13,7 @@ Importing this module takes a second, and the first use compiles (the result is 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -87,21 +88,8 @@ def check(body: Bytes, header: BatchHeader) -> int:
     return newest
 
 
-def kernel(function: Function) -> Function:
+def kernel(function: Function, **options: bool) -> Function:
     """Compile a function, once for all processes if a directory for the cache can be written."""
-    return _compiled(function)
-
-
-def _inlined(function: Function) -> Function:
-    # A call that returns many numbers costs more than the work in it.
-    return _compiled(function, forceinline=True)
-
-
-def _short_kernel(function: Function) -> Function:
-    return _compiled(function, nogil=False)
-
-
-def _compiled(function: Function, **options: bool) -> Function:
     compile_options: dict[str, Any] = {"nogil": True, "error_model": "numpy", **options}
     try:
         return cast(Function, njit(cache=True, **compile_options)(function))
@@ -109,8 +97,9 @@ def _compiled(function: Function, **options: bool) -> Function:
         return cast(Function, njit(**compile_options)(function))
 
 
-def _intrinsic(function: Function) -> Any:
-    return intrinsic(function)
+_inlined = partial(kernel, forceinline=True)  # a call that returns many numbers costs more than the work in it
+_short_kernel = partial(kernel, nogil=False)
+_intrinsic: Callable[[Callable[..., Any]], Any] = intrinsic
 
 
 @_intrinsic

@@ -27,7 +27,7 @@ class QueryCheckpoint:
 
     def has_begun(self) -> bool:
         """Tell whether there is a batch at all, done or not."""
-        return bool(_numbers(self._files(), "offsets"))
+        return bool(self._numbers("offsets"))
 
     def remove_torn_start(self) -> None:
         """Remove the files of a driver that was killed while it wrote down its first batch.
@@ -35,11 +35,11 @@ class QueryCheckpoint:
         Spark refuses to start batch 0 beside them. A batch exists once its file has its name, so nothing is lost.
         """
         if not self.has_begun():
-            self._files().delete_all("offsets")
+            self._files.delete_all("offsets")
 
     def done(self) -> int | None:
         """Return the newest batch that is done; None: no batch is."""
-        return max(_numbers(self._files(), "commits"), default=None)
+        return max(self._numbers("commits"), default=None)
 
     def wait_done(self, batch: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Wait until `batch` or a later one is done, and return the newest; None: wait for any.
@@ -57,15 +57,16 @@ class QueryCheckpoint:
 
     def end_of(self, batch: int) -> dict[str, Any]:
         """Return where a batch ended, as its source wrote it."""
-        data = self._files().get(f"offsets/{batch}")
+        data = self._files.get(f"offsets/{batch}")
         assert data is not None, "Spark keeps the offsets of what was done last"
         offset = json.loads(bytes(data).splitlines()[-1])
         assert isinstance(offset, dict)
         return offset
 
+    def _numbers(self, folder: str) -> list[int]:
+        """Return the batches that have a file in a folder."""
+        return [int(one.name) for one in self._files.list(folder) if one.name.isdecimal()]
+
+    @property
     def _files(self) -> Objects:
         return TableLocation.parse(self.uri).objects()
-
-
-def _numbers(files: Objects, folder: str) -> list[int]:
-    return [int(one.name) for one in files.list(folder) if one.name.isdecimal()]

@@ -10,7 +10,6 @@ Read from `pipeline.toml`, or made in Python; checked whole before anything runs
 
 import re
 import tomllib
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,6 +120,21 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def checkpoint_root(self) -> str:
         return self.checkpoints or f"{self.tables.rstrip('/')}/_checkpoints/{self.name}"
 
+    @property
+    def topic_options(self) -> dict[str, str]:
+        """The options of Spark's source that name the location of topics."""
+        return {"url": self.url} if self.url else {"path": str(self.path)}
+
+    @property
+    def growing(self) -> list[Gold]:
+        """Gold tables that have queries of their own, which add rows."""
+        return [gold for gold in self.gold if gold.mode == GoldMode.APPEND]
+
+    @property
+    def complete(self) -> list[Gold]:
+        """Gold tables that are made again when a table that they read has changed."""
+        return [gold for gold in self.gold if gold.mode == GoldMode.COMPLETE]
+
     def table_uri(self, table: str) -> str:
         """Return where a table is."""
         return f"{self.tables.rstrip('/')}/{table}"
@@ -130,10 +144,10 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return all tables, in the order in which they are made."""
         return [*self.bronze, *self.silver, *self.gold]
 
-    def names(self) -> Iterator[str]:
-        """Yield the name of every table, quarantine tables included."""
-        yield from (one.table for one in self.all_tables)
-        yield from (one.quarantine_table for one in self.silver)
+    @property
+    def names(self) -> list[str]:
+        """The name of every table, quarantine tables included."""
+        return [*(one.table for one in self.all_tables), *(one.quarantine_table for one in self.silver)]
 
     def find(self, table: str) -> Table:
         """Return how a table is made.
@@ -144,7 +158,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for one in self.all_tables:
             if one.table == table:
                 return one
-        raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names())}")
+        raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names)}")
 
     def bronze_of(self, table: str) -> Bronze:
         """Return the bronze table that a bronze or silver one comes from.
@@ -217,7 +231,7 @@ def check(pipeline: Pipeline) -> None:
 
 
 def _check_names(pipeline: Pipeline) -> None:
-    names = list(pipeline.names())
+    names = pipeline.names
     if not pipeline.bronze:
         raise InvalidSettings("a pipeline has at least one bronze table: [[bronze]] with table and topic")
     if len(names) > TABLES_MAX:

@@ -54,14 +54,14 @@ def replay(stages: Stages, table: str, into: str, *, start: str = "earliest", en
     made = pipeline.find(table)
     if isinstance(made, Gold):
         raise InvalidSettings(f"{table} is a gold table: replay the tables that it reads instead")
-    if not NAME.fullmatch(into) or into in set(pipeline.names()):
+    if not NAME.fullmatch(into) or into in pipeline.names:
         raise InvalidSettings(
             f"{into!r} cannot name the new table: use small letters, digits and _, and no table of this pipeline"
         )
     if find_table(stages.location(into)) is not None:
         raise InvalidSettings(f"table {into} exists already: choose another name")
     options = {"start": start, "end": end, "topic": pipeline.bronze_of(table).topic}
-    rows = stages.spark.read.format("sulina").options(**stages.where(), **options).load()
+    rows = stages.spark.read.format("sulina").options(**stages.pipeline.topic_options, **options).load()
     if isinstance(made, Bronze):
         stages.write(rows, into, f"replay.{into}", 0)
     else:
@@ -140,7 +140,7 @@ def backfill(stages: Stages, table: str) -> int:
     if not isinstance(made, Bronze):
         raise InvalidSettings(f"{table} is made of other tables: backfill {pipeline.bronze[0].table}, and it follows")
     checkpoint = stages.checkpoint(table)
-    read = from_json(checkpoint.end_of(checkpoint.wait_done()))
+    read, _ = from_json(checkpoint.end_of(checkpoint.wait_done()))
     repair = Repair.of(stages, table, "backfill")
     held = _first_held(repair)
     location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
@@ -156,7 +156,9 @@ def backfill(stages: Stages, table: str) -> int:
     if not count:
         return 0
     options = {name: json.dumps(to_json(at)) for name, at in (("start", starts), ("end", ends))}
-    rows = stages.spark.read.format("sulina").options(**stages.where(), **options, topic=made.topic).load()
+    rows = (
+        stages.spark.read.format("sulina").options(**stages.pipeline.topic_options, **options, topic=made.topic).load()
+    )
     return count if repair.add(rows, made.partition_by) else 0
 
 

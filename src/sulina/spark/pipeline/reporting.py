@@ -4,6 +4,7 @@ What a bronze query has committed is its position: retention keeps everything af
 they cannot be sent the pipeline goes on, and says so once.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +13,17 @@ import msgspec
 import structlog
 
 from sulina.client import SyncClient
-from sulina.errors import AlreadyExists, SulinaError
+from sulina.client.sync import publish_encoded
+from sulina.core.records.record import StoredRecord, encode
+from sulina.core.records.routing import partition_of
+from sulina.core.records.serializer import JSON_HEADERS
+from sulina.errors import NamespaceNotFound, SulinaError, TopicNotFound
 from sulina.spark.clients import client_of
 from sulina.spark.pipeline.definition import Pipeline
 from sulina.spark.pipeline.runner import TableProgress
 from sulina.spark.stream_positions import EXPIRES_SECONDS, REPEAT_SECONDS
 from sulina.types import TopicName
+from sulina.wire.messages import TopicInfo
 
 REPORT_SECONDS = 5.0
 
@@ -40,7 +46,7 @@ class Reporter:
     clock: Callable[[], float] = time.monotonic
     _sent_at: float = float("-inf")
     _positions: dict[str, tuple[dict[str, int], float]] = field(default_factory=dict)
-    _is_ready: bool = False
+    _topic: TopicInfo | None = None
     _is_failing: bool = False
 
     def __call__(self, progress: list[TableProgress], *, is_last: bool = False) -> None:
@@ -73,19 +79,23 @@ class Reporter:
                 self._positions[f"{one.table}{topic}"] = (dict(offsets), self.clock())
 
     def _publish(self, client: SyncClient, progress: list[TableProgress]) -> None:
-        topic = self.pipeline.progress_topic
-        if topic is None:
+        if self.pipeline.progress_topic is None:
             return
-        if not self._is_ready:
-            _make(client, TopicName.parse(topic))
-            self._is_ready = True
-        report = Report(pipeline=self.pipeline.name, at_ms=int(time.time() * 1000), tables=progress)
-        client.publish(topic, msgspec.json.encode(report), key=self.pipeline.name).raise_for_status()
+        if self._topic is None:
+            self._topic = _made(client, TopicName.parse(self.pipeline.progress_topic))
+        now_ms, key = int(time.time() * 1000), self.pipeline.name.encode()
+        value = msgspec.json.encode(Report(pipeline=self.pipeline.name, at_ms=now_ms, tables=progress))
+        partition = partition_of(key, self._topic.settings.partitions)
+        data = memoryview(encode([StoredRecord(value, key, now_ms, JSON_HEADERS)]))
+        publish_encoded(client, self._topic.topic, partition, data, topic_id=self._topic.topic_id)
 
 
-def _make(client: SyncClient, topic: TopicName) -> None:
-    for make in (lambda: client.admin.create_namespace(topic.namespace), lambda: client.admin.create_topic(topic)):
-        try:
-            make()
-        except AlreadyExists:
-            continue
+def _made(client: SyncClient, topic: TopicName) -> TopicInfo:
+    """Return the topic of reports. The first pipeline creates it; from then on its settings are the user's."""
+    with contextlib.suppress(TopicNotFound):
+        return client.admin.topic(topic)
+    try:
+        return client.admin.create_topic(topic)
+    except NamespaceNotFound:
+        client.admin.create_namespace(topic.namespace)
+        return client.admin.create_topic(topic)

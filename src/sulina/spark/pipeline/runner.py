@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sulina.spark.delta_log import find_table
 from sulina.spark.errors import PipelineFailed, said
-from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, parse
+from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, parse
 from sulina.spark.pipeline.silver import ways
 from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
 from sulina.spark.pipeline.stages import Stages
@@ -93,10 +93,10 @@ class Runner:
             PipelineFailed: a query ended with an error.
         """
         self._prepare()
-        for group in (self.pipeline.bronze, self.pipeline.silver, self._growing()):
+        for group in (self.pipeline.bronze, self.pipeline.silver, self.pipeline.growing):
             self._start(group, is_once=True)
             self._wait()
-        for gold in self._complete():
+        for gold in self.pipeline.complete:
             self._refresh(gold)
             self._progress[gold.table].state = "done"
         self._note_commits()
@@ -125,7 +125,7 @@ class Runner:
         """
         self._prepare()
         self._start([*self.pipeline.bronze, *self.pipeline.silver], is_once=False)
-        waiting = self._growing()
+        waiting = self.pipeline.growing
         refreshed_at = 0.0
         try:
             while self.is_wanted():
@@ -133,7 +133,7 @@ class Runner:
                 self._start(ready, is_once=False)
                 waiting = [gold for gold in waiting if gold not in ready]
                 if self.clock() - refreshed_at >= self.pipeline.trigger_seconds:
-                    for gold in self._complete():
+                    for gold in self.pipeline.complete:
                         self._refresh(gold)
                     refreshed_at = self.clock()
                 self._look(is_once=False)
@@ -148,14 +148,8 @@ class Runner:
 
     def _prepare(self) -> None:
         self.stages.prepare()
-        for name in self.pipeline.names():
+        for name in self.pipeline.names:
             self._versions[name] = self._newest(name)
-
-    def _growing(self) -> list[Gold]:
-        return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.APPEND]
-
-    def _complete(self) -> list[Gold]:
-        return [gold for gold in self.pipeline.gold if gold.mode == GoldMode.COMPLETE]
 
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:
         for one in tables:
@@ -235,7 +229,11 @@ class Runner:
         if end is not None and isinstance(self.pipeline.find(table), Bronze):
             progress.offsets = end
             if newest is not None:
-                progress.lag = _lag(end, newest)
+                progress.lag = sum(
+                    max(0, offset - end.get(topic, {}).get(number, 0))
+                    for topic, partitions in newest.items()
+                    for number, offset in partitions.items()
+                )
 
     def _note_commits(self) -> None:
         """Add the counts of new commits of the tables, from where their logs were when this run began."""
@@ -283,11 +281,3 @@ def _offsets(value: Any) -> dict[str, dict[str, int]] | None:
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
         return None
     return {topic: {number: offset_of(at) for number, at in one.items()} for topic, one in value.items()}
-
-
-def _lag(end: dict[str, dict[str, int]], newest: dict[str, dict[str, int]]) -> int:
-    return sum(
-        max(0, offset - end.get(topic, {}).get(number, 0))
-        for topic, partitions in newest.items()
-        for number, offset in partitions.items()
-    )

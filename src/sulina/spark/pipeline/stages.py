@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
 
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
@@ -45,7 +44,8 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.pipeline = anywhere(self.pipeline)
-        register(self.spark)
+        if self.pipeline.silver:
+            register(self.spark)
 
     def prepare(self) -> None:
         """Create every bronze and quarantine table, so that queries that read them can start.
@@ -53,15 +53,11 @@ class Stages:
         Raises:
             TableSchemaConflict: one exists with other columns.
         """
-        for bronze in self.pipeline.bronze:
-            self._make(bronze.table, spark_type(RAW_SCHEMA), bronze.partition_by)
-        for silver in self.pipeline.silver:
-            self._make(silver.quarantine_table, QUARANTINE, [])
-
-    def _make(self, table: str, columns: StructType, partition_by: list[str]) -> None:
-        location = self.location(table)
-        if find_table(location) is None:
-            commit(WriteTo(location=location, schema=columns, partition_columns=tuple(partition_by)), [])
+        tables = [(one.table, spark_type(RAW_SCHEMA), tuple(one.partition_by)) for one in self.pipeline.bronze]
+        tables += [(one.quarantine_table, QUARANTINE, ()) for one in self.pipeline.silver]
+        for table, columns, partition_columns in tables:
+            if find_table(self.location(table)) is None:
+                commit(WriteTo(location=self.location(table), schema=columns, partition_columns=partition_columns), [])
 
     def location(self, table: str) -> TableLocation:
         """Return where a table is."""
@@ -103,10 +99,6 @@ class Stages:
                     f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
                     f"pipeline with another name: bring it back, or remove the table as well"
                 )
-
-    def where(self) -> dict[str, str]:
-        """Return the options that name the location of topics."""
-        return where(self.pipeline)
 
     def _bronze(self, bronze: Bronze) -> DataStreamWriter:
         options = bronze_options(self.pipeline, bronze)
@@ -221,14 +213,9 @@ def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
         raise InvalidSettings(f"silver table {silver.table}: {error}") from None
 
 
-def where(pipeline: Pipeline) -> dict[str, str]:
-    """Return the options that name the location of topics."""
-    return {"url": pipeline.url} if pipeline.url else {"path": str(pipeline.path)}
-
-
 def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
     """Return the options with which a bronze table reads its topics."""
-    options = {**where(pipeline), "topic": bronze.topic, "start": bronze.start}
+    options = {**pipeline.topic_options, "topic": bronze.topic, "start": bronze.start}
     if bronze.rows_per_batch_max:
         options["maxRowsPerTrigger"] = str(bronze.rows_per_batch_max)
     if not bronze.fail_on_data_loss:
@@ -238,9 +225,6 @@ def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:
 
 def anywhere(pipeline: Pipeline) -> Pipeline:
     """Return the definition with absolute paths: a Spark Connect server has another working directory."""
-
-    def whole(location: str | None) -> str | None:
-        return location if location is None or "://" in location else os.path.abspath(location)
-
-    tables = whole(pipeline.tables) or ""
-    return replace(pipeline, tables=tables, checkpoints=whole(pipeline.checkpoints), path=whole(pipeline.path))
+    given = {name: getattr(pipeline, name) for name in ("tables", "checkpoints", "path")}
+    paths = {name: os.path.abspath(at) for name, at in given.items() if at is not None and "://" not in at}
+    return replace(pipeline, **paths)

@@ -10,6 +10,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ DELAY_SECONDS = 0.2
 NOTES_SECONDS = 1.0  # between two transactions with notes
 WAITING_MAX = 100_000  # cursors and notes; beyond it new notes are dropped
 
+_now = time.monotonic
 _logger = structlog.get_logger("sulina.cursors")
 
 Stored = Callable[[], bytes | None]  # None: delete the key
@@ -202,7 +204,9 @@ class CursorWriter:
             if key in failures:
                 _fail(waiters, failures[key] or NotServing(reason="the partition has another owner"))
             else:
-                _succeed(waiters)
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
         unwritten = [key for key, error in failures.items() if error is not None and key not in self._discarded]
         for key in unwritten:
             self._keep(key, group[key])
@@ -225,7 +229,13 @@ class CursorWriter:
         if not group:
             return {}
         try:
-            if await self._txn(group):
+            values = {key: write.stored() for key, write in group.items()}
+            done = await self._metadata.txn(
+                compares=list({fence for write in group.values() for fence in write.fences}),
+                puts=[Put(key, value) for key, value in values.items() if value is not None],
+                deletes=[key for key, value in values.items() if value is None],
+            )
+            if done.is_done:
                 return {}
             fenced = await self._fenced(group)
         except MetadataFailed as error:  # the same would happen to the others
@@ -248,15 +258,6 @@ class CursorWriter:
             failures |= await self._store({key: group[key] for key in some})
         return failures
 
-    async def _txn(self, group: Mapping[str, _Write]) -> bool:
-        values = {key: write.stored() for key, write in group.items()}
-        done = await self._metadata.txn(
-            compares=list({fence for write in group.values() for fence in write.fences}),
-            puts=[Put(key, value) for key, value in values.items() if value is not None],
-            deletes=[key for key, value in values.items() if value is None],
-        )
-        return done.is_done
-
     async def _fenced(self, group: Mapping[str, _Write]) -> list[str]:
         """Return the keys with a fence that does not hold, and never will again: revisions only increase."""
         if len(group) == 1:
@@ -275,13 +276,3 @@ def _fail(waiters: list[asyncio.Future[None]], error: Exception) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_exception(error)
-
-
-def _succeed(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -152,8 +152,10 @@ class Consumer:
         """
         groups = self._by_attachment(messages)
         if len(groups) == 1:
-            return await _ack(*groups[0])
-        return all(await asyncio.gather(*(_ack(attachment, group) for attachment, group in groups)))
+            [(attachment, group)] = groups
+            return attachment is not None and await attachment.ack(group)
+        acked = await asyncio.gather(*(known.ack(group) for known, group in groups if known is not None))
+        return all(acked) and len(acked) == len(groups)
 
     def ack_soon(self, message: Message) -> None:
         """Ack without waiting: many become one request. An ack that is lost means another delivery."""
@@ -168,7 +170,9 @@ class Consumer:
             InvalidSettings: the delay is negative, or longer than a day.
         """
         groups = self._by_attachment(messages)
-        return all(await asyncio.gather(*(_nack(attachment, group, delay_seconds) for attachment, group in groups)))
+        nacks = (known.nack(group, delay_seconds) for known, group in groups if known is not None)
+        nacked = await asyncio.gather(*nacks)
+        return all(nacked) and len(nacked) == len(groups)
 
     def is_own(self, message: Message) -> bool:
         """Return whether a message is still this consumer's to handle, as far as is known here."""
@@ -237,11 +241,3 @@ class Consumer:
         self._buffer.clear()
         self._error = error
         self._filled.set()
-
-
-async def _ack(attachment: SessionAttachment | None, messages: Sequence[Message]) -> bool:
-    return attachment is not None and await attachment.ack(messages)
-
-
-async def _nack(attachment: SessionAttachment | None, messages: Sequence[Message], delay_seconds: float | None) -> bool:
-    return attachment is not None and await attachment.nack(messages, delay_seconds)

@@ -76,9 +76,8 @@ class HttpApp:
             return
         exchange = HttpRequest(scope, receive, send, self._limits)
         try:
-            target = self._targets.find(scope["raw_path"])
+            target = self._targets[scope["raw_path"]]
             if target is not None:
-                await self._broker.hear_of(target.topic)
                 await self._records(target, exchange)
             else:
                 check_path(scope["raw_path"])
@@ -90,6 +89,9 @@ class HttpApp:
             if exchange.is_answered:
                 raise  # it is too late for an answer: the server cuts the connection and logs why
             self._errors.labels(await exchange.refuse(error)).inc()
+        finally:
+            if exchange.body_bytes is not None:
+                exchange.body_bytes.release()
 
     async def _records(self, target: Target, exchange: HttpRequest) -> None:
         scope = exchange.scope
@@ -110,6 +112,7 @@ class HttpApp:
         elif partition is None or target.is_batch:
             raise method_not_allowed(method, ["POST"])
         elif method in ("GET", "HEAD"):
+            await self._broker.hear_of(target.topic)
             await self._fetcher.fetch(target, partition, exchange)
         else:
             raise method_not_allowed(method, ["GET", "POST"])

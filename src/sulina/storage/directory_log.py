@@ -20,11 +20,10 @@ from msgspec.structs import replace
 from sulina.byte_budget import ByteBudget
 from sulina.core.log.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
 from sulina.core.log.log_state import NO_EPOCH, Appended, MemoryLimits, View
-from sulina.core.log.plan import Append, Plan, checkpoint_due
+from sulina.core.log.plan import Append, Plan
 from sulina.core.log.retention import Retention, expired
 from sulina.core.log.segment import SegmentLimits
-from sulina.core.log.stored import STAMP_BYTES, stamp
-from sulina.core.records.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
+from sulina.core.records.batch import DEFAULT_LIMITS, STAMP_BYTES, BatchHeader, BatchLimits, stamp
 from sulina.core.records.record import decode
 from sulina.errors import (
     Corrupt,
@@ -260,7 +259,7 @@ class DirectoryLog:
         batches = placed_batches(plan, appends, self.epoch)
         operations = plan.operations
         started = self._clock.monotonic()
-        prepared = self.commits.prepare(operations, epoch=self.epoch)
+        prepared = self.commits.prepare(operations, epoch=self.epoch, log_ms=plan.log_ms)
         if self._stager is None:
             self.segments.write(batches)
             put = partial(self._store.put_if_absent, prepared.name, prepared.data)
@@ -291,7 +290,7 @@ class DirectoryLog:
         self._checkpoint_after(self.commits.commit(operations, epoch=self.epoch))
 
     def _checkpoint_after(self, commit: Commit) -> None:
-        if checkpoint_due(commit.version):
+        if commit.checkpoint_hint:
             self._due.append(self.commits.take_checkpoint())
 
     def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:

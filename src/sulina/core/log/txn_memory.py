@@ -1,6 +1,6 @@
 """The txn_ids that a log remembers: each for a stated time, all within a stated bound.
 
-- A txn_id is known for `seconds` after its commit, by the log's own time (`log_time`): a wrong clock does not shorten
+- A txn_id is known for `seconds` after its commit, by the log's own time (`log_state`): a wrong clock does not shorten
   it.
 - No txn_id expires earlier. At the bound a new one is refused instead, until older ones have expired.
 - They are in runs, oldest first. A full run is sealed and stored once (`txn_run`), so the cost of a checkpoint depends

@@ -34,6 +34,8 @@ _CRC_POSITION = 17
 _U32 = struct.Struct(">I")
 _ORIGIN = struct.Struct(">qhi")  # producer id, epoch, sequence of the first record
 _ORIGIN_POSITION = 43
+_STAMP = struct.Struct(">qii")  # base offset, length, epoch: the only bytes of a batch that the log may change
+STAMP_BYTES = _STAMP.size
 _COUNT_POSITION = 57
 
 _CODEC_MASK = 0x07
@@ -88,6 +90,11 @@ class BatchHeader(NamedTuple):
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
     @property
+    def has_origin(self) -> bool:
+        """Whether its producer numbers what it sends, so that a repeat can be told."""
+        return self.producer_id >= 0 and self.base_sequence >= 0
+
+    @property
     def codec(self) -> int:
         """Number of the compression; `split` accepts only known ones."""
         return self.attributes & _CODEC_MASK
@@ -137,6 +144,11 @@ def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
     return header
 
 
+def stamp(offset: Offset, size_bytes: int, epoch: Epoch) -> bytes:
+    """Return the first bytes of a batch as they are stored; the other bytes stay as they were sent."""
+    return _STAMP.pack(offset, size_bytes - _LENGTH_END, epoch)
+
+
 def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: bool = True) -> list[BatchHeader]:
     """Return the headers of the batches that lie end to end in `buffer`. Everything but their records is checked.
 
@@ -158,7 +170,14 @@ def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: boo
                 raise InvalidBatch(
                     f"record batch has {header.size_bytes} bytes by its header, but {len(view) - position} are there"
                 )
-            _check_counts(header, limits)
+            if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+                raise InvalidBatch(
+                    f"record batch has {header.record_count} records and last offset delta {header.last_offset_delta}"
+                )
+            if header.record_count > limits.records_max:
+                raise InvalidBatch(f"record batch has {header.record_count} records, the limit is {limits.records_max}")
+            if header.codec > Codec.ZSTD:
+                raise UnknownCodec(codec=header.codec)
             if check_crc:
                 computed = crc32c(view[position + _CRC_START : end])
                 if computed != header.crc:
@@ -326,17 +345,6 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
         yield delta, key_start, key_end, value_start, value_end, headers
     if position != size:
         raise InvalidBatch(f"{size - position} bytes follow the last of {header.record_count} records")
-
-
-def _check_counts(header: BatchHeader, limits: BatchLimits) -> None:
-    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
-        raise InvalidBatch(
-            f"record batch has {header.record_count} records and last offset delta {header.last_offset_delta}"
-        )
-    if header.record_count > limits.records_max:
-        raise InvalidBatch(f"record batch has {header.record_count} records, the limit is {limits.records_max}")
-    if header.codec > Codec.ZSTD:
-        raise UnknownCodec(codec=header.codec)
 
 
 def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, int]:

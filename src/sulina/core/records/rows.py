@@ -49,8 +49,8 @@ def encode_rows(
         suffix = encode_headers(headers[0])
     if keys is not None and keys[0] is None and keys.count(None) == count:
         keys = None
-    encode_all = _encode_few if _are_few(count) else _encode_many
-    batch = encode_all(values, keys, stamps, suffix)
+    is_much = are_worth_it(count, loaded=_ROWS_MIN_TO_ENCODE, unloaded=_ROWS_MIN_FOR_KERNELS)
+    batch = (_encode_many if is_much else _encode_few)(values, keys, stamps, suffix)
     write_header(
         batch,
         codec=Codec.NONE,
@@ -136,10 +136,6 @@ class _HeaderReader:
             self._count, self._bytes = count, body[start:end]
             self._headers = tuple((key, None if at < 0 else body[at:stop]) for key, at, stop in spans)
         return self._headers
-
-
-def _are_few(count: int) -> bool:
-    return not are_worth_it(count, loaded=_ROWS_MIN_TO_ENCODE, unloaded=_ROWS_MIN_FOR_KERNELS)
 
 
 def _encode_few(

@@ -10,7 +10,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,6 @@ DELAY_SECONDS = 0.2
 NOTES_SECONDS = 1.0  # between two transactions with notes
 WAITING_MAX = 100_000  # cursors and notes; beyond it new notes are dropped
 
-_now = time.monotonic
 _logger = structlog.get_logger("sulina.cursors")
 
 Stored = Callable[[], bytes | None]  # None: delete the key
@@ -276,3 +274,7 @@ def _fail(waiters: list[asyncio.Future[None]], error: Exception) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_exception(error)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

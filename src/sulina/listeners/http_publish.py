@@ -12,10 +12,11 @@ from sulina.byte_budget import ByteBudget
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.rows import encode_rows
-from sulina.errors import InvalidInput
+from sulina.errors import InvalidInput, NotOwner
 from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_openapi_paths import PARTITION_BATCH, PARTITION_RECORDS
 from sulina.listeners.http_parameters import ParameterReader, Target, number, one_of, read_query, text_up_to
-from sulina.listeners.http_problem import HttpError, bad_parameter
+from sulina.listeners.http_problem import AT_OWNER, HttpError, bad_parameter
 from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX, encoder, read_publish
 from sulina.listeners.http_request import JSON, HttpRequest
 from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
@@ -46,8 +47,15 @@ class HttpPublisher:
             content_type = _kind_of(content_type)
         body = await http.read_body(self._bodies)
         request = await self._read(content_type, body, target, http.headers)
-        accepted = await self._broker.accept(target.text, request)
-        published = await accepted.wait()
+        try:
+            accepted = await self._broker.accept(target.text, request)
+            published = await accepted.wait()
+        except NotOwner as error:
+            # The client must not choose a partition again at the owner: a repeat would find another one.
+            path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
+            namespace, topic = target.topic.namespace, target.topic.topic
+            http.scope[AT_OWNER] = path.format(namespace=namespace, topic=topic, partition=error.partition).encode()
+            raise
         http.scope[COUNT] = published.count
         await http.answer(encoder.encode(published))
 

@@ -179,7 +179,7 @@ class SqliteMetadata:
         """Publish the changes of the thread's work, on the loop, in the order of the commits."""
         for same_revision in changes:
             self.watches.publish(same_revision)
-        if self._closed is None:
+        if self._closed is None and self._timer.is_needed:
             self._timer.arm()
 
     # In the thread.
@@ -206,7 +206,7 @@ class SqliteMetadata:
             return []
 
     def _grant(self, draft: Draft, ttl_seconds: float) -> int:
-        if len(self.deadlines) + len(draft.granted) >= LEASES_MAX:
+        if self.deadlines.count + len(draft.granted) >= LEASES_MAX:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         return draft.grant(ttl_seconds)
 

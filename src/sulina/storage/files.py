@@ -49,6 +49,11 @@ class OsFile:
             position += size
 
     def sync(self) -> None:
+        """Make the contents durable.
+
+        Raises:
+            OSError: the file is closed, or the disk failed.
+        """
         if sys.platform == "darwin":
             fcntl.fcntl(self.fileno(), fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache
         elif self._descriptor >= 0:

@@ -295,7 +295,7 @@ def test_the_longest_silent_origins_are_forgotten_first_l13() -> None:
         operation = add_of(state, 1, origin_id=origin, origin_seq=sequence, origin_epoch=0, txn_id=txn)
         state.apply(commit_of(state, [operation]))
     assert list(state.origins) == [1, 3]
-    assert len(state.txns) == 4
+    assert state.txns.count == 4
 
 
 def origin(last_seq: int, *runs: SequenceRun, epoch: int = 0) -> OriginRef:

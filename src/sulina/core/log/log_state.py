@@ -300,11 +300,13 @@ class LogState:
     def _pass_time(self, commit: Commit) -> None:
         self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
         self.newest_ms = max(self.newest_ms, timestamp_ms(commit.timestamp))
-        self.txns.remove_expired(self.log_ms, self.limits.txns)
+        if self.txns.count:
+            self.txns.remove_expired(self.log_ms, self.limits.txns)
 
     def _keep_bounds(self) -> None:
         """Remove expired origins, and the longest silent ones past a bound."""
-        self.txns.seal(self.limits.txns)
+        if self.txns.count:
+            self.txns.seal(self.limits.txns)
         while self.origins:
             oldest = self.origins[next(iter(self.origins))]
             is_over = self.log_ms - oldest.log_ms > self.limits.origin_seconds * 1000

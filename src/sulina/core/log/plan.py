@@ -114,20 +114,6 @@ class _OpenAdd:
     size: int
     timestamp_max: int
 
-    def closed(self) -> Add:
-        return Add(
-            origin_id=self.origin_id,
-            origin_seq=self.origin_seq,
-            origin_epoch=self.origin_epoch,
-            offset_start=self.offset_start,
-            offset_end=self.offset_end,
-            segment=segment_name(self.segment),
-            position=self.position,
-            size=self.size,
-            timestamp_max=self.timestamp_max,
-            txn_id=self.txn_id,
-        )
-
 
 @dataclass(slots=True)
 class Plan:
@@ -162,7 +148,21 @@ class Plan:
     @property
     def operations(self) -> list[Add]:
         """Operations of the commit that the plan becomes."""
-        return [add.closed() for add in self._adds]
+        return [
+            Add(
+                origin_id=add.origin_id,
+                origin_seq=add.origin_seq,
+                origin_epoch=add.origin_epoch,
+                offset_start=add.offset_start,
+                offset_end=add.offset_end,
+                segment=segment_name(add.segment),
+                position=add.position,
+                size=add.size,
+                timestamp_max=add.timestamp_max,
+                txn_id=add.txn_id,
+            )
+            for add in self._adds
+        ]
 
     def admit(self, append: Append) -> None:
         """Place an append, answer it as the first time, or refuse it."""

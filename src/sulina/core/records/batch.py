@@ -324,22 +324,22 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
     size = len(body)
     base_timestamp = header.base_timestamp
     for index in range(header.record_count):
-        length, position = _varint(body, position, size)
+        length, position = _read_varint(body, position, size)
         end = position + length
         if length < RECORD_BYTES_MIN - 1 or end > size:
             raise InvalidBatch(f"record {index} has length {length}, not {RECORD_BYTES_MIN - 1} to {size - position}")
-        delta, position = _varint(body, position + 1, end, 64)  # after one byte of attributes, all unused
+        delta, position = _read_varint(body, position + 1, end, 64)  # after one byte of attributes, all unused
         if not _INT64_MIN <= base_timestamp + delta <= _INT64_MAX:
             raise InvalidBatch(f"record {index} has timestamp {base_timestamp} + {delta}, which is too large")
-        offset_delta, position = _varint(body, position, end)
+        offset_delta, position = _read_varint(body, position, end)
         if offset_delta != index:
             raise InvalidBatch(f"record {index} has offset delta {offset_delta}, but {index} is right")
         key_start, key_end, position = _nullable(body, position, end)
         value_start, value_end, position = _nullable(body, position, end)
         headers: tuple[tuple[str, int, int], ...] = ()
-        header_count, position = _varint(body, position, end)
+        header_count, position = _read_varint(body, position, end)
         if header_count:
-            headers, position = _headers(body, position, end, header_count)
+            headers, position = parse_headers(body, position, end, header_count)
         if position != end:
             raise InvalidBatch(f"record {index} has {end - position} bytes too many")
         yield delta, key_start, key_end, value_start, value_end, headers
@@ -347,7 +347,7 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
         raise InvalidBatch(f"{size - position} bytes follow the last of {header.record_count} records")
 
 
-def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, int]:
+def _read_varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, int]:
     """Read a zigzag varint. Return it with the position after it."""
     value = shift = 0
     while position < end and shift < bits:
@@ -365,7 +365,7 @@ def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, 
 
 def _nullable(body: Bytes, position: int, end: int) -> tuple[int, int, int]:
     """Return start and end of bytes after their length, and the position after them. Null (-1) starts at -1."""
-    length, position = _varint(body, position, end)
+    length, position = _read_varint(body, position, end)
     if length == -1:
         return -1, -1, position
     if length < 0 or length > end - position:
@@ -373,7 +373,12 @@ def _nullable(body: Bytes, position: int, end: int) -> tuple[int, int, int]:
     return position, position + length, position + length
 
 
-def _headers(body: Bytes, position: int, end: int, count: int) -> tuple[tuple[tuple[str, int, int], ...], int]:
+def parse_headers(body: Bytes, position: int, end: int, count: int) -> tuple[tuple[tuple[str, int, int], ...], int]:
+    """Read the headers of a record: each has its key, and start and end of its value. Return the position after them.
+
+    Raises:
+        InvalidBatch: they are malformed.
+    """
     if count < 0 or 2 * count > end - position:
         raise InvalidBatch(f"a record has {count} headers in {end - position} bytes")
     headers = []
@@ -388,3 +393,34 @@ def _headers(body: Bytes, position: int, end: int, count: int) -> tuple[tuple[tu
         value_start, value_end, position = _nullable(body, position, end)
         headers.append((key, value_start, value_end))
     return tuple(headers), position
+
+
+def _encode_varint(number: int) -> bytes:
+    """Encode a varint: zigzag, then seven bits a byte, the lowest first."""
+    if not -(2**63) <= number < 2**63:
+        raise InvalidBatch(f"a timestamp of the batch, or its distance from the first, does not fit 64 bits: {number}")
+    rest = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+_SMALL_VARINTS = [_encode_varint(number) for number in range(1024)]
+
+
+def varint(number: int) -> bytes:
+    """Encode a varint; the small ones are known."""
+    return _SMALL_VARINTS[number] if 0 <= number < 1024 else _encode_varint(number)
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """Encode the headers of a record, with their number."""
+    parts = [varint(len(headers))]
+    for key, value in headers:
+        key_bytes = key.encode()
+        parts += (varint(len(key_bytes)), key_bytes)
+        parts += (b"\x01",) if value is None else (varint(len(value)), value)
+    return b"".join(parts)

@@ -140,20 +140,14 @@ class CursorWriter:
 
     async def _run(self) -> None:
         while self._changed or self._notes or not self._stopping.is_set():
-            if not await self._is_due() or await self._write():
-                continue
-            if self._stopping.is_set():
-                return
-            await wait_or_timeout(self._stopping, self.delay_seconds)
-
-    async def _is_due(self) -> bool:
-        """Return whether something is due to be written; if nothing is, wait first until something may be."""
-        due = min(self._due, self._notes_due)
-        if self._waiting or self._stopping.is_set() or due <= _now():
-            return True
-        self._wake.clear()
-        await wait_or_timeout(self._wake, None if due == math.inf else due - _now())
-        return False
+            due = min(self._due, self._notes_due)
+            if not self._waiting and not self._stopping.is_set() and due > _now():
+                self._wake.clear()
+                await wait_or_timeout(self._wake, None if due == math.inf else due - _now())
+            elif not await self._write():
+                if self._stopping.is_set():
+                    return
+                await wait_or_timeout(self._stopping, self.delay_seconds)
 
     def _set_due(self) -> None:
         if self._due == math.inf:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
-from sulina.client.batches import BatchCodec, take_from, within
+from sulina.client.batches import BatchCodec, take_from
 from sulina.client.brokers import Brokers
 from sulina.client.consumer_attachment import SessionAttachment
 from sulina.client.consumer_attachments import AttachmentListener, ConsumerAttachments, ConsumerTerms
@@ -196,27 +196,21 @@ class Consumer:
                 return False
             self._filled.clear()
             await self._filled.wait()
+        attachment, frame = self._deliveries.popleft()
         try:
-            self._decode(*self._deliveries.popleft())
+            self._buffer += self._codec.messages(
+                frame.data,
+                frame.ranges,
+                topic=self.terms.topic,
+                partition=frame.partition,
+                registry=self._registry,
+                attempt=frame.attempt,
+                delivery_id=attachment.delivery_id,
+            )
         except SulinaError as error:
             self._attachments.abandon()  # what cannot be read here goes to others
             self._fail(error)
         return True
-
-    def _decode(self, attachment: SessionAttachment, frame: Deliver) -> None:
-        topic, partition, attempt = self.terms.topic, frame.partition, frame.attempt
-        registry, delivery_id = self._registry, attachment.delivery_id
-        records = self._codec.decode(frame.data)
-        for start, end in frame.ranges:
-            self._buffer.extend(
-                [
-                    Message(
-                        topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
-                        attempt, registry, delivery_id,
-                    )
-                    for record in within(records, start, end)
-                ]
-            )  # fmt: skip
 
     # What the attachments say
 

@@ -21,8 +21,7 @@ def publish(number: int, run: int) -> Publish:
 async def answers(session: ServerSession, count: int) -> dict[int, FromNode]:
     found: dict[int, FromNode] = {}
     while len(found) < count:
-        assert await session.outbox.wait()
-        frame = session.outbox.take()
+        frame = await session.outbox.take()
         assert isinstance(frame, Answer | Failed)
         found[frame.id] = frame
     return found

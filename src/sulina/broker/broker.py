@@ -481,13 +481,15 @@ class Broker:
         Raises:
             SulinaError: nothing was appended.
         """
-        self._serving.check()
-        if self._topics.named(topic) is None:
+        if not self.is_ready:
+            self._serving.check()
+        if topic not in self._topics.by_text:
             await self.hear_of(TopicName.parse(topic))
         try:
-            return await self.topic_named(topic).accept(request)
+            known = self._topics.by_text.get(topic)
+            return await (self.topic_named(topic) if known is None else known).accept(request)
         except SulinaError as error:
-            known = self._topics.named(topic)
+            known = self._topics.by_text.get(topic)
             if known is not None:
                 known.rejected(error)
             elif (reason := reject_reason(error)) is not None:

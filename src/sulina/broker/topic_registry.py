@@ -145,7 +145,7 @@ class TopicRegistry:
         Raises:
             TopicNotFound, InvalidName, CorruptCommit: there is no such topic, or it cannot be served.
         """
-        topic = self.topics.named(text)
+        topic = self.topics.by_text.get(text)
         return topic if topic is not None else self.topic(TopicName.parse(text))
 
     def subscription(self, name: TopicName, subscription: str) -> Subscription:

@@ -9,10 +9,12 @@ import itertools
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
+from sulina.client.message import Message
+from sulina.client.serialization import SerializationRegistry
 from sulina.core.records.batch import BatchLimits, split
 from sulina.core.records.compression import Bytes
 from sulina.core.records.kernel_choice import are_loaded, warm_up
@@ -69,6 +71,32 @@ class BatchCodec:
             records += decode(data, header, position, LIMITS)
             position += header.size_bytes
         return records
+
+    def messages(
+        self,
+        data: Bytes,
+        ranges: Iterable[tuple[int, int]],
+        *,
+        topic: str,
+        partition: int,
+        registry: SerializationRegistry,
+        attempt: int = 1,
+        delivery_id: int = 0,
+    ) -> list[Message]:
+        """Return the records of the batches in `data` whose offsets are in the ranges, as messages.
+
+        Raises:
+            InvalidBatch: a batch is damaged, or not what its header says.
+        """
+        records = self.decode(data)
+        return [
+            Message(
+                topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
+                attempt, registry, delivery_id,
+            )
+            for start, end in ranges
+            for record in within(records, start, end)
+        ]  # fmt: skip
 
     def _has_kernels(self, records: int) -> bool:
         if kernels_ready.is_set():

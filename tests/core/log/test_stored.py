@@ -6,17 +6,15 @@ import pytest
 from crc32c import crc32c
 
 from sulina.core.log.stored import (
-    STAMP_BYTES,
     StoredRun,
     bounds,
     checked_run,
     first_after_epoch,
     max_timestamp_at,
     size_at,
-    stamp,
     stored_batches,
 )
-from sulina.core.records.batch import HEADER_BYTES
+from sulina.core.records.batch import HEADER_BYTES, STAMP_BYTES, stamp
 from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import CorruptSegment
 from sulina.types import Epoch, Offset

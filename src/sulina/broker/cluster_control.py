@@ -97,7 +97,7 @@ class ClusterControl:
             NotServing: a partition has no owner yet.
         """
         cluster, topic = self._cluster, self._registry.topic(name)
-        if to is not None and to not in cluster.view.registrations:
+        if to is not None and to not in cluster.view.registrations and to not in cluster.view.loads:
             raise BrokerNotFound(broker=to, brokers=", ".join(sorted(cluster.view.registrations)))
         if partition is not None:
             topic.check_number(partition)

@@ -253,7 +253,7 @@ class SharedCluster:
         """
         await self.wait_owned(partitions)
         view = self._cluster.view
-        return {each.partition: owned for each in partitions if (owned := view.owner(each)) is not None}
+        return {each.partition: owned for each in partitions if (owned := view.assignments.get(each)) is not None}
 
     async def wait_owned(self, partitions: Sequence[PartitionName]) -> None:
         """Return when each partition has an owner, or waits for the broker that alone has its records.
@@ -264,7 +264,7 @@ class SharedCluster:
         view = self._cluster.view
 
         def ownerless() -> list[PartitionName]:
-            return [name for name in partitions if view.owner(name) is None and not self.is_recovering(name)]
+            return [name for name in partitions if view.assignments.get(name) is None and not self.is_recovering(name)]
 
         if not await view.wait_for(lambda _: not ownerless(), PLACED_SECONDS):
             raise NotServing(reason=f"{min(ownerless())} has no owner yet")
@@ -276,7 +276,7 @@ class SharedCluster:
 
     def owner_of(self, partition: PartitionName) -> str | None:
         """Return the broker that serves a partition, if there is one."""
-        owned = self._cluster.view.owner(partition)
+        owned = self._cluster.view.assignments.get(partition)
         return None if owned is None else owned.broker_id
 
     def present(self) -> Collection[str]:

@@ -196,7 +196,9 @@ class Cluster:
         """
         self._check_target(to)
         for _ in range(CONFLICTS_MAX):
-            owned, before = self._owned(partition), self.view.unloads.get(partition)
+            owned, before = self.view.assignments.get(partition), self.view.unloads.get(partition)
+            if owned is None:
+                raise self._not_owner(partition)
             unload = self._unload_request(partition, before, force=force, to=to, requested_by=requested_by)
             unload = replace(unload, give_up=unload.give_up or give_up)
             if before is not None and unload == before.value:
@@ -247,7 +249,7 @@ class Cluster:
         requested = []
         by = f"broker {self.broker_id}: rebalance"
         for move in plan_rebalance(self.view, moves_max=self._options.rebalance_moves_max, only_if_uneven=False):
-            owned = self.view.owner(move.partition)
+            owned = self.view.assignments.get(move.partition)
             unload = changes.new_unload_request(self._now_ms(), force=True, to=move.target, requested_by=by)
             if owned is not None and await self._write(changes.put_unload_request(move.partition, owned, unload, None)):
                 requested.append((move.partition, unload))
@@ -446,8 +448,11 @@ class Cluster:
 
     def _tell(self, assignee: PartitionAssignee, partition: PartitionName) -> None:
         owned, epoch = self.view.assignments.get(partition), self.view.epochs.get(partition)
-        if owned is None or epoch is None or not self._is_ours(owned, epoch.value):
-            owned = epoch = None
+        if owned is not None and epoch is not None:
+            # An assignment for another data directory is not ours either; the leader removes it.
+            for_us = (owned.broker_id, epoch.value.store_id) == (self.broker_id, self.membership.store_id)
+            if not for_us or owned.epoch != epoch.value.epoch:
+                owned = epoch = None
         told = self._mine.get(partition)
         if told is not None and told != owned:
             del self._mine[partition]
@@ -466,11 +471,6 @@ class Cluster:
         if unload is not None and self._told.get(partition) != unload.revision:
             self._told[partition] = unload.revision
             assignee.unload_requested(partition, unload.value, unload.revision)
-
-    def _is_ours(self, owned: Ownership, epoch: EpochEntry) -> bool:
-        """Return whether an assignment is for this broker and its data directory; the leader removes others."""
-        is_for_us = owned.broker_id == self.broker_id and epoch.store_id == self.membership.store_id
-        return is_for_us and owned.epoch == epoch.epoch
 
     async def _report_load(self) -> None:
         while True:
@@ -549,14 +549,8 @@ class Cluster:
             active = ", ".join(self.view.active()) or "none"
             raise InvalidSettings(f"broker {to} is not active, so it gets no partitions; active brokers: {active}")
 
-    def _owned(self, partition: PartitionName) -> Ownership:
-        owned = self.view.owner(partition)
-        if owned is None:
-            raise self._not_owner(partition)
-        return owned
-
     def _not_owner(self, partition: PartitionName) -> NotOwner:
-        owned = self.view.owner(partition)
+        owned = self.view.assignments.get(partition)
         is_other = owned is not None and owned.broker_id != self.broker_id
         owner = owned.broker_id if owned is not None and is_other else None
         return NotOwner(

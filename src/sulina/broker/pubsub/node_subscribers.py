@@ -157,7 +157,7 @@ class NodeSubscribers:
                 ranges = _own(max(step.start_from, frame.start), frame.end, step.passed)
                 subscriber.deliver(SubscriberDelivery(name.partition, number, ranges, frame.data, frame.epoch))
             else:
-                self._tell(shared, step)
+                self._report(shared, [step])
 
     def resume(self, owner: str, name: PartitionName, frame: Resume) -> None:
         """Expect batches again for subscribers that had failed."""
@@ -217,12 +217,8 @@ class NodeSubscribers:
 
     def _report(self, shared: PartitionAttempts, reports: Iterable[SendReport]) -> None:
         for report in reports:
-            self._tell(shared, report)
-
-    def _tell(self, shared: PartitionAttempts, report: SendReport) -> None:
-        name = shared.name
-        frame = Reported(str(name.topic), name.partition, shared.fence, report.report)
-        self._send(shared.source, frame)  # if it is lost, the batch is sent again or counts as failed
+            frame = Reported(str(shared.name.topic), shared.name.partition, shared.fence, report.report)
+            self._send(shared.source, frame)  # if it is lost, the batch is sent again or counts as failed
 
 
 def _unreachable(name: PartitionName, frame: DeliverBatch) -> Reported:

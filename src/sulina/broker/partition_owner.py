@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 import structlog
 
+from sulina.broker.cluster.assignee import OwnAssignment
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster_handle import ClusterHandle
@@ -91,25 +92,21 @@ class PartitionOwner:
 
     # What the cluster says
 
-    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
-        wanted = self._partitions.setdefault(partition, _Wanted())
-        wanted.epoch, wanted.revision = epoch, revision
-        self._converge_soon(partition, wanted)
-
-    def lost(self, partition: PartitionName) -> None:
+    def changed(self, partition: PartitionName, assigned: OwnAssignment | None) -> None:
+        """Acquire a partition, or unload it as requested; without an assignment, release it."""
         wanted = self._partitions.get(partition)
-        if wanted is None:
-            return
-        wanted.epoch, wanted.unload = None, None
-        topic = self._topics.get(partition.topic)
-        if topic is not None and partition.partition < len(topic.ownerships):
-            topic.ownerships[partition.partition].release()  # at once: nothing more is acknowledged
-        self._converge_soon(partition, wanted)
-
-    def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
-        wanted = self._partitions.get(partition)
-        if wanted is not None and wanted.epoch is not None:
-            wanted.unload, wanted.unload_revision = unload, revision
+        if assigned is not None:
+            wanted = wanted or self._partitions.setdefault(partition, _Wanted())
+            if wanted.epoch is None or wanted.revision != assigned.revision:
+                wanted.epoch, wanted.revision = assigned.epoch, assigned.revision
+            if assigned.unload is not None:
+                wanted.unload, wanted.unload_revision = assigned.unload.value, assigned.unload.revision
+        elif wanted is not None:
+            wanted.epoch, wanted.unload = None, None
+            topic = self._topics.get(partition.topic)
+            if topic is not None and partition.partition < len(topic.ownerships):
+                topic.ownerships[partition.partition].release()  # at once: nothing more is acknowledged
+        if wanted is not None:
             self._converge_soon(partition, wanted)
 
     def topic_came(self, topic: Topic) -> None:

@@ -13,7 +13,7 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster import changes
-from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
+from sulina.broker.cluster.assignee import ExistingTopics, OwnAssignment, PartitionAssignee
 from sulina.broker.cluster.changes import OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
@@ -458,19 +458,19 @@ class Cluster:
             del self._mine[partition]
             self._told.pop(partition, None)
             self._report.set()
-            assignee.lost(partition)
+            assignee.changed(partition, None)
         if owned is None or epoch is None:
             return
-        if partition not in self._mine:
+        is_new, unload = partition not in self._mine, self.view.unloads.get(partition)
+        if is_new:
             if not self.membership.may_ack():
                 return  # the assignment may be old; `_membership_changed` passes it on when the lease is valid again
             self._mine[partition] = owned
             self._report.set()
-            assignee.assigned(partition, epoch.value, owned.revision)
-        unload = self.view.unloads.get(partition)
-        if unload is not None and self._told.get(partition) != unload.revision:
-            self._told[partition] = unload.revision
-            assignee.unload_requested(partition, unload.value, unload.revision)
+        if is_new or (unload is not None and self._told.get(partition) != unload.revision):
+            if unload is not None:
+                self._told[partition] = unload.revision
+            assignee.changed(partition, OwnAssignment(epoch.value, owned.revision, unload))
 
     async def _report_load(self) -> None:
         while True:

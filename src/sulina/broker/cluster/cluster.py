@@ -35,7 +35,7 @@ from sulina.core.cluster.entries import (
     UnloadRequest,
     UnloadStep,
 )
-from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
+from sulina.errors import BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName
@@ -199,8 +199,15 @@ class Cluster:
             owned, before = self.view.assignments.get(partition), self.view.unloads.get(partition)
             if owned is None:
                 raise self._not_owner(partition)
-            unload = self._unload_request(partition, before, force=force, to=to, requested_by=requested_by)
-            unload = replace(unload, give_up=unload.give_up or give_up)
+            unload = changes.unload_request(
+                partition,
+                None if before is None else before.value,
+                now_ms=self._now_ms(),
+                force=force,
+                to=to,
+                requested_by=requested_by,
+                give_up=give_up,
+            )
             if before is not None and unload == before.value:
                 return unload
             if await self._write(changes.put_unload_request(partition, owned, unload, before)):
@@ -250,7 +257,9 @@ class Cluster:
         by = f"broker {self.broker_id}: rebalance"
         for move in plan_rebalance(self.view, moves_max=self._options.rebalance_moves_max, only_if_uneven=False):
             owned = self.view.assignments.get(move.partition)
-            unload = changes.new_unload_request(self._now_ms(), force=True, to=move.target, requested_by=by)
+            unload = changes.unload_request(
+                move.partition, None, now_ms=self._now_ms(), force=True, to=move.target, requested_by=by
+            )
             if owned is not None and await self._write(changes.put_unload_request(move.partition, owned, unload, None)):
                 requested.append((move.partition, unload))
         return requested
@@ -525,24 +534,6 @@ class Cluster:
     def _given_up_key(self, partition: PartitionName) -> str:
         epoch = self.view.epochs.get(partition)
         return keys.given_up(partition, epoch.value.epoch if epoch is not None else 0)
-
-    def _unload_request(
-        self,
-        partition: PartitionName,
-        before: Versioned[UnloadRequest] | None,
-        *,
-        force: bool,
-        to: str | None,
-        requested_by: str,
-    ) -> UnloadRequest:
-        if before is None:
-            return changes.new_unload_request(self._now_ms(), force=force, to=to, requested_by=requested_by)
-        under_way = before.value
-        if to is not None and under_way.to not in (None, to):
-            raise AlreadyExists(
-                kind="unload", name=str(partition), difference=f"it is being moved to {under_way.to}, not to {to}"
-            )
-        return replace(under_way, force=under_way.force or force, to=under_way.to or to)
 
     def _check_target(self, to: str | None) -> None:
         if to is not None and to not in self.view.active():

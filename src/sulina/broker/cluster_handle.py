@@ -133,12 +133,9 @@ class SharedCluster:
         self.troubles: dict[PartitionName, str] = {}
         self._cluster = cluster
         self._metadata = metadata
+        self.may_ack = cluster.membership.may_ack
 
     # The right to serve
-
-    def may_ack(self) -> bool:
-        """Return whether this broker may still speak for what is assigned to it."""
-        return self._cluster.membership.may_ack()
 
     def lapsed(self) -> NotServing:
         """Return why nothing is acknowledged at this moment."""

@@ -161,7 +161,9 @@ async def test_a_former_owner_that_has_not_heard_of_the_new_one_takes_nothing_mo
             return bool(no_answer())
 
         monkeypatch.setattr(cluster_of(owner), "unassign", lost_answer)
-        monkeypatch.setattr(member_of(owner).owner, "lost", lambda _: None)  # its watch is late
+        changed = member_of(owner).owner.changed
+        late = lambda partition, assigned: changed(partition, assigned) if assigned is not None else None  # noqa: E731
+        monkeypatch.setattr(member_of(owner).owner, "changed", late)  # its watch is late
         await owner.unload(ORDERS, to=target)
         await world.moved(ORDERS, target)
         for _ in range(20):
@@ -169,7 +171,7 @@ async def test_a_former_owner_that_has_not_heard_of_the_new_one_takes_nothing_mo
                 await owner.publish_records(ORDERS, [StoredRecord(value=b"lost")])
             await asyncio.sleep(0.01)
         monkeypatch.undo()
-        member_of(owner).owner.lost(FIRST)
+        member_of(owner).owner.changed(FIRST, None)
         assert await world.values(ORDERS) == [b"0"]
 
 

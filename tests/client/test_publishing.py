@@ -218,7 +218,7 @@ async def test_bytes_that_are_not_a_batch_are_an_invalid_payload_p2(client: Clie
 async def test_a_batch_that_fits_no_frame_is_not_sent_p2(
     client: Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sulina.client.publisher.DATA_BYTES_MAX", 1000)
+    monkeypatch.setattr("sulina.client.batches.DATA_BYTES_MAX", 1000)
     ack = await client.publish(TOPIC, bytes(1000))
     assert ack.reason == RejectReason.INVALID_PAYLOAD
     assert not node.sent(Publish)

@@ -84,7 +84,7 @@ async def test_a_collector_that_is_away_does_not_hold_up_the_end() -> None:
 
 
 async def test_u12_the_phases_of_a_move_go_to_the_collector_that_is_configured(collector: Collector) -> None:
-    node = await Node.start(Settings(otlp_endpoint=collector.url, http_port=0), volatile=True)
+    node = await Node.start(Settings(otlp_endpoint=collector.url, http="127.0.0.1:0"), volatile=True)
     with node.broker.options.span("unload seal", {"topic": "/default/orders", "partition": 1}):
         pass
     await node.stop()

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from sulina.broker.cluster import Cluster, ClusterOptions, ClusterView
+from sulina.broker.cluster import Cluster, ClusterOptions, ClusterView, OwnAssignment
 from sulina.broker.events import Event, EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
@@ -356,6 +356,16 @@ class Serving:
         self.unload_requests: list[tuple[PartitionName, UnloadRequest, int]] = []
         self.told: list[tuple[str, PartitionName]] = []
         self.broken: list[str] = []
+
+    def changed(self, partition: PartitionName, assigned: OwnAssignment | None) -> None:
+        if assigned is None:
+            self.lost(partition)
+            return
+        unload = assigned.unload
+        if unload is None or partition not in self.mine or self.mine[partition][1] != assigned.revision:
+            self.assigned(partition, assigned.epoch, assigned.revision)
+        if unload is not None:
+            self.unload_requested(partition, unload.value, unload.revision)
 
     def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
         self.broken += ["told twice"] if partition in self.mine else []

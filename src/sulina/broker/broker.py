@@ -40,6 +40,7 @@ from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLog
 from sulina.broker.partition_owner import PartitionOwner
 from sulina.broker.producers import Producers
 from sulina.broker.pubsub.node_pubsub import NodePubSub
+from sulina.broker.pubsub.peers import PeerConnections
 from sulina.broker.readers import Readers
 from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.serving_state import ServingState
@@ -109,11 +110,12 @@ class Broker:
         registration: Registration | None = None,
         cluster_options: ClusterOptions | None = None,
         others: OtherOwners | None = None,
+        peers: PeerConnections | None = None,
     ) -> None:
         """Put a broker together.
 
         `registration` is how the brokers of its cluster see it, who share the metadata store; None: it is the only one.
-        `others` asks the owners of partitions that are not served here.
+        `others` asks the owners of partitions that are not served here, `peers` sends to subscribers at other brokers.
         """
         self.options = options
         self.counts = NodeCounts()
@@ -155,7 +157,7 @@ class Broker:
         self._offer_subscriptions()
         self.registered_readers = self._readers()
         self.producers = Producers(metadata, self._catalogue, cluster=self.cluster_handle, clock=self._clock)
-        self.pubsub = self._pubsub()
+        self.pubsub = self._pubsub(peers)
         self.registry.listen(self._topic_changed)
         self._collect_metrics()
 
@@ -290,7 +292,7 @@ class Broker:
             events=self.events,
         )
 
-    def _pubsub(self) -> NodePubSub:
+    def _pubsub(self, peers: PeerConnections | None) -> NodePubSub:
         return NodePubSub(
             self.options.broker_id,
             self._topics,
@@ -298,6 +300,7 @@ class Broker:
             config=self.options.pubsub,
             clock=self._clock,
             events=self.events,
+            peers=peers,
         )
 
     def _collect_metrics(self) -> None:

@@ -194,11 +194,11 @@ class PartitionLogs:
             if topic is None or partition not in topic.partitions:
                 raise TopicNotFound(topic=str(partition.name.topic))
             await self._own_directory(partition.name, topic.stored.topic_id)
+            policy = topic.policy
             log = await self.opener.open(partition, self.directory(partition.name), topic, self._options_of(topic))
-            while (policy := topic.policy) is not None:
-                await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
-                if topic.policy is policy:
-                    break
+            while topic.policy is not policy:  # it has changed meanwhile
+                policy = topic.policy
+                await self._reconfigure(topic, partition, log)
         except OSError as error:
             self._opened.pop(partition, None)
             self._refused.pop(partition, None)

@@ -20,9 +20,11 @@ from sulina.core.records.compression import Bytes
 from sulina.core.records.kernel_choice import are_loaded, warm_up
 from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows
+from sulina.errors import BatchTooLarge
 from sulina.wire.frames import FRAME_BYTES_MAX
 
 RECORDS_BEFORE_KERNELS = 100_000
+DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # of batches in one request: names and ids go around them
 LIMITS = BatchLimits(batch_bytes_max=FRAME_BYTES_MAX)  # the node has its own; this is what fits a frame
 
 T = TypeVar("T")
@@ -49,12 +51,17 @@ class BatchCodec:
 
         Raises:
             InvalidBatch: there is no record, or a timestamp does not fit.
+            BatchTooLarge: it does not fit in one request.
         """
         if len(values) < 32 or self._has_kernels(len(values)):  # so few are done in Python there too
-            return encode_rows(values, keys, timestamps_ms, headers)
-        stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
-        records = map(StoredRecord, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
-        return encode(list(records))
+            batch = encode_rows(values, keys, timestamps_ms, headers)
+        else:
+            stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
+            records = map(StoredRecord, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
+            batch = encode(list(records))
+        if len(batch) > DATA_BYTES_MAX:
+            raise BatchTooLarge(size_bytes=len(batch), limit_bytes=DATA_BYTES_MAX)
+        return batch
 
     def decode(self, data: Bytes) -> list[StoredRecord]:
         """Return the records of the batches that lie end to end in `data`; their checksums are checked.

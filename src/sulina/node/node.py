@@ -108,6 +108,7 @@ class Node:
                 registration=registration,
                 cluster_options=settings.cluster,
                 others=None if registration is None else PeerOwners(peers, owner_of=owner_of, answer=answer),
+                peers=None if registration is None else peers,
             )
             node = cls(settings, broker, warming)
             if registration is None:
@@ -125,7 +126,6 @@ class Node:
 
     async def _join(self, peers: PeerNetwork) -> None:
         settings = self.settings
-        self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         await self.broker.start(url=settings.advertise or self.url, peer=settings.peer_address(peers.port))
         self.broker.follow_peers(

@@ -1,11 +1,14 @@
 """JSON read into types by several threads at once."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
+import sulina
 from sulina.json_values import convert_to, decode_json, json_decoder
 
 ROUNDS = 300  # without the lock the process crashed in one of the first twenty
@@ -62,3 +65,16 @@ def test_what_is_not_of_the_type_is_refused() -> None:
         convert_to({"y": 2}, Point)
     with pytest.raises(msgspec.DecodeError):
         decode_json(b"{", Point)
+
+
+def test_no_other_module_lets_msgspec_learn_a_type_at_run_time() -> None:
+    source = Path(sulina.__file__).parent
+    found = []
+    for path in source.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and path.name != "json_values.py":
+                name = ast.unparse(call.func)
+                has_type = any(keyword.arg == "type" for keyword in call.keywords)
+                if name == "msgspec.convert" or (name.startswith("msgspec.") and name.endswith(".decode") and has_type):
+                    found.append(f"{path.relative_to(source)}:{call.lineno} calls {name}")
+    assert found == []

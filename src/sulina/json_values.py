@@ -30,7 +30,7 @@ def json_decoder(kind: type[T], dec_hook: Hook | None = None) -> msgspec.json.De
     return found
 
 
-def decode_json(data: bytes | str, kind: type[T]) -> T:
+def decode_json(data: bytes | str | memoryview, kind: type[T]) -> T:
     """Read a JSON document as a value of a type.
 
     Raises:

@@ -47,6 +47,8 @@ def test_p1_the_same_for_threads() -> None:
         with pytest.raises(SubscriberNotFound):
             client.unsubscribe(TOPIC, "me")
     assert len(node.sent(Detach)) == 1
+    for thread in own_threads() - before:
+        thread.join(WAIT_SECONDS)
     assert own_threads() <= before
     for call in (lambda: client.publish(TOPIC, b"x"), lambda: client.producer(TOPIC), lambda: client.metrics()):
         with pytest.raises(NotStarted):

@@ -32,6 +32,7 @@ from sulina.core.log.retention import Retention
 from sulina.core.topic import Ack, Policy
 from sulina.errors import StaleEpoch, SulinaError, TopicNotFound
 from sulina.failpoints import Failpoint
+from sulina.json_values import decode_json
 from sulina.ports import Clock, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.partition_directory import Fate, Leftover, release_directory
@@ -205,7 +206,7 @@ class ArchivedLogOpener:
             TopicNotFound: it is not.
         """
         entry = await self._metadata.get(keys.delivery(partition.topic))
-        stored = msgspec.json.decode(entry.value, type=StoredTopic) if entry is not None else None
+        stored = decode_json(entry.value, StoredTopic) if entry is not None else None
         if stored is None or stored.topic_id != topic_id or stored.is_deleting:
             raise TopicNotFound(topic=str(partition.topic))
 
@@ -213,7 +214,7 @@ class ArchivedLogOpener:
         """Read what an owner has sealed or reported. It is a witness only: one that cannot be read changes nothing."""
         entry = await self._metadata.get(key)
         try:
-            return None if entry is None else msgspec.json.decode(entry.value, type=kind)
+            return None if entry is None else decode_json(entry.value, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _logger.warning("report_damaged", key=key, error=str(error))
             return None

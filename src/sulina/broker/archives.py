@@ -13,6 +13,7 @@ import structlog
 from sulina.broker.options import BrokerOptions
 from sulina.core.cluster.recovery import Memory, Seen
 from sulina.errors import ArchiveFailed, CorruptCommit
+from sulina.json_values import decode_json
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.objects import Objects
@@ -64,7 +65,7 @@ class Archives:
         found = []
         for name, data in self._read_all(SEEN_FOLDER):
             try:
-                found.append(msgspec.json.decode(data, type=Seen))
+                found.append(decode_json(data, Seen))
             except msgspec.DecodeError as error:
                 _logger.error("cluster_seen_damaged", object=name, error=str(error))  # it is a witness only
         return found
@@ -79,7 +80,7 @@ class Archives:
         found = []
         for name, data in self._read_all(MEMORY_FOLDER):
             try:
-                found.append(msgspec.json.decode(data, type=Memory))
+                found.append(decode_json(data, Memory))
             except msgspec.DecodeError as error:
                 raise CorruptCommit(name=name, reason=str(error)) from None
         return found

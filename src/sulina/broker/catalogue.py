@@ -21,6 +21,7 @@ from sulina.core.delivery.holder import Holder
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
+from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import SubscriptionSettings
@@ -445,7 +446,7 @@ def _is_traffic(key: str) -> bool:
 
 def _read(entry: Entry, kind: type[Read]) -> Read:
     try:
-        return msgspec.json.decode(entry.value, type=kind)
+        return decode_json(entry.value, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptCommit(name=entry.key, reason=str(error)) from None
 

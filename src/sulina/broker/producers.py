@@ -15,6 +15,7 @@ from sulina.broker.cluster_handle import ClusterHandle
 from sulina.core.cluster import keys
 from sulina.core.cluster.producers import ProducerKey, StoredProducer, reconcile
 from sulina.errors import CorruptCommit, SulinaError
+from sulina.json_values import decode_json
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, MetadataStore, Put
 from sulina.types import TopicName
 from sulina.wire.messages import ProducerInfo
@@ -143,7 +144,7 @@ class Producers:
         for entry in (await self._metadata.list(keys.producers(topic))).entries:
             producer, broker = entry.key.split("/")[-2:]
             try:
-                found[producer, broker] = msgspec.json.decode(entry.value, type=StoredProducer)
+                found[producer, broker] = decode_json(entry.value, StoredProducer)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 _logger.error("producer_unreadable", error=str(CorruptCommit(name=entry.key, reason=str(error))))
                 found[producer, broker] = StoredProducer(since_ms=0)

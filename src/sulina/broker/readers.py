@@ -44,6 +44,7 @@ from sulina.errors import (
     SulinaError,
     TopicNotFound,
 )
+from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, Entry, MetadataStore, Put
 from sulina.types import Offset, PartitionName, TopicName, checked_reader
 from sulina.wire.messages import ReaderInfo, ReaderPage, ReaderPositionInfo, ReaderSettings
@@ -356,7 +357,7 @@ class Readers:
                 async with partition.using() as log:
                     return log.view.start_offset, log.view.next_offset
             said = await self._metadata.get(keys.archive_current(name))
-            return None if said is None else (None, msgspec.json.decode(said.value, type=Current).end_offset)
+            return None if said is None else (None, decode_json(said.value, Current).end_offset)
         except (SulinaError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _logger.warning("end_not_known", partition=str(name), error=str(error))
             return None

@@ -15,6 +15,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import RememberedTime
 from sulina.core.cluster.shown_time import REMEMBER_SECONDS, ShownTime, ahead_seconds
 from sulina.errors import SulinaError
+from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Clock, Compare, MetadataStore, Put
 
 _logger = structlog.get_logger("sulina.time")
@@ -65,7 +66,7 @@ class Timekeeper:
         if entry is None:
             return None, NO_REVISION
         try:
-            remembered = msgspec.json.decode(entry.value, type=RememberedTime).shown_ms / 1000
+            remembered = decode_json(entry.value, RememberedTime).shown_ms / 1000
             self.stored = entry.value
             return remembered, entry.revision
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

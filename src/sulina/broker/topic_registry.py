@@ -54,6 +54,7 @@ from sulina.errors import (
     SulinaError,
     TopicNotFound,
 )
+from sulina.json_values import decode_json
 from sulina.ports import Clock, Compare, MetadataStore
 from sulina.types import PartitionName, TopicName, checked_subscription
 
@@ -169,7 +170,7 @@ class TopicRegistry:
         self._lookups += 1
         try:
             entry = await self._metadata.get(keys.delivery(name))
-            if entry is not None and not msgspec.json.decode(entry.value, type=StoredTopic).is_deleting:
+            if entry is not None and not decode_json(entry.value, StoredTopic).is_deleting:
                 await self.topics.when_known(name, NEWS_SECONDS) or await self.fetch(name)
                 return
         except (SulinaError, OSError, msgspec.DecodeError) as error:

@@ -29,6 +29,7 @@ from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.core.log.commit import Commit
 from sulina.core.topic import DeliveryGuarantee, Policy, Schema, TopicSettings
 from sulina.errors import InvalidSettings
+from sulina.json_values import convert_to
 from sulina.types import TopicName
 from sulina.wire import operations
 from sulina.wire.frames import Call, Fetch
@@ -299,7 +300,7 @@ class Admin:
         sessions = {self._routes.brokers.session(url) for url in urls}
         make = _call(operations.PUBSUB_METRICS, {})
         answers = await asyncio.gather(*(session.request(make, is_repeatable=True) for session in sessions))
-        return summed([msgspec.convert(answer, PubSubMetrics) for answer in answers])
+        return summed([convert_to(answer, PubSubMetrics) for answer in answers])
 
     # Registered readers
 
@@ -457,7 +458,7 @@ class Admin:
         make = _call(operation, _plain(operation.arguments(*args, **kwargs)))
         brokers = self._routes.brokers
         answer = await (brokers.change(make) if operation.changes else brokers.read(make))
-        return msgspec.convert(answer, operation.result)
+        return convert_to(answer, operation.result)
 
     async def _ask_owner(self, partition: int, operation: Operation[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the answer of the owner of a partition."""
@@ -494,7 +495,7 @@ class Admin:
             answer = await routes.change(name, partition, make)
         else:
             answer = await routes.read(routes.route(name, partition), make)
-        return msgspec.convert(answer, operation.result)
+        return convert_to(answer, operation.result)
 
 
 def _call(operation: Operation[..., Any], plain: Mapping[str, Any]) -> Callable[[int], Call]:

@@ -6,6 +6,7 @@ import msgspec
 
 from sulina.core.log.position import Position
 from sulina.errors import InvalidSettings
+from sulina.json_values import convert_to
 from sulina.types import TopicName
 
 TEXT_LENGTH_MAX = 500
@@ -24,7 +25,7 @@ def checked(value: object, kind: type[T]) -> T:
         InvalidSettings: it is not valid.
     """
     try:
-        return value if isinstance(value, kind) else msgspec.convert(value, kind)
+        return value if isinstance(value, kind) else convert_to(value, kind)
     except msgspec.ValidationError as error:
         raise InvalidSettings(str(error)) from None
 

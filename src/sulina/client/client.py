@@ -52,6 +52,7 @@ from sulina.core.delivery.rejects import reject_reason
 from sulina.core.log.position import Position
 from sulina.core.topic import Schema
 from sulina.errors import BatchTooLarge, InvalidSettings, NotStarted, SulinaError
+from sulina.json_values import convert_to
 from sulina.types import TopicName, checked_producer
 from sulina.wire.frames import Call, Publish
 from sulina.wire.messages import Published, PubSubMetrics, TopicInfo
@@ -199,7 +200,7 @@ class Client:
             ),
             self._places.look_up(name),
         )
-        return msgspec.convert(info, TopicInfo)
+        return convert_to(info, TopicInfo)
 
     # Publishing
 

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from sulina.client.brokers import Brokers
 from sulina.client.checks import checked_text
 from sulina.client.consumer_attachment import SessionAttachment
@@ -38,6 +36,7 @@ from sulina.errors import (
     SubscriptionBusy,
     SulinaError,
 )
+from sulina.json_values import convert_to
 from sulina.types import TopicName
 from sulina.waiting import wait_or_timeout
 from sulina.wire.frames import CREDIT_MAX, Deliver, FromClient, Subscribe
@@ -378,7 +377,7 @@ class ConsumerAttachments:
             attachment.lose(error)
             raise
         if answer is not None:
-            attachment.is_reliable = msgspec.convert(answer, Subscribed, from_attributes=True).is_reliable
+            attachment.is_reliable = convert_to(answer, Subscribed, from_attributes=True).is_reliable
 
     def _lose(self, attachment: SessionAttachment) -> None:
         self.live.pop(attachment, None)

@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 from sulina.client.serialization import SerializationRegistry, envelope_of
 from sulina.core.records.record import Headers
 from sulina.errors import NotSerializable
+from sulina.json_values import decode_json
 
 HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, gc=False):  # nothing refer
         Raises:
             msgspec.DecodeError: it is not JSON, or not of this kind.
         """
-        return None if self.value is None else msgspec.json.decode(self.value, type=kind)
+        return None if self.value is None else decode_json(self.value, kind)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Message) and _content(self) == _content(other)

@@ -6,10 +6,9 @@ question for each topic is under way at a time. What was heard of a partition is
 
 import asyncio
 
-import msgspec
-
 from sulina.client.brokers import Brokers
 from sulina.errors import Disconnected, NotOwner, NotServing, Recovering, SulinaError
+from sulina.json_values import convert_to
 from sulina.types import TopicName
 from sulina.wire.frames import Call
 from sulina.wire.messages import PartitionPlacement, Placement, TopicState
@@ -131,7 +130,7 @@ class TopicPlacements:
             room=brokers.rooms.lookups,
             answer_seconds=LOOKUP_SECONDS,
         )
-        placement = msgspec.convert(answer, Placement, from_attributes=True)
+        placement = convert_to(answer, Placement, from_attributes=True)
         brokers.learn(placement.brokers)
         return placement
 

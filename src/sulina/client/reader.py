@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from sulina.client.batches import BatchCodec, take_from
 from sulina.client.message import Message
 from sulina.client.route import Route, Routes
 from sulina.client.serialization import SerializationRegistry
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import ArchiveFailed, Disconnected, InvalidSettings, NotServing, PositionDiverged, QueueFull
+from sulina.json_values import convert_to
 from sulina.types import TopicName
 from sulina.wire.frames import Fetch
 from sulina.wire.messages import Fetched
@@ -233,7 +232,7 @@ class Reader:
                 if not is_endless or brokers.is_closed:
                     raise
             else:
-                return answer if isinstance(answer, Fetched) else msgspec.convert(answer, Fetched)
+                return answer if isinstance(answer, Fetched) else convert_to(answer, Fetched)
 
     def _diverged(self, place: _ReaderPosition, diverged: PositionDiverged) -> None:
         """Go on where the log does. The epoch stays: the log has no record of it, or of an older one, from there on."""

@@ -18,8 +18,6 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from sulina.client.brokers import Brokers
 from sulina.client.connection import Connection
 from sulina.client.numbering import Numbering, OriginNumber
@@ -41,6 +39,7 @@ from sulina.errors import (
     TxnMemoryFull,
     from_code,
 )
+from sulina.json_values import convert_to
 from sulina.types import TopicName
 from sulina.wire.frames import Publish
 from sulina.wire.messages import Published
@@ -239,7 +238,7 @@ class PartitionSendQueue:
                 elif not pending.is_queued:
                     self.enqueue(pending)
                 answer = await pending.answer
-            return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
+            return answer if isinstance(answer, Published) else convert_to(answer, Published)
         except TimeoutError:
             raise pending.why_late(seconds) from None
         finally:

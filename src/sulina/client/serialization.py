@@ -23,6 +23,7 @@ from sulina.core.records.serializer import JSON_HEADERS, SERIALIZER_HEADER, TEXT
 from sulina.core.records.values import checker
 from sulina.core.topic import Schema, SchemaKind
 from sulina.errors import InvalidEnvelope, InvalidSettings, NotSerializable
+from sulina.json_values import convert_to, json_decoder
 
 USER_ID_MIN = 100
 USER_ID_MAX = 2**31 - 1
@@ -78,7 +79,7 @@ class SerializationRegistry:
             InvalidSettings: it cannot be read from JSON, or is registered already.
         """
         try:
-            loads: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
+            loads: Callable[[bytes], Any] = json_decoder(kind).decode
         except TypeError as error:
             raise InvalidSettings(f"{kind!r} cannot be read from JSON: {error}") from None
         self._add(kind, _Form(Serializer.JSON, type_name or _name_of(kind), self._to_json, loads))
@@ -105,7 +106,7 @@ class SerializationRegistry:
             record = fastavro.schemaless_reader(stream, parsed, None)
             if stream.read(1):
                 raise ValueError("bytes are left over after the record")
-            return msgspec.convert(record, kind, builtin_types=_AVRO_TYPES)
+            return convert_to(record, kind, builtin_types=_AVRO_TYPES)
 
         self._add(kind, _Form(Serializer.AVRO, type_name or _name_of(kind), dumps, loads))
 

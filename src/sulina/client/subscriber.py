@@ -16,8 +16,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from sulina.client.batches import BatchCodec, within
 from sulina.client.brokers import Brokers
 from sulina.client.handling import Handler, HandlerCalls, calling, reason_of, threads_for
@@ -27,6 +25,7 @@ from sulina.client.session import Session
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.stored import first_after_epoch
 from sulina.errors import Disconnected, NotServing, NotStarted, SulinaError
+from sulina.json_values import convert_to
 from sulina.wire.frames import AckBatch, Deliver, Detach, FailBatch, FromClient, Join
 from sulina.wire.messages import JoinedTopic
 
@@ -322,7 +321,7 @@ class Subscriber:
         except SulinaError as error:
             attachment.lose(error)
             raise
-        self._begin(attachment, asked, msgspec.convert(answer, JoinedTopic, from_attributes=True))
+        self._begin(attachment, asked, convert_to(answer, JoinedTopic, from_attributes=True))
         return attachment
 
     def _begin(self, attachment: _SubscriberAttachment, asked: dict[int, int], joined: JoinedTopic) -> None:

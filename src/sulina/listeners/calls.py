@@ -9,6 +9,7 @@ from msgspec import Struct
 from sulina.broker.broker import Broker
 from sulina.core.log.position import Position
 from sulina.errors import InvalidInput, InvalidSettings
+from sulina.json_values import convert_to
 from sulina.types import TopicName, checked_broker
 from sulina.wire import operations
 from sulina.wire.messages import (
@@ -43,7 +44,7 @@ async def call(broker: Broker, method: str, arguments: dict[str, Any]) -> Any:
     if operation is None:
         raise InvalidInput(f"there is no method {method[:60]!r}; there are {', '.join(sorted(BY_NAME))}")
     try:
-        typed = msgspec.convert(arguments, operation.shape)
+        typed = convert_to(arguments, operation.shape)
     except msgspec.ValidationError as error:
         raise InvalidSettings(f"{method}: {error}") from None
     result, _ = await answer(broker, operation, typed)

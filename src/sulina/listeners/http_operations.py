@@ -4,7 +4,6 @@ PUT creates (201), or changes or leaves what exists by the broker's rules (200).
 """
 
 from collections.abc import Awaitable, Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from sulina.byte_budget import ByteBudget
 from sulina.errors import InvalidInput
+from sulina.json_values import json_decoder
 from sulina.listeners.calls import AnyOperation, answer
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_parameters import ParameterReader, flag, number, read_query, text_up_to
@@ -76,13 +76,8 @@ class OperationRoutes:
         content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if content_type != JSON:
             raise HttpError("unsupported_media_type", "Content-Type must be application/json")
-        read: Struct = read_json(body, _decoder(kind))
+        read: Struct = read_json(body, json_decoder(kind))
         return read
-
-
-@cache
-def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
 
 
 def _required(kind: type[Struct]) -> list[str]:

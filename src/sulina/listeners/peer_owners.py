@@ -13,6 +13,7 @@ from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import Disconnected, NotOwner, NotServing, QueueFull
+from sulina.json_values import convert_to
 from sulina.listeners.calls import call
 from sulina.listeners.peer import PeerNetwork
 from sulina.listeners.peer_requests import Answers
@@ -65,18 +66,18 @@ class PeerOwners:
     async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
         """Return the ids of consumers of the topic that are attached at the owner, by subscription."""
         answer = await self._ask(partition, _call(CONSUMERS.name, partition), ANSWER_SECONDS)
-        return msgspec.convert(answer, dict[str, list[str]])
+        return convert_to(answer, dict[str, list[str]])
 
     async def locate(self, partition: PartitionName, position: Position) -> int:
         """Return the offset that a position means now."""
         answer = await self._ask(partition, _call(LOCATE.name, partition, position=str(position)), ANSWER_SECONDS)
-        return msgspec.convert(answer, int)
+        return convert_to(answer, int)
 
     async def seek(self, partition: PartitionName, subscription: str, position: Position) -> SubscriptionInfo:
         """Move a subscription in the partition."""
         request = _call(SEEK.name, partition, subscription=subscription, position=str(position))
         answer = await self._ask(partition, request, ANSWER_SECONDS, may_repeat=False)
-        return msgspec.convert(answer, SubscriptionInfo)
+        return convert_to(answer, SubscriptionInfo)
 
     async def _ask(
         self,

@@ -19,6 +19,7 @@ from uuid import uuid4
 import msgspec
 
 from sulina.errors import ArchiveFailed
+from sulina.json_values import decode_json
 from sulina.spark.errors import MaintenanceBusy, MaintenanceFenced
 from sulina.spark.table_location import TableLocation
 
@@ -132,7 +133,7 @@ def _newest(location: TableLocation) -> tuple[int, _Record] | None:
         return None
     data = location.objects().get(_path(number))
     try:
-        return number, msgspec.json.decode(data or b"", type=_Record)
+        return number, decode_json(data or b"", _Record)
     except msgspec.DecodeError:
         return number, _Record(holder="", expires_ms=0)  # nothing of ours: the fence is what counts
 

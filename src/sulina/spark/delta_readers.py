@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sulina.errors import CorruptCommit, InvalidName
+from sulina.json_values import decode_json
 from sulina.spark.table_location import TableLocation
 from sulina.types import NAME_PATTERN
 
@@ -59,7 +60,7 @@ def live_readers(location: TableLocation, now: float) -> dict[str, TablePosition
         if data is None:
             continue
         try:
-            position = msgspec.json.decode(data, type=TablePosition)
+            position = decode_json(data, TablePosition)
         except msgspec.DecodeError as error:
             raise CorruptCommit(name=f"{location.path_or_uri}/{FOLDER}/{listed.name}", reason=str(error)) from None
         if now * 1000 - position.at_ms < SILENT_DAYS * 86_400_000:

@@ -35,6 +35,7 @@ from sulina.core.log.resume import (
 )
 from sulina.errors import Corrupt, LogIncomplete, LogLocked, VersionNotRetained
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
+from sulina.json_values import decode_json
 from sulina.ports import Files
 from sulina.storage.archive import Archive
 from sulina.storage.commit_log import CommitLog, put_runs
@@ -331,7 +332,7 @@ def read_stamp(files: Files, directory: str) -> Stamp | None:
 
 def _decoded(data: bytes | None) -> Stamp | None:
     try:
-        return None if data is None else msgspec.json.decode(data, type=Stamp)
+        return None if data is None else decode_json(data, Stamp)
     except msgspec.MsgspecError:
         return None
 

@@ -37,6 +37,7 @@ from sulina.core.cluster.entries import (
 )
 from sulina.errors import BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
+from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
@@ -308,7 +309,7 @@ class Cluster:
                 break
             if entry is None:
                 raise VersionConflict(expected=revision, current=NO_REVISION)
-            unload, revision = msgspec.json.decode(entry.value, type=UnloadRequest), entry.revision
+            unload, revision = decode_json(entry.value, UnloadRequest), entry.revision
         raise self._not_owner(partition)
 
     async def fail_unload(self, partition: PartitionName, error: str) -> None:
@@ -316,7 +317,7 @@ class Cluster:
         entry = await self._metadata.get(keys.unload(partition))
         if entry is None:
             return
-        unload = msgspec.json.decode(entry.value, type=UnloadRequest)
+        unload = decode_json(entry.value, UnloadRequest)
         if (unload.error, unload.step) != (error, UnloadStep.REQUESTED):
             await self.advance_unload(partition, unload, entry.revision, step=UnloadStep.REQUESTED, error=error)
 
@@ -356,7 +357,7 @@ class Cluster:
         this broker while records are on its disk alone; `is_on_disk` says whether some are, None: decide by the epoch.
         """
         epoch = await self._metadata.get(keys.epoch(partition))
-        newest = msgspec.json.decode(epoch.value, type=EpochEntry) if epoch and reason != Reason.UNLOADED else None
+        newest = decode_json(epoch.value, EpochEntry) if epoch and reason != Reason.UNLOADED else None
         request = self.view.unloads.get(partition)
         is_reliable = self._topics.is_reliable(partition) is not False
         entry = Unassigned(
@@ -414,7 +415,7 @@ class Cluster:
             entry = await self._metadata.get(key)
             if owned is None or owned.revision != assignment_revision or entry is None:
                 break
-            held = Versioned(msgspec.json.decode(entry.value, type=EpochEntry), entry.revision)
+            held = Versioned(decode_json(entry.value, EpochEntry), entry.revision)
         raise self._not_owner(partition)
 
     # Internals

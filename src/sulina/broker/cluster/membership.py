@@ -21,6 +21,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.entries import LoadReport, Registration
 from sulina.errors import InvalidSettings, LeaseLost, NotServing
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
+from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Clock, Compare, Entry, Lease, MetadataStore, Put
 from sulina.types import checked_broker
 from sulina.waiting import wait_or_timeout
@@ -249,7 +250,7 @@ class Membership:
         if entry is None:
             return
         try:
-            other = msgspec.json.decode(entry.value, type=Registration)
+            other = decode_json(entry.value, Registration)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidSettings(
                 f"broker id {self.broker_id} has a registration that cannot be read: {self._key}"

@@ -24,6 +24,7 @@ from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen, evidence, is_same_topic, topics_of
 from sulina.errors import ArchiveFailed, InvalidSettings, MetadataFailed, SulinaError
+from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
 from sulina.storage.files import read_whole, write_whole
 from sulina.waiting import wait_or_timeout
@@ -103,7 +104,7 @@ class ClusterMemory:
                 )
         listing = await self._metadata.list(keys.MARKS)
         marks = {entry.key.removeprefix(keys.MARKS): entry for entry in listing.entries}
-        numbers = {broker: msgspec.json.decode(entry.value, type=Mark).number for broker, entry in marks.items()}
+        numbers = {broker: decode_json(entry.value, Mark).number for broker, entry in marks.items()}
         for seen in witnesses:
             if (found := evidence(seen, identity, listing.revision, numbers)) is not None:
                 raise self._metadata.history.declare(found)
@@ -132,7 +133,7 @@ class ClusterMemory:
             await self._metadata.txn(compares=[compare], puts=[Put(keys.IDENTITY, msgspec.json.encode(made))])
             entry = await self._metadata.get(keys.IDENTITY)
             assert entry is not None
-        return msgspec.json.decode(entry.value, type=Identity)
+        return decode_json(entry.value, Identity)
 
     async def verify(self) -> None:
         """Check that the store has the generation that was joined, and the newest mark of this broker.
@@ -156,12 +157,12 @@ class ClusterMemory:
         """Return the evidence that the store has lost something; None: there is no evidence."""
         known = self._seen  # before the store is asked: a newer mark may be written meanwhile
         entry = await self._metadata.peek(keys.IDENTITY)
-        identity = msgspec.json.decode(entry.value, type=Identity) if entry is not None else None
+        identity = decode_json(entry.value, Identity) if entry is not None else None
         if identity is None or identity.generation != known.generation:
             found = identity.generation if identity is not None else "none"
             return f"its generation is {found}, not {known.generation}"
         entry = await self._metadata.peek(self._key)
-        number = msgspec.json.decode(entry.value, type=Mark).number if entry is not None else 0
+        number = decode_json(entry.value, Mark).number if entry is not None else 0
         return f"it has lost mark {known.mark} of broker {known.broker_id}" if number < known.mark else None
 
     async def run(self) -> None:
@@ -205,14 +206,14 @@ class ClusterMemory:
         while True:
             entry = await self._metadata.peek(keys.IDENTITY)
             if entry is not None:
-                identity = msgspec.json.decode(entry.value, type=Identity)
+                identity = decode_json(entry.value, Identity)
                 is_ours = identity.cluster_id == self._seen.cluster_id
                 if is_ours and identity.generation > self._seen.generation:
                     break
             await asyncio.sleep(POLL_SECONDS)
         mine = await self._metadata.peek(self._key)
         self._mark_revision = mine.revision if mine is not None else NO_REVISION
-        number = msgspec.json.decode(mine.value, type=Mark).number if mine is not None else 0
+        number = decode_json(mine.value, Mark).number if mine is not None else 0
         self._seen = replace(self._seen, generation=identity.generation, mark=number, revision=0)
         self._metadata.history.accept()
         self._events.emit("cluster_recovered", cluster_id=identity.cluster_id, generation=identity.generation)
@@ -253,7 +254,7 @@ class ClusterMemory:
             entry = await self._metadata.get(self._key)
             if entry is not None:
                 self._mark_revision = entry.revision
-                self._seen = replace(self._seen, mark=msgspec.json.decode(entry.value, type=Mark).number)
+                self._seen = replace(self._seen, mark=decode_json(entry.value, Mark).number)
             return
         self._mark_revision, self._seen = done.revision, replace(self._seen, mark=number)
 
@@ -262,7 +263,7 @@ class ClusterMemory:
     def _read_seen(self) -> Seen | None:
         data = read_whole(self._files, os.path.join(self._data, SEEN_FILE))
         try:
-            return None if data is None else msgspec.json.decode(data, type=Seen)
+            return None if data is None else decode_json(data, Seen)
         except msgspec.DecodeError as error:
             # The archive has another copy.
             _logger.error("cluster_seen_damaged", error=str(error))
@@ -272,7 +273,7 @@ class ClusterMemory:
         """Return the entries that this broker remembered before it was restarted."""
         data = read_whole(self._files, os.path.join(self._data, MEMORY_FILE))
         try:
-            return {} if data is None else msgspec.json.decode(data, type=Memory).entries
+            return {} if data is None else decode_json(data, Memory).entries
         except msgspec.DecodeError as error:
             _logger.error("cluster_memory_damaged", error=str(error))
             return {}

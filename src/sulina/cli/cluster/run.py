@@ -13,6 +13,7 @@ import msgspec
 from sulina.cli import terminal
 from sulina.cli.cluster.chronicle import Chronicle
 from sulina.cli.cluster.local import LocalCluster, fetched
+from sulina.json_values import decode_json
 from sulina.waiting import wait_or_timeout
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ClusterRun:
             if broker.is_ready:
                 with contextlib.suppress(OSError, msgspec.DecodeError):
                     body = fetched(f"{broker.url}/v1/cluster", ANSWER_SECONDS_MAX)
-                    return msgspec.json.decode(body, type=ClusterInfo)
+                    return decode_json(body, ClusterInfo)
         return None
 
     # Output

@@ -23,6 +23,7 @@ from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Seen, partitions_of, topics_of
 from sulina.core.topic import Policy, resolved
 from sulina.errors import ArchiveFailed, Corrupt, InvalidName, InvalidSettings, SulinaError
+from sulina.json_values import decode_json
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import ClusterInfo, NodeInfo, PartitionInfo, TopicPage, TroubleKind
 
@@ -140,7 +141,7 @@ async def _fetched(url: str, kind: type[Answer]) -> Answer:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:
             return bytes(answer.read())
 
-    return msgspec.json.decode(await asyncio.to_thread(fetch), type=kind)
+    return decode_json(await asyncio.to_thread(fetch), kind)
 
 
 # etcd and the archive
@@ -184,7 +185,7 @@ def stored_policies(stored: Mapping[str, bytes]) -> dict[TopicName, Policy]:
     """Return the effective policies of all topics by the keys of the metadata store."""
 
     def policy(key: str) -> Policy:
-        return msgspec.json.decode(stored[key], type=Policy) if key in stored else Policy()
+        return decode_json(stored[key], Policy) if key in stored else Policy()
 
     topics = [name for name in topics_of(stored) if keys.delivery(name) in stored]
     return {name: resolved(policy(keys.policy(name)), policy(keys.namespace_policy(name.namespace))) for name in topics}
@@ -235,7 +236,7 @@ def read_disk(data: str) -> BrokerDisk:
 
 def _decoded(data: bytes | None) -> Seen | None:
     try:
-        return None if data is None else msgspec.json.decode(data, type=Seen)
+        return None if data is None else decode_json(data, Seen)
     except msgspec.DecodeError:
         return None  # a witness only, as for the broker itself
 

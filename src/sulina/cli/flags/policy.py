@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from sulina.json_values import convert_to
+
 if TYPE_CHECKING:
     from sulina.core.topic import Policy
 
@@ -91,7 +93,7 @@ class PolicyFlags:
 
         given = {name: value for name, value in asdict(self).items() if value is not None}
         try:
-            return msgspec.convert(given, Policy)
+            return convert_to(given, Policy)
         except msgspec.ValidationError as error:
             raise InvalidSettings(f"policy: {error}") from None
 

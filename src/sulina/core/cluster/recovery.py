@@ -16,6 +16,7 @@ from msgspec import Struct
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import EpochEntry, Reason, RememberedTime, Unassigned
 from sulina.errors import InvalidName
+from sulina.json_values import decode_json
 from sulina.types import PartitionName, TopicName
 
 
@@ -168,7 +169,7 @@ class _CursorEpoch(Struct):
 
 def _cursor_epoch(text: str | None) -> int:
     try:
-        return -1 if text is None else msgspec.json.decode(text, type=_CursorEpoch).epoch
+        return -1 if text is None else decode_json(text, _CursorEpoch).epoch
     except msgspec.DecodeError:
         return -1
 
@@ -183,7 +184,7 @@ class _Head(Struct):
 
 
 def _head(text: str | bytes) -> _Head:
-    return msgspec.json.decode(text, type=_Head)
+    return decode_json(text, _Head)
 
 
 def partitions_of(entries: Mapping[str, str | bytes]) -> dict[PartitionName, str]:
@@ -265,7 +266,7 @@ def _shown_time(stored: Mapping[str, bytes], memories: Sequence[Memory]) -> dict
 
 def _shown_ms(data: str | bytes | None) -> int:
     try:
-        return 0 if data is None else msgspec.json.decode(data, type=RememberedTime).shown_ms
+        return 0 if data is None else decode_json(data, RememberedTime).shown_ms
     except msgspec.DecodeError:
         return 0
 
@@ -334,7 +335,7 @@ def _raised(
 
 def _epoch(data: bytes | None) -> EpochEntry | None:
     try:
-        return None if data is None else msgspec.json.decode(data, type=EpochEntry)
+        return None if data is None else decode_json(data, EpochEntry)
     except msgspec.DecodeError:
         return None
 

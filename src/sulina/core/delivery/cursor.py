@@ -14,6 +14,7 @@ from sulina.core.delivery.ranges import Range, RangeMap, RangeSet
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import CorruptCommit
+from sulina.json_values import decode_json
 
 END = 2**63 - 1
 
@@ -99,7 +100,7 @@ class Cursor:
             CorruptCommit: the data is not a cursor; names the key.
         """
         try:
-            stored = msgspec.json.decode(data, type=StoredCursor)
+            stored = decode_json(data, StoredCursor)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptCommit(name=key, reason=str(error)) from None
         cursor = cls(stored.offset, stored.epoch)

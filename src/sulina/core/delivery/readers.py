@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import CorruptCommit
+from sulina.json_values import decode_json
 from sulina.types import Offset, PartitionName, TopicName
 
 EXPIRES_SECONDS = 7 * 24 * 3600.0  # unless a reader asks for another time
@@ -54,7 +55,7 @@ class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
             CorruptCommit: the data is not a position; names the key.
         """
         try:
-            return msgspec.json.decode(data, type=cls)
+            return decode_json(data, cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptCommit(name=key, reason=str(error)) from None
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from sulina.core.log.txn_run import TxnRef, TxnRun
 from sulina.errors import CorruptCommit
+from sulina.json_values import json_decoder
 from sulina.types import Epoch, Offset, Version
 
 NO_ORIGIN = -1  # a batch without a producer id, as in the record batch format
@@ -259,7 +260,7 @@ def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
     if not found or crc != b"%d}\n" % crc32c(body):
         raise CorruptCommit(name=name, reason=f"its checksum does not hold over {len(data)} bytes")
     try:
-        return msgspec.json.decode(body + b"}", type=kind, dec_hook=_referred)
+        return json_decoder(kind, _referred).decode(body + b"}")
     except msgspec.MsgspecError as error:
         raise CorruptCommit(name=name, reason=f"its checksum holds, its fields do not: {error}") from error
 

@@ -12,6 +12,7 @@ import msgspec
 from crc32c import crc32c
 
 from sulina.errors import CorruptCommit
+from sulina.json_values import decode_json
 from sulina.types import Offset, Version
 
 ENDING = ".txns"
@@ -130,7 +131,7 @@ class TxnRun:
         if f"-{crc32c(data):08x}{ENDING}" != self.name[-len(f"-00000000{ENDING}") :]:
             raise CorruptCommit(name=self.name, reason=f"its checksum does not hold over {len(data)} bytes")
         try:
-            columns = msgspec.json.decode(data, type=_RunFile)
+            columns = decode_json(data, _RunFile)
         except msgspec.MsgspecError as error:
             raise CorruptCommit(name=self.name, reason=f"its checksum holds, its fields do not: {error}") from error
         numbers = (columns.offset_starts, columns.offset_ends, columns.versions, columns.log_ms)

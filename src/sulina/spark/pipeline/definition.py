@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from sulina.core.log.position import Position
 from sulina.errors import InvalidName, InvalidSettings
+from sulina.json_values import convert_to
 from sulina.spark.scan import TopicChoice
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -199,7 +200,7 @@ def parse(given: dict[str, Any]) -> Pipeline:
         InvalidSettings: something in it is wrong.
     """
     try:
-        made = msgspec.convert(given, Pipeline)
+        made = convert_to(given, Pipeline)
     except msgspec.ValidationError as error:
         raise InvalidSettings(str(error).replace("`$.", "`").replace("`$`", "the pipeline")) from None
     check(made)

@@ -26,6 +26,7 @@ from pyspark.sql.types import ArrayType, StringType, StructType
 
 from sulina.errors import InvalidSettings
 from sulina.failpoints import Failpoint, reach
+from sulina.json_values import decode_json
 from sulina.spark.delta_files import FileWriter, NewFile, discard
 from sulina.spark.delta_sink import SinkOptions
 from sulina.spark.delta_table import commit
@@ -84,7 +85,7 @@ def counts_at(location: TableLocation, version: int) -> RowCounts | None:
         if b'"commitInfo"' in line:
             note = msgspec.json.decode(line)["commitInfo"].get("userMetadata")
             try:
-                return msgspec.json.decode(note, type=_Note).counts
+                return decode_json(note, _Note).counts
             except (msgspec.DecodeError, TypeError):
                 return None
     return None

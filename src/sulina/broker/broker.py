@@ -485,7 +485,7 @@ class Broker:
             SulinaError: nothing was appended.
         """
         if not self.is_ready:
-            self._serving.check()
+            self._serving.check()  # says whether it starts or stops
         if topic not in self._topics.by_text:
             await self.hear_of(TopicName.parse(topic))
         try:

@@ -157,27 +157,22 @@ class Brokers:
         answer_seconds: float = ANSWER_SECONDS,
     ) -> Any:
         """Return any broker's answer to what may be asked twice; a home that is silent for too long is replaced."""
-        return await self._ask(make, timeout_seconds, room, answer_seconds if self.has_others else None)
+        return await send_with_retry(
+            _AtHome(self, answer_seconds if self.has_others else None),
+            make,
+            room=room or self.rooms.requests,
+            is_repeatable=True,
+            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
+        )
 
     async def change(self, make: Make) -> Any:
         """Return the answer of any broker to a change, which is not sent again when its outcome is unknown."""
-        return await self._ask(make, None, None, None, is_repeatable=False)
-
-    async def _ask(
-        self,
-        make: Make,
-        timeout_seconds: float | None,
-        room: InFlight | None,
-        answer_seconds: float | None,
-        *,
-        is_repeatable: bool = True,
-    ) -> Any:
         return await send_with_retry(
-            _AtHome(self, answer_seconds),
+            _AtHome(self, None),
             make,
-            room=room or self.rooms.requests,
-            is_repeatable=is_repeatable,
-            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
+            room=self.rooms.requests,
+            is_repeatable=False,
+            seconds=self.options.timeout_seconds,
         )
 
     async def at_home(self, attempt: Callable[[Session], Awaitable[T]], seconds: float | None = None) -> T:

@@ -72,8 +72,7 @@ class ArchivedLogOpener:
         self._threads = threads
         self._metrics = metrics
         self._events = events
-        self._topic_ids: dict[PartitionName, str] = {}  # of the partitions that were opened here
-        self._reported: dict[PartitionName, tuple[int, int]] = {}  # where archive and log were said to end
+        self._notes: dict[PartitionName, _ArchiveNotes] = {}  # of the partitions that were opened here
 
     async def open(self, partition: Partition, directory: str, topic: Topic, options: LogOptions) -> TieredLog:
         """Claim a partition in its archive, and go on from where its log ended.
@@ -86,24 +85,22 @@ class ArchivedLogOpener:
         """
         ownership, topic_id, policy = partition.ownership, topic.stored.topic_id, topic.policy
         revision = ownership.revision
-        self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
         sealed = await self._reported_in(keys.sealed_state(partition.name), Sealed)
-        self._topic_ids[partition.name] = topic_id
         current = await self._reported_in(keys.archive_current(partition.name), Current)
         if current is not None and current.topic_id not in (None, topic_id):
             current = None  # of a topic that had this name before
         heard = witnesses(sealed, current, is_only_here=ownership.is_archived is False)
-        hooks = _Hooks(self, self._writer, ownership)
+        notes = self._notes[partition.name] = _ArchiveNotes(ownership, topic_id, self._writer, self._clock)
         try:
-            log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
+            log = await self._open(partition, directory, topic_id, policy, options, heard, revision, notes)
         except StaleEpoch as stale:
             await self._cluster.check_assigned(ownership.name, revision, stale)
             raise
-        hooks.log = log
+        notes.log = log
         try:
             async with ownership.archived_flag_lock:
-                await self._tell_local(ownership, revision, policy, log)
+                await self._tell_local(notes, revision, policy, log)
                 await self._tell_archived(ownership, revision, policy, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
                 await self._remove_sealed(ownership)
@@ -164,7 +161,10 @@ class ArchivedLogOpener:
             ArchiveFailed: what must be in the archive first could not be brought there.
         """
         ownership, revision = partition.ownership, partition.ownership.revision
-        await self._tell_local(ownership, revision, policy, log)
+        notes = self._notes.get(partition.name)
+        if notes is None:
+            raise ownership.refusal()  # its directory is released
+        await self._tell_local(notes, revision, policy, log)
         log.reconfigure(options, archiving(policy))
         await self._tell_archived(ownership, revision, policy, log)
 
@@ -172,15 +172,14 @@ class ArchivedLogOpener:
         """Return what a policy keeps on disk of what is in the archive."""
         return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
 
-    async def _tell_local(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
+    async def _tell_local(self, notes: "_ArchiveNotes", revision: int, policy: Policy, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
         """
+        ownership = notes.ownership
         if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(ownership, False):
-            report = Put(
-                keys.archive_current(ownership.name), msgspec.json.encode(self._current_of(ownership, log, None))
-            )
+            report = Put(keys.archive_current(ownership.name), msgspec.json.encode(notes.current(log)))
             await self._cluster.set_archived(ownership, revision, False, puts=(report,))
 
     async def _tell_archived(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
@@ -188,16 +187,6 @@ class ArchivedLogOpener:
         if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
             await log.catch_up()
             await self._cluster.set_archived(ownership, revision, True)
-
-    def _current_of(self, ownership: PartitionOwnership, log: Log, name: str | None) -> Current:
-        return Current(
-            archived_offset=log.archived_offset or 0,
-            end_offset=log.end_offset,
-            epoch=_epoch(ownership),
-            at_ms=int(self._clock.now() * 1000),
-            object=name,
-            topic_id=self._topic_ids.get(ownership.name),
-        )
 
     async def _check_topic(self, partition: PartitionName, topic_id: str) -> None:
         """Check that the topic is the one that is stored: it may have been made again, and the assignment with it.
@@ -228,8 +217,7 @@ class ArchivedLogOpener:
 
     async def release(self, partition: PartitionName, directory: str, topic_id: str) -> None:
         """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
-        self._reported.pop(partition, None)
-        self._topic_ids.pop(partition, None)
+        self._notes.pop(partition, None)
         archive = self._archives.of(partition, topic_id)
         left = await asyncio.to_thread(
             release_directory,
@@ -272,57 +260,67 @@ class ArchivedLogOpener:
             archive = self._archives.of(PartitionName(topic, number), stored.topic_id)
             await asyncio.to_thread(archive.delete_all)
 
-    # What others may look at
-
-    def index(self, ownership: PartitionOwnership, log: TieredLog, added: SegmentRef) -> None:
-        """Note that a slice has become part of the archive."""
-        if added.size and added.object is not None:
-            entry = ObjectEntry(
-                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(ownership)
-            )
-            self._note(ownership, keys.archive_object(ownership.name, added.base), msgspec.json.encode(entry))
-        self.report(ownership, log, added.object)
-
-    def unindex(self, ownership: PartitionOwnership, removed: Sequence[SegmentRef]) -> None:
-        """Note that slices have gone, or were merged into one that is noted next."""
-        for base in sorted({slice_.base for slice_ in removed}):
-            self._note(ownership, keys.archive_object(ownership.name, base), None)
-
-    def report(self, ownership: PartitionOwnership, log: Log, name: str | None = None) -> None:
+    def report(self, ownership: PartitionOwnership, log: Log) -> None:
         """Note how far a log has come, so that it is known should this broker be lost."""
-        ends = (log.archived_offset or 0, log.end_offset)
-        if self._reported.get(ownership.name) == ends:
-            return
-        self._reported[ownership.name] = ends
-        current = self._current_of(ownership, log, name)
-        self._note(ownership, keys.archive_current(ownership.name), msgspec.json.encode(current))
-
-    def _note(self, ownership: PartitionOwnership, key: str, value: bytes | None) -> None:
-        self._writer.note(key, lambda: value, ownership.fences)
+        if (notes := self._notes.get(ownership.name)) is not None:
+            notes.report(log)
 
 
-class _Hooks:
-    """What the archive of one partition calls."""
+class _ArchiveNotes:
+    """What the metadata store is told of the archive of one partition, for others to look at: `ArchiveHooks`."""
 
-    def __init__(self, opener: ArchivedLogOpener, writer: CursorWriter, ownership: PartitionOwnership) -> None:
-        self._opener = opener
+    def __init__(self, ownership: PartitionOwnership, topic_id: str, writer: CursorWriter, clock: Clock) -> None:
+        self.ownership = ownership
+        self.log: TieredLog | None = None  # once it is open
+        self._topic_id = topic_id
         self._writer = writer
-        self._ownership = ownership
-        self.log: TieredLog | None = None
+        self._clock = clock
+        self._reported: tuple[int, int] | None = None  # where archive and log were said to end
 
     def archived(self, added: SegmentRef) -> None:
-        if self.log is not None:
-            self._opener.index(self._ownership, self.log, added)
+        """Note that a slice has become part of the archive."""
+        if self.log is None:
+            return
+        if added.size and added.object is not None:
+            entry = ObjectEntry(
+                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(self.ownership)
+            )
+            self._note(keys.archive_object(self.ownership.name, added.base), msgspec.json.encode(entry))
+        self.report(self.log, added.object)
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
-        self._opener.unindex(self._ownership, removed)
+        """Note that slices have gone, or were merged into one that is noted next."""
+        for base in sorted({slice_.base for slice_ in removed}):
+            self._note(keys.archive_object(self.ownership.name, base), None)
 
     async def settle(self) -> None:
         """Return when what was noted is written: once the partition is another's, it cannot be."""
-        await self._writer.write_notes(keys.archive_prefix(self._ownership.name))
+        await self._writer.write_notes(keys.archive_prefix(self.ownership.name))
 
     def failed(self, error: Exception) -> None:
-        _logger.warning("archive_failed", partition=str(self._ownership.name), error=str(error))
+        """Log that an attempt to archive has failed."""
+        _logger.warning("archive_failed", partition=str(self.ownership.name), error=str(error))
+
+    def report(self, log: Log, name: str | None = None) -> None:
+        """Note how far a log has come, unless that was noted; `name` is that of the newest object."""
+        ends = (log.archived_offset or 0, log.end_offset)
+        if self._reported != ends:
+            self._reported = ends
+            self._note(keys.archive_current(self.ownership.name), msgspec.json.encode(self.current(log, name)))
+
+    def current(self, log: Log, name: str | None = None) -> Current:
+        """Return how far a log has come."""
+        return Current(
+            archived_offset=log.archived_offset or 0,
+            end_offset=log.end_offset,
+            epoch=_epoch(self.ownership),
+            at_ms=int(self._clock.now() * 1000),
+            object=name,
+            topic_id=self._topic_id,
+        )
+
+    def _note(self, key: str, value: bytes | None) -> None:
+        self._writer.note(key, lambda: value, self.ownership.fences)
 
 
 def archiving(policy: Policy) -> Archiving:
